@@ -2,17 +2,28 @@
 PYTHON ?= python3
 VENV := .venv
 BENCH := .venv-bench
+NUMBERS := .venv-numbers
 # torch comes first and pinned, and the same constraints go to every later call: any other way pulls gigabytes.
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
-BUILD := pyproject.toml constraints.txt setup.py src/trueup/core/_native.c
+BUILD := pyproject.toml studies/pyproject.toml constraints.txt setup.py src/trueup/_core/_native.c
 
-.PHONY: demo test pythons dist lint docs docs-run pictures reliability server-trial studies bench bench-versions bench-bars bench-shards bench-monitor bench-clamping bench-repair bench-decisions bench-training bench-choice bench-clusters clean
+.PHONY: demo test test-numbers test-integrations pythons dist lint docs docs-run pictures reliability server-trial studies bench bench-versions bench-bars bench-shards bench-monitor bench-clamping bench-repair bench-decisions bench-training bench-choice bench-clusters clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/trueup demo
 
-test: lint
-	$(VENV)/bin/python -m pytest
+test: lint test-numbers
+	$(VENV)/bin/python -m pytest --ignore=tests/integrations --ignore=src/trueup/integrations
+
+# What works without torch, in an environment that does not have it; tests that need torch are skipped.
+NUMBERS_PACKAGES := _core io metrics calibrators decisions monitor reports
+test-numbers: $(NUMBERS)/.ready
+	$(NUMBERS)/bin/python -m pytest $(NUMBERS_PACKAGES:%=tests/%) $(NUMBERS_PACKAGES:%=src/trueup/%) src/trueup/convert.py \
+	  tests/contract tests/cli tests/test_package.py --ignore=tests/cli/test_commands.py
+
+# trueup with other libraries: Lightning, transformers, torchmetrics, scikit-learn, ONNX.
+test-integrations: $(VENV)/.integrations
+	$(VENV)/bin/python -m pytest tests/integrations src/trueup/integrations docs/how-to
 
 lint: $(VENV)/.ready
 	$(VENV)/bin/ruff check .
@@ -101,6 +112,16 @@ $(VENV)/.ready: $(BUILD)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install $(PIP_FLAGS) torch==2.13.0
 	$(VENV)/bin/pip install $(PIP_FLAGS) -e '.[dev]'
+	$(VENV)/bin/pip install $(PIP_FLAGS) -e './studies[train]'
+	touch $@
+
+$(NUMBERS)/.ready: $(BUILD)
+	test -x $(NUMBERS)/bin/python || $(PYTHON) -m venv $(NUMBERS)
+	$(NUMBERS)/bin/pip install $(PIP_FLAGS) -e '.[report,parquet,hdf5]' pytest hypothesis pandas scikit-learn array-api-strict
+	touch $@
+
+$(VENV)/.integrations: $(VENV)/.ready
+	$(VENV)/bin/pip install $(PIP_FLAGS) -e '.[integrations]'
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.ready
@@ -113,7 +134,8 @@ $(BENCH)/.ready: $(BUILD) benchmarks/requirements.txt benchmarks/requirements-no
 	$(BENCH)/bin/pip install $(PIP_FLAGS) -r benchmarks/requirements.txt
 	$(BENCH)/bin/pip install $(PIP_FLAGS) --no-deps -r benchmarks/requirements-nodeps.txt
 	$(BENCH)/bin/pip install $(PIP_FLAGS) -e .
+	$(BENCH)/bin/pip install $(PIP_FLAGS) -e './studies[train]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(BENCH) build site .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info src/trueup/core/*.so
+	rm -rf $(VENV) $(BENCH) $(NUMBERS) build site .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info studies/src/*.egg-info src/trueup/_core/*.so

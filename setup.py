@@ -21,8 +21,8 @@ class BuildWheel(bdist_wheel):
 setup(
     ext_modules=[
         Extension(
-            "trueup.core._native",
-            ["src/trueup/core/_native.c"],
+            "trueup._core._native",
+            ["src/trueup/_core/_native.c"],
             extra_compile_args=["-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math"],
             py_limited_api=True,
             optional=True,

@@ -31,8 +31,8 @@ from metrics import peak_growth, print_versions, shape
 from peers import Answer
 from timing import OURS, Run, Timing, contenders, race, stopwatch
 from trueup import metrics
+from trueup._core.registry import METHODS
 from trueup.calibrators.auto import CANDIDATES
-from trueup.registry import METHODS
 
 Pair = tuple[Tensor, Tensor]
 

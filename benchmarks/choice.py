@@ -24,12 +24,12 @@ import numpy as np
 
 import choice_experiments as made
 import choice_peers as peers
-from trueup.core import __version__
-from trueup.core.executors import executor_for
-from trueup.study import STUDIES, Options, Store, run
-from trueup.study.papers.calarena import benchmark_files as files
-from trueup.study.papers.calarena.calarena_study import CHOSEN
-from trueup.study.tables import Column, Table, tabulate
+from trueup._core import __version__
+from trueup._core.executors import executor_for
+from trueup_studies import STUDIES, Options, Store, run
+from trueup_studies.papers.calarena import benchmark_files as files
+from trueup_studies.papers.calarena.calarena_study import CHOSEN
+from trueup_studies.tables import Column, Table, tabulate
 
 STUDY = STUDIES["calarena"]
 SEEDS = 3

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from trueup.core.splits import random_order, split_by_sizes
+from trueup._core.splits import random_order, split_by_sizes
 from trueup.io.predictions import Predictions
-from trueup.study.papers.post_hoc.logit_files import load_halves, logits_folder, sources
+from trueup_studies.papers.post_hoc.logit_files import load_halves, logits_folder, sources
 
 Arrays = tuple[np.ndarray, np.ndarray]
 Experiment = tuple[str, str, str, Arrays, Arrays]

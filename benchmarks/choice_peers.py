@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from peers import absence, module
-from trueup.study import Options, Study
-from trueup.study.papers.calarena import benchmark_files as files
+from trueup_studies import Options, Study
+from trueup_studies.papers.calarena import benchmark_files as files
 
 Peer = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 CLIP = float(np.finfo(float).eps)

@@ -31,12 +31,12 @@ from torch.nn import functional as F
 
 import trueup
 from trueup import metrics
-from trueup.clamping import clamp
+from trueup.clamping import MapOptions, Objective, clamp
 from trueup.clamping.published_recipes import code, paper
-from trueup.clamping.shift_benchmark import Images, ShiftBenchmarkRow, benchmark_shift
 from trueup.models.calibrated import Calibrated, collect
 from trueup.models.corruptions import CORRUPTIONS
-from trueup.models.networks import CNN, Normalise, load_weights, resnet20, resnet32
+from trueup_studies.networks import CNN, Normalise, load_weights, resnet20, resnet32
+from trueup_studies.shift_benchmark import Images, ShiftBenchmarkRow, benchmark_shift
 
 SLACK, WORSE = 0.0005, 0.002
 """How much test NLL may exceed temperature's: on the data of the training, and under any shift."""
@@ -266,9 +266,11 @@ def judge_cost(sizes: Sizes, what: str, delta_norm: float, equivalents: float) -
 def judge_descent(sizes: Sizes, subject: Subject) -> None:
     """Judge variable projection against the released recipe: a lower objective at a fifth of the cost."""
     given = Loader(sizes, subject, "calibration", sizes.descent)
-    same: dict[str, Any] = {"loss": "focal", "gamma": 1.0, "penalty": 0.01, "norm": "l2", "progress": False}
+    objective = Objective(loss="focal", gamma=1.0, penalty=0.01, norm="l2")
+    same: dict[str, Any] = {"objective": objective, "progress": False}
+    random = MapOptions(start="random")
     began = perf_counter()
-    theirs = clamp(subject.model, given, recipe=partial(code, epochs=sizes.epochs), start="random", **same).fit_record
+    theirs = clamp(subject.model, given, recipe=partial(code, epochs=sizes.epochs), input_map=random, **same).fit_record
     middle = perf_counter()
     ours = clamp(subject.model, given, recipe="varpro", **same).fit_record
     took = middle - began, perf_counter() - middle
@@ -297,10 +299,11 @@ def judge_repeated(sizes: Sizes, subject: Subject) -> None:
     given = Loader(sizes, subject, "calibration", sizes.repeated)
     two = partial(paper, epochs=2, batch_size=max(1, sizes.repeated // 4))
     one, again, other = (
-        clamp(subject.model, given, recipe=two, start="random", seed=seed, progress=False) for seed in (0, 0, 1)
+        clamp(subject.model, given, recipe=two, input_map=MapOptions(start="random"), seed=seed, progress=False)
+        for seed in (0, 0, 1)
     )
     same, differs = (torch.equal(one.before.delta, fit.before.delta) for fit in (again, other))
-    same &= torch.equal(one.after.temperature, again.after.temperature)
+    same &= one.after.temperature == again.after.temperature
     print_row(
         f"{subject.name}, paper, two epochs: repeated bit for bit",
         "yes" if same else "no",

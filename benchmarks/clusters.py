@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtr
 
-from trueup import as_event
+from trueup.convert import as_event
 from trueup.metrics.hypothesis_tests import consistency_of_tally
 from trueup.metrics.intervals import Scored, intervals
+from trueup.metrics.resampling import Resampling
 
 METRICS = ("accuracy", "confidence", "nll", "brier", "ece", "rmsce", "aece", "sce")
 EVENT = ("observed", "nll", "event_brier", "miscalibration", "ece", "event_auroc", "calibration_slope", "ici")
@@ -78,7 +79,7 @@ def true_values(world: World, images: int) -> dict[str, float]:
     names = EVENT if world.event else METRICS
     scored = Scored.of(*draw_images(images, 32, world, seed=10**6)[:2])
     values = scored.values(names)
-    found = intervals(scored.tally, values, n_resamples=200, scored=scored)
+    found = intervals(scored.tally, values, Resampling(n_resamples=200), scored=scored)
     noisy = ("ece", "rmsce", "aece", "sce", "miscalibration", "ici")
     return {
         name: value if name not in noisy else 0.0 if found[name].low == 0 else (found[name].low + found[name].high) / 2
@@ -97,11 +98,11 @@ def simulate(
         z, y, image = draw_images(images, pixels, world, seed=seed + 1000 * (1 + WORLDS.index(world)) + number)
         for kind, clusters in (("cluster", image), ("row", None)):
             scored = Scored.of(z, y, clusters=clusters)
-            options: dict[str, Any] = {"n_resamples": 300, "seed": number, "scored": scored}
-            for name, found in intervals(scored.tally, scored.values(truth), **options).items():
+            resampling = Resampling(n_resamples=300, seed=number)
+            for name, found in intervals(scored.tally, scored.values(truth), resampling, scored=scored).items():
                 held[kind][name] += found.low - 1e-9 <= truth[name] <= found.high + 1e-9
             if clusters is not None:
-                rejected += consistency_of_tally(scored.tally, n_resamples=300, seed=number).p_value <= 0.05
+                rejected += consistency_of_tally(scored.tally, resampling).p_value <= 0.05
     shares = {kind: {name: count / sets for name, count in counts.items()} for kind, counts in held.items()}
     return Shares(shares["cluster"], shares["row"], rejected / sets)
 

@@ -65,7 +65,7 @@ def thresholds(small: bool) -> None:
                 rows = rng.integers(0, size, n)
                 c, correct = confidence[rows], (rng.random(n) < right[rows]).astype(np.int64)
                 pair = np.stack([np.zeros(n), np.log(c / (1 - c))], axis=1)
-                found = threshold(pair, correct, risk="false_discovery_rate", at_most=bound)
+                found = threshold(pair, correct, risk="false_discovery_rate", max_risk=bound)
                 kept = np.searchsorted(-confidence[order], -found.threshold * (1 - 1e-9), side="right")
                 none += not found.promised
                 failed += bool(kept and running[kept - 1] > bound)
@@ -133,7 +133,7 @@ def real(name: str) -> tuple[np.ndarray, np.ndarray] | None:
     if folder is None:
         print("  skipped: TRUEUP_DATA names no folder")
         return None
-    from trueup.core.conversion import from_probs
+    from trueup.convert import from_probs
 
     with np.load(Path(folder) / "logits" / f"{name}.npz") as file:
         if "probs" in file:
@@ -144,7 +144,7 @@ def real(name: str) -> tuple[np.ndarray, np.ndarray] | None:
 
 def sets(small: bool) -> None:
     """Coverage over splits of real files, and sizes beside MAPIE and TorchCP."""
-    from trueup.decisions import PredictionSets
+    from trueup.decisions import PredictionSets, Raps
     from trueup.decisions.prediction_sets import conformal_quantile
 
     splits = 10 if small else 500
@@ -156,19 +156,18 @@ def sets(small: bool) -> None:
         n = len(y) // 2
         target = np.ceil((n + 1) * (1 - ALPHA)) / (n + 1)
         options: dict[str, dict[str, Any]] = {
-            "lac": {}, "aps": {"randomised": False}, "aps randomised": {"randomised": True},
-            "raps": {"penalty": 0.01, "rank": 2, "randomised": False},
+            "lac": {"score": "lac"}, "aps": {"score": "aps", "seed": None},
+            "aps randomised": {"score": "aps", "seed": 0}, "raps": {"score": Raps(0.01, 2), "seed": None},
         }  # fmt: skip
         for title, extra in options.items():
-            score: Any = title.split()[0]
-            own = PredictionSets(score, np.inf, ALPHA, **extra).label_scores(z, y)
+            own = PredictionSets.fit(z, y, coverage=1 - ALPHA, **extra).label_scores(z, y)
             covered, size = [], []
             for number in range(splits):
                 order = rng.permutation(len(y))
-                limit = conformal_quantile(own[order[:n]], ALPHA)
+                limit = conformal_quantile(own[order[:n]], 1 - ALPHA)
                 covered.append(float((own[order[n:]] <= limit).mean()))
                 if number < 3:
-                    rule = PredictionSets.fit(z[order[:n]], y[order[:n]], score=score, alpha=ALPHA, **extra)
+                    rule = PredictionSets.fit(z[order[:n]], y[order[:n]], coverage=1 - ALPHA, **extra)
                     chosen = rule(z[order[n:]])
                     held = chosen[np.arange(len(y) - n), y[order[n:]]].mean()
                     assert abs(held - covered[-1]) < 1e-12, (held, covered[-1])
@@ -186,15 +185,15 @@ def sets(small: bool) -> None:
 
 def compare_sizes(z: np.ndarray, y: np.ndarray, new: np.ndarray, options: dict[str, dict[str, Any]]) -> None:
     """The same split, the same options, without randomness."""
+    from trueup._core.registry import METHODS
     from trueup.decisions import PredictionSets
-    from trueup.registry import METHODS
 
     # Softened, for sums near 1 lose their digits in TorchCP; ours are summed from the small end.
     soften = METHODS["temperature"](z, y)
     z, new = soften(z), soften(new)
     z64, new64, y64 = torch.from_numpy(z), torch.from_numpy(new), torch.from_numpy(y)
     for score in ("lac", "aps", "raps"):
-        ours = PredictionSets.fit(z64, y64, score=score, alpha=ALPHA, **options[score])(new64)  # type: ignore[arg-type]
+        ours = PredictionSets.fit(z64, y64, coverage=1 - ALPHA, **options[score])(new64)
         words = [f"ours {ours.double().sum(dim=1).mean():.4f}"]
         theirs = torchcp_sets(score, z64, y64, new64, options[score])
         if theirs is not None:
@@ -216,7 +215,7 @@ def torchcp_sets(score: str, z: torch.Tensor, y: torch.Tensor, new: torch.Tensor
     makers: dict[str, Callable[[], Any]] = {
         "lac": scores.LAC,
         "aps": lambda: scores.APS(randomized=False),
-        "raps": lambda: scores.RAPS(randomized=False, penalty=options["penalty"], kreg=options["rank"]),
+        "raps": lambda: scores.RAPS(randomized=False, penalty=options["score"].penalty, kreg=options["score"].rank),
     }
     predictor = predictors.SplitPredictor(makers[score](), alpha=ALPHA)
     predictor.calculate_threshold(z, y)
@@ -267,7 +266,7 @@ def speed(small: bool) -> None:
     val, labels, new = z[:calibration], y[:calibration], z[calibration:]
 
     def ours() -> Any:
-        return PredictionSets.fit(val, labels, score="aps", alpha=ALPHA, randomised=False)(new)
+        return PredictionSets.fit(val, labels, score="aps", coverage=1 - ALPHA, seed=None)(new)
 
     def torchcp() -> Any:
         return torchcp_sets("aps", val, labels, new, {})
@@ -288,8 +287,8 @@ def speed(small: bool) -> None:
 
 def shift(small: bool) -> None:
     """Accuracy gained by correcting for the class frequencies, and coverage of their intervals."""
+    from trueup._core.registry import METHODS
     from trueup.decisions import estimate_prior
-    from trueup.registry import METHODS
 
     if (pair := real(FILES[0])) is None:
         return
@@ -306,7 +305,7 @@ def shift(small: bool) -> None:
             at = shifted_rows(rng, rest, y, prior, rows)
             new, truth = z[at], y[at]
             plain = METHODS["bias_corrected_temperature"](*val)
-            found = estimate_prior(new, val=val, n_resamples=resamples, seed=number, progress=False)
+            found = estimate_prior(new, val=val, n_resamples=resamples, seed=number)
             before, after = (np.asarray(c(new)).argmax(axis=1) for c in (plain, found.calibrator))
             gains.append(float((after == truth).mean() - (before == truth).mean()))
             inside.append(float(((found.low <= prior) & (prior <= found.high)).mean()))
@@ -347,7 +346,7 @@ def unlabelled(small: bool) -> None:
             if shifted:
                 rows = shifted_rows(rng, rest, y, rng.dirichlet(np.ones(10)), 3000)
             found = estimate_performance(
-                z[rows], val=(z[val], y[val]), shift=shifted, n_resamples=resamples, seed=number, progress=False
+                z[rows], val=(z[val], y[val]), shift=shifted, n_resamples=resamples, seed=number
             )
             predicted = z[rows].argmax(axis=1)
             if shifted:
@@ -378,7 +377,7 @@ def unlabelled(small: bool) -> None:
 def corrected_classes(z: np.ndarray, val_z: np.ndarray, val_y: np.ndarray) -> np.ndarray:
     from trueup.decisions import estimate_prior
 
-    found = estimate_prior(z, val=(val_z, val_y), n_resamples=1, progress=False)
+    found = estimate_prior(z, val=(val_z, val_y), n_resamples=1)
     classes: np.ndarray = np.asarray(found.calibrator(z)).argmax(axis=1)
     return classes
 
@@ -402,7 +401,7 @@ def import_peer(module: str) -> ModuleType | None:
 
 def planning(small: bool) -> None:
     """The power with which the test finds the error that a plan states."""
-    from trueup.core.row_scores import score_rows
+    from trueup._core.row_scores import score_rows
     from trueup.metrics import consistency, detectable_error
 
     for name in FILES[1 : 2 if small else 3]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from scaling import SHOWN, Axis, Curve, Scaling
 from timing import OURS
-from trueup.report import style
+from trueup.reports import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

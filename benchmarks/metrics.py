@@ -241,9 +241,9 @@ def growth_of_stream(sizes: Sizes) -> float:
     def through_the_tally() -> None:
         generator = torch.Generator().manual_seed(2024)
         rows, classes = sizes.stream
-        tally = trueup.Tally.of(*pair(sizes.chunk, classes, generator))
+        tally = trueup.metrics.Tally.of(*pair(sizes.chunk, classes, generator))
         for _ in range(1, rows // sizes.chunk):
-            tally += trueup.Tally.of(*pair(sizes.chunk, classes, generator))
+            tally += trueup.metrics.Tally.of(*pair(sizes.chunk, classes, generator))
         for name in TABLE:
             tally.value(name)
 

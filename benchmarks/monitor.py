@@ -62,16 +62,16 @@ def run_stream(seed: int, *, rows: int, drift: int) -> Stream:
     """One stream, its temperature 1 up to row `drift` and 1.5 after it."""
     import torch
 
-    from trueup.core.bins import Bins, equal_width
-    from trueup.core.row_scores import score_rows
-    from trueup.monitor import Monitor
+    from trueup._core.bins import Bins, equal_width
+    from trueup._core.row_scores import score_rows
+    from trueup.monitor import Monitor, MonitorSizes
 
     torch.set_num_threads(1)
     rng = np.random.default_rng(seed)
     z = 2 * rng.normal(size=(rows, CLASSES))
     temperature = np.where(np.arange(rows) < drift, 1.0, 1.5)[:, None]
     y = (z / temperature + rng.gumbel(size=z.shape)).argmax(axis=1)
-    monitor = Monitor(CLASSES, classwise=False, block=STEP)
+    monitor = Monitor(CLASSES, classwise=False, sizes=MonitorSizes(block=STEP))
     evidence = [monitor.update(z[at : at + STEP], y[at : at + STEP]).evidence for at in range(0, rows, STEP)]
     seen = score_rows(torch.tensor(z), torch.tensor(y))
     errors = np.zeros((len(WINDOWS), rows // STEP))

@@ -21,7 +21,6 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,14 +30,15 @@ from torch.nn import functional as F
 
 import trueup
 from trueup import metrics
-from trueup.clamping.batch_norm import Crop, batch_norms, estimate, share_copy
+from trueup.adaptation import AdaptOptions, Repaired, RepairOptions, adapt, repair
+from trueup.adaptation.batch_norm import Crop, batch_norms, estimate, share_copy
+from trueup.adaptation.forward_selection import paired_gain, row_losses
 from trueup.clamping.calibration_set import CalibrationSet
-from trueup.clamping.ladder import paired_gain, row_losses
 from trueup.clamping.network import Network
 from trueup.models.calibrated import Calibrated, collect
 from trueup.models.corruptions import CORRUPTIONS, corrupt, gaussian_blur, gaussian_noise
 from trueup.models.freezing import frozen
-from trueup.models.networks import CNN, Normalise, load_weights, resnet20, resnet32
+from trueup_studies.networks import CNN, Normalise, load_weights, resnet20, resnet32
 
 Pair = tuple[Tensor, Tensor]
 
@@ -191,7 +191,7 @@ def batches(pair: Pair, size: int = 200) -> list[Pair]:
 
 def temperature(s: Subject, given: Pair, seed: int) -> tuple[nn.Module, float, str]:
     """Temperature alone."""
-    return trueup.on_model(trueup.METHODS["temperature"])(s.network, batches(given), progress=False), 1.0, ""
+    return trueup.calibrate(s.network, batches(given), progress=False), 1.0, ""
 
 
 def clamping(s: Subject, given: Pair, seed: int) -> tuple[nn.Module, float, str]:
@@ -279,21 +279,27 @@ def fine_tune(s: Subject, given: Pair, seed: int) -> tuple[nn.Module, float, str
 
 def head(s: Subject, given: Pair, seed: int) -> tuple[nn.Module, float, str]:
     """The last layer alone."""
-    return _repaired(s, given, seed, parts=("head",))
+    return _described(_repair(s, given, seed, RepairOptions(parts=("head",))))
 
 
-def ladder(s: Subject, given: Pair, seed: int) -> tuple[nn.Module, float, str]:
+def repaired_by_labels(s: Subject, given: Pair, seed: int) -> tuple[nn.Module, float, str]:
     """Repair with labels."""
-    return _repaired(s, given, seed)
+    return _described(_repair(s, given, seed, RepairOptions()))
 
 
 def without_labels(s: Subject, given: Pair, seed: int) -> tuple[nn.Module, float, str]:
     """Repair without labels."""
-    return _repaired(s, given, seed, labels=None, temperature=s.home)
+    options = AdaptOptions(temperature=s.home)
+    return _described(
+        adapt(s.network, batches(given), normalise=s.normalise, options=options, seed=seed, progress=False)
+    )
 
 
-def _repaired(s: Subject, given: Pair, seed: int, **options: Any) -> tuple[nn.Module, float, str]:
-    repaired = trueup.repair(s.network, batches(given), normalise=s.normalise, seed=seed, progress=False, **options)
+def _repair(s: Subject, given: Pair, seed: int, options: RepairOptions) -> Repaired:
+    return repair(s.network, batches(given), normalise=s.normalise, options=options, seed=seed, progress=False)
+
+
+def _described(repaired: Repaired) -> tuple[nn.Module, float, str]:
     record = repaired.repair_record
     words = [*record.words, *(part for part in record.parts if part != "input")]
     return repaired, record.equivalents, ", ".join(words)
@@ -307,7 +313,7 @@ METHODS: dict[str, Callable[[Subject, Pair, int], tuple[nn.Module, float, str]]]
     "TENT": tent,
     "batch norm affine": batch_norm_affine,
     "all weights": fine_tune,
-    "repair": ladder,
+    "repair": repaired_by_labels,
     "batch norm, no labels": batch_norm_without_labels,
     "repair, no labels": without_labels,
 }

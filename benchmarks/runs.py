@@ -67,10 +67,9 @@ def _on_tensors(function: Callable[[Tensor, Tensor], Any], data: Pairs) -> Any:
 
 def ours(task: str) -> Run:
     import trueup
-    from trueup import metrics
+    from trueup import METHODS, METRICS, metrics
     from trueup.metrics import intervals, regression
     from trueup.metrics.table import DEFAULT
-    from trueup.registry import METHODS, METRICS
 
     def table(logits: Tensor, labels: Tensor) -> None:
         scored = intervals.Scored.of(logits, labels)

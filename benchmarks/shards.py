@@ -77,7 +77,7 @@ def write(folder: str, size: Size, suffix: str, number: int) -> None:
 
     path = Path(folder, f"{number:04d}.{suffix}")
     if not path.exists():
-        trueup.save(path, drawn(size, number))
+        trueup.save(drawn(size, number), path)
 
 
 def drawn(size: Size, number: int) -> tuple[np.ndarray, np.ndarray]:

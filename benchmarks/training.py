@@ -19,7 +19,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -37,12 +37,12 @@ from trueup import losses, metrics
 from trueup.io.predictions import Predictions
 from trueup.metrics import ranking, regression
 from trueup.models.dropout import moments
-from trueup.models.networks import CNN, MLP
-from trueup.models.sequences import CharTransformer, TextCNN
-from trueup.study.papers.clue.mc_dropout import forecast, normalised_tensors, stack_samples
-from trueup.study.tables import Column, Entry, tabulate
-from trueup.training.calibratability import CalibratabilityRow, measure_calibratability
-from trueup.training.data import load_data
+from trueup_studies.networks import CNN, MLP
+from trueup_studies.papers.clue.mc_dropout import forecast, normalised_tensors, stack_samples
+from trueup_studies.sequences import CharTransformer, TextCNN
+from trueup_studies.tables import Column, Entry, tabulate
+from trueup_studies.training.calibratability import CalibratabilityRow, measure_calibratability
+from trueup_studies.training.data import load_data
 
 OTHERS, CLUES, SAME = 1.1, 2.5, 1e-4
 """The most that a step may cost in steps of cross-entropy, of a loss and of CLUE; how far loss curves may part."""
@@ -254,17 +254,11 @@ def descend(network: nn.Module, data: Subject, loss: Callable[..., Tensor], step
 def step_loss(method: Method, kind: str, steps: int) -> Callable[..., Tensor]:
     """The loss of a network on a batch."""
     if isinstance(method, Clue):
-        task: Any = "regression" if kind == "tabular" else "classification"
-        classes: Any = "last" if kind == "characters" else None
+        measure: Any = partial(losses.error_and_entropy, classes="last" if kind == "characters" else None)
+        if kind == "tabular":
+            measure = partial(losses.error_and_variance, variance_head=method.head)
         level: Any = method.level
-        return losses.CLUE(
-            alpha=method.alpha,
-            level=level,
-            task=task,
-            classes=classes,
-            variance_head=method.head,
-            ramp=max(1, steps // 10),
-        )
+        return losses.CLUE(measure=measure, alpha=method.alpha, level=level, ramp=max(1, steps // 10))
     if method == SQUARED:
         return lambda network, x, y: F.mse_loss(network(x)[:, 0], y)
     if method == GAUSSIAN:
@@ -417,9 +411,9 @@ def curves_of_two(sizes: Sizes) -> dict[str, list[float]]:
 
 def curves(processes: int, batch: int, epochs: int, file: Path | None = None) -> dict[str, list[float]]:
     """Train a network without batch-norm and dropout: what each process does."""
-    from lightning.fabric import Fabric
+    from lightning_fabric import Fabric
 
-    from trueup.training.loop import train
+    from trueup_studies.training.loop import train
 
     fabric = Fabric(accelerator="cpu", devices=processes, strategy="ddp" if processes > 1 else "auto")
     fabric.launch()

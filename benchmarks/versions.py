@@ -26,6 +26,8 @@ from tasks import PASSES, TASKS, TINY
 from timing import OURS
 
 ROOT = Path(__file__).parent.parent
+VERSION_FILES = ("src/trueup/_core/__init__.py", "src/trueup/core/__init__.py")
+"""Where the version number is, and where it was."""
 SLOWER = 1.15
 """What takes more than so many times as long counts as slower."""
 EXTRA = {"table": ((10_000, 100), (50_000, 1000)), "evaluate": ((10_000, 100), (50_000, 1000))}
@@ -73,15 +75,13 @@ def last_version() -> str:
         return tags[0]
     import trueup
 
-    (since,) = git(
-        "log", "-n1", "--format=%H", f'-S"{trueup.__version__}"', "--", "src/trueup/core/__init__.py"
-    ).split()
+    (since,) = git("log", "-n1", "--format=%H", f'-S"{trueup.__version__}"', "--", *VERSION_FILES).split()
     return f"{since}^"
 
 
 def version_of(tree: Path) -> str:
     """The version that a tree's own file says; what is installed says that of one of them."""
-    text = (tree / "src" / "trueup" / "core" / "__init__.py").read_text(encoding="utf-8")
+    text = next(tree / name for name in VERSION_FILES if (tree / name).exists()).read_text(encoding="utf-8")
     (version,) = re.findall(r'^__version__ = "(.+)"$', text, re.MULTILINE)
     return version
 

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import trueup
-from trueup.report.audit import method_title
+from trueup.reports.audit import method_title
 
 
 class Parts(NamedTuple):

@@ -1,12 +1,16 @@
 """Pages are tested by their examples. Each runs in a folder of its own; those that cannot run here say why."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 LONG = {"camera.md": "it takes minutes: make docs-run"}
 """Pages of `make docs-run`, which sets TRUEUP_DOCS_RUN."""
+
+NEEDED = {"lightning.md": "lightning", "transformers.md": "transformers"}
+"""Pages of `make test-integrations`, by the library that they need."""
 
 WARNINGS = {
     "lightning.md": ["ignore"],  # its advice on workers and loggers
@@ -27,6 +31,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="TRUEUP_DATA is not set: the real data sets are not at hand"))
         if page.name in LONG and not os.environ.get("TRUEUP_DOCS_RUN"):
             item.add_marker(pytest.mark.skip(reason=LONG[page.name]))
+        if page.name in NEEDED and find_spec(NEEDED[page.name]) is None:
+            item.add_marker(pytest.mark.skip(reason=f"{NEEDED[page.name]} is not installed: make test-integrations"))
         for warning in WARNINGS.get(page.name, ()):
             item.add_marker(pytest.mark.filterwarnings(warning))
 

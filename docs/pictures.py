@@ -55,7 +55,7 @@ def draw_demo(path: Path) -> None:
     with TemporaryDirectory() as folder:
         place = demo.run(folder, quiet=True).parent
         test = trueup.load(place / "test.npz")
-        calibrated = trueup.load_calibrator(place / "calibrator.safetensors")(test.logits)
+        calibrated = trueup.load(place / "calibrator.safetensors")(test.logits)
     figure = Figure(figsize=(7.2, 3.7), layout="constrained")
     titles = (("as trained", test.logits), ("calibrated", calibrated))
     for ax, (title, logits) in zip(figure.subplots(1, 2), titles, strict=True):
@@ -67,7 +67,7 @@ def flow_chart() -> str:
     """The decision guide as a chart, narrow enough for a phone: questions down the left, answers to the right."""
     steps = [
         ("Do you forecast a number?", "yes", ["evaluate_forecasts", "choose_recalibration"], "no"),
-        ("One probability a row (a risk,|a stated confidence)?", "yes", ["from_confidence", 'METHODS["auto"]'], "no"),
+        ("One probability a row (a risk,|a stated confidence)?", "yes", ["from_probs", 'METHODS["auto"]'], "no"),
         ("Is the network still to be trained?", "yes", ["trueup.losses", "then go on below"], "no"),
         ("Have you some hundred rows|with labels?", "no", ["decisions.plan", "estimate_performance"], "yes"),
         ("Has the camera or the light|changed since the training?", "yes", ["trueup.repair"], "no"),

@@ -32,9 +32,9 @@ Nothing that is thrown at it may break it or lose a row. In particular:
 * **The same numbers come again.** The same seed gives the same bits, and the number of threads changes a table by less
   than 10⁻¹² of itself and a calibrated probability by less than 10⁻⁸.
 
-One hole is known. A worker of `--cluster processes` that is killed in the very moment of handing over its result can
+One hole is known. A worker of `--scheduler processes` that is killed in the very moment of handing over its result can
 make Python's own pool wait for ever (seen with Python 3.11): no number comes out wrong, but the command has to be
-stopped. `--cluster local`, which is Dask, does such work again elsewhere.
+stopped. `--scheduler local`, which is Dask, does such work again elsewhere.
 
 Each row below is a test of `tests/hard`, which runs with all others; what happened is what it counted and measured.
 This page is written by

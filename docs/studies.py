@@ -29,9 +29,10 @@ NAMES = ("TFLOP/s", "core GFLOP/s", "GPU hours", "core hours")
 
 HEAD = """# Studies: what held in our runs
 
-`trueup study NAME` runs a paper's experiments on the data at hand, on one machine or a cluster, and puts our numbers
-beside the printed ones. A study is a grid of independent cells; their rows are kept in one SQLite file, a finished cell
-is never run twice, and a run that was killed goes on where it was.
+`trueup study NAME`, of the distribution `trueup-studies` (`pip install trueup-studies`; see `studies/README.md`), runs
+a paper's experiments on the data at hand, on one machine or a cluster, and puts our numbers beside the printed ones. A
+study is a grid of independent cells; their rows are kept in one SQLite file, a finished cell is never run twice, and a
+run that was killed goes on where it was.
 
 ```sh
 $ trueup study post-hoc --data overconfident --seeds 1 -m identity -m temperature -j 1 -o results
@@ -48,10 +49,10 @@ $ trueup study report post-hoc --data overconfident --seeds 1 -m identity -m tem
 
 `trueup study list` shows every preset with the files it wants. `--preset` takes larger settings (`cifar10`,
 `fashion_mnist`, `paper` …), `--data-dir` their files, `--network` another network, `--device cpu` leaves a GPU alone
-(else it is used, and several processes are dealt to several), `--workers` and `--cluster` bring more hands, `--without`
-leaves a part out, and `--oracle` chooses coefficients on the test half as some papers did. A run of networks that
-would take more than a day, or nobody knows how long, asks first, and a long training that was killed goes on from its
-last epoch.
+(else it is used, and several processes are dealt to several), `--workers` and `--scheduler` bring more hands,
+`--without` leaves a part out, and `--oracle` chooses coefficients on the test half as some papers did. A run of
+networks that would take more than a day, or nobody knows how long, asks first, and a long training that was killed goes
+on from its last epoch.
 
 This page is assembled by `python docs/studies.py` from the tables that the commands below have written. They are kept
 in `docs/studies`, most with the rows that they were made of: `python docs/studies.py --restore clue-trec
@@ -386,8 +387,8 @@ def _runs_done(line: dict[str, str], default: str, folder: Path) -> str:
 
 def count_costs(path: Path) -> None:
     """Count the operations of every preset, where its networks can be built."""
-    from trueup.study.cost import GPU_RATE, measure_rate
-    from trueup.study.overview import list_presets
+    from trueup_studies.cost import GPU_RATE, measure_rate
+    from trueup_studies.overview import list_presets
 
     rates = [GPU_RATE, measure_rate()]
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -416,7 +417,7 @@ def take(name: str, page: Path) -> None:
         if path.with_suffix(".md").exists():
             shutil.copy(path.with_suffix(".md"), target / f"{path.stem}.md")
     if (store := page.with_suffix(".sqlite")).exists():
-        from trueup.study import Store
+        from trueup_studies import Store
 
         Store(store).dump(page.name, target / ROWS)
         if (target / ROWS).stat().st_size > LARGEST:
@@ -425,7 +426,7 @@ def take(name: str, page: Path) -> None:
 
 def restore(name: str, store: Path) -> None:
     """Write the rows of a run to a store, which is made if it is not there."""
-    from trueup.study import Store
+    from trueup_studies import Store
 
     store.parent.mkdir(parents=True, exist_ok=True)
     print(f"{store}: {Store(store).restore(TABLES / name / ROWS)} cells more")

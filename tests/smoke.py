@@ -21,9 +21,9 @@ def main() -> None:
     assert abs(float(calibrator.temperature) - 2) < 0.2, calibrator
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        trueup.save_calibrator(calibrator, folder / "calibrator.safetensors")
-        assert repr(trueup.load_calibrator(folder / "calibrator.safetensors")) == repr(calibrator)
-        trueup.save(folder / "val.npz", (logits, labels))
+        trueup.save(calibrator, folder / "calibrator.safetensors")
+        assert repr(trueup.load(folder / "calibrator.safetensors")) == repr(calibrator)
+        trueup.save((logits, labels), folder / "val.npz")
         run = [sys.executable, "-m", "trueup"]
         subprocess.run([*run, "evaluate", folder / "val.npz"], check=True)
         subprocess.run(

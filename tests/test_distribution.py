@@ -15,9 +15,9 @@ from check_pythons import ROOT, build
 
 DATA = (
     "trueup/py.typed",
-    "trueup/core/_native.c",
-    "trueup/report/page.css",
-    "trueup/report/page.js",
+    "trueup/_core/_native.c",
+    "trueup/reports/page.css",
+    "trueup/reports/page.js",
     "trueup/serve/static/index.html",
 )
 
@@ -37,7 +37,7 @@ def test_a_wheel_without_a_compiler_is_for_every_platform(built):
         names = archive.namelist()
         about = archive.read(next(name for name in names if name.endswith("/WHEEL"))).decode()
     assert set(DATA) <= set(names)
-    assert any(name.startswith("trueup/study/") and name.endswith(".csv") for name in names)
+    assert not [name for name in names if name.startswith("trueup_studies/")]
     assert not [name for name in names if name.startswith("tests/")]
     assert not [name for name in names if name.endswith((".so", ".pyd"))]
     assert "Root-Is-Purelib: true" in about
@@ -48,7 +48,7 @@ def test_the_sdist_holds_everything_to_test_it(built):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = {"Makefile", "CHANGELOG.md", "CITATION.cff", "constraints.txt", "setup.py", "tests/reference.py"}
-    wanted |= {"docs/index.md", "mkdocs.yml", "benchmarks/requirements.txt", "src/trueup/core/_native.c"}
+    wanted |= {"docs/index.md", "mkdocs.yml", "benchmarks/requirements.txt", "src/trueup/_core/_native.c"}
     assert wanted <= names
     assert not [name for name in names if name.endswith((".so", ".pyc"))]
 
@@ -90,5 +90,5 @@ def test_the_version_tells_whether_it_is_compiled():
         text=True,
         timeout=600,
     ).stdout
-    compiled = any(Path(trueup.__path__[0], "core").glob("_native*.so"))
+    compiled = any(Path(trueup.__path__[0], "_core").glob("_native*.so"))
     assert said.startswith(f"trueup {trueup.__version__}, {'compiled' if compiled else 'not compiled'}")

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from trueup import METHODS, Tally, evaluate, from_probs, load, metrics
+from trueup import METHODS, evaluate, from_probs, load, metrics
+from trueup.metrics import Tally
 
 LOGITS = [
     ("cifar10_densenet40", "val", 0.9382, 0.0436),

@@ -1,11 +1,15 @@
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optional import torch
 from trueup import METHODS
-from trueup.calibrators.base import TIE_MARGIN, TopLabel, set_top_confidence
+from trueup._core.namespace import namespace_of
+from trueup.calibrators import TopLabel
+from trueup.calibrators.base import TIE_MARGIN, set_top_confidence
+
+TORCH = namespace_of(torch.empty(0))
 
 
 class Fixed(TopLabel):
@@ -15,11 +19,10 @@ class Fixed(TopLabel):
     differentiable = False
 
     def __init__(self, value):
-        super().__init__()
         self.value = value
 
-    def map_confidence(self, confidence):
-        return torch.full_like(confidence, self.value)
+    def map_confidence(self, xp, confidence):
+        return xp.full_like(confidence, self.value)
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.sampled_from([1.0, 10.0, 500.0]), st.booleans())
@@ -27,7 +30,7 @@ def test_the_confidence_is_on_the_predicted_class_which_stays_on_top(seed, confi
     rng = np.random.default_rng(seed)
     classes = int(rng.integers(2, 12))
     z = torch.tensor(rng.normal(size=(6, classes)) * scale, dtype=torch.float64 if double else torch.float32)
-    log_p = set_top_confidence(z, torch.full((6,), confidence, dtype=z.dtype))
+    log_p = set_top_confidence(TORCH, z, torch.full((6,), confidence, dtype=z.dtype))
     p = torch.exp(log_p.double())
     best = z.argmax(dim=1)
     assert torch.equal(log_p.argmax(dim=1), best)
@@ -39,20 +42,20 @@ def test_the_confidence_is_on_the_predicted_class_which_stays_on_top(seed, confi
 
 def test_the_rest_is_shared_in_proportion_under_the_cap():
     z = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]], dtype=torch.float64))
-    assert torch.exp(set_top_confidence(z, torch.tensor([0.8]))).numpy() == pytest.approx(
+    assert torch.exp(set_top_confidence(TORCH, z, torch.tensor([0.8]))).numpy() == pytest.approx(
         np.array([[0.8, 0.12, 0.06, 0.02]])
     )
     # At .4 the second would get .36: all fit. At .3 it would get .42: it is capped at .3, and .4 is shared 3 to 1.
-    assert torch.exp(set_top_confidence(z, torch.tensor([0.4]))).numpy() == pytest.approx(
+    assert torch.exp(set_top_confidence(TORCH, z, torch.tensor([0.4]))).numpy() == pytest.approx(
         np.array([[0.4, 0.36, 0.18, 0.06]])
     )
-    capped = torch.exp(set_top_confidence(z, torch.tensor([0.3]))).numpy()
+    capped = torch.exp(set_top_confidence(TORCH, z, torch.tensor([0.3]))).numpy()
     assert capped == pytest.approx(np.array([[0.3, 0.3, 0.3, 0.1]]), abs=1e-4)
 
 
 def test_vanished_classes_can_take_what_others_may_not():
     z = torch.tensor([[0.0, -1.0, -5000.0, -5000.0]], dtype=torch.float32)
-    p = torch.exp(set_top_confidence(z, torch.tensor([0.3])))
+    p = torch.exp(set_top_confidence(TORCH, z, torch.tensor([0.3])))
     assert p.sum().item() == pytest.approx(1, abs=1e-5)
     assert p[0, 0].item() == pytest.approx(0.3, abs=1e-5)
 

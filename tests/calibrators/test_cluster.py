@@ -10,8 +10,9 @@ import pytest
 
 import trueup
 from trueup.calibrators.sharded import fit
-from trueup.io.shards import Shards, map_shards
-from trueup.metrics.sharded import evaluate_shards
+from trueup.io import Shards
+from trueup.io.shards import map_shards
+from trueup.metrics import evaluate_shards
 
 distributed = pytest.importorskip("distributed", reason="dask distributed is not installed")
 
@@ -37,7 +38,7 @@ def shards(tmp_path_factory):
     rng = np.random.default_rng(0)
     for i in range(12):
         z = 3 * rng.normal(size=(300, 3))
-        trueup.save(folder / f"{i:02d}.npz", (z, (z / 2 + rng.gumbel(size=z.shape)).argmax(axis=1)))
+        trueup.save((z, (z / 2 + rng.gumbel(size=z.shape)).argmax(axis=1)), folder / f"{i:02d}.npz")
     return Shards.of(folder)
 
 

@@ -1,12 +1,13 @@
 import numpy as np
 import pytest
-import torch
 
+from optional import torch
 from strategies import calibrated
-from trueup import METHODS, metrics
-from trueup.calibrators.compose import Chain, chain, choose, cross_fit, grid, one_vs_rest, refinement, simplest
-from trueup.calibrators.temperature import Temperature
-from trueup.core.splits import k_fold
+from trueup import METHODS, load, metrics, save
+from trueup._core.splits import k_fold
+from trueup.calibrators import Chain, Temperature, chain, choose, cross_fit, for_event, grid, one_vs_rest, refinement
+from trueup.calibrators.compose import simplest
+from trueup.convert import as_event, event_logits
 
 LOGITS, LABELS = calibrated(600, 4, temperature=2.0)
 
@@ -44,7 +45,7 @@ def test_cross_fitted_rows_are_calibrated_by_strangers():
     seen = []
 
     def spy(logits, labels):
-        seen.append(logits.clone())
+        seen.append(logits.copy())
         return Temperature(2.0)
 
     out = cross_fit(spy, folds=3)(LOGITS, LABELS)
@@ -57,8 +58,9 @@ def test_cross_fitted_rows_are_calibrated_by_strangers():
 def test_half_precision_is_cross_fitted_and_judged(dtype):
     z, y = torch.tensor(LOGITS).to(dtype), torch.tensor(LABELS)
     out = cross_fit("temperature")(z, y)
-    assert out.dtype == (np.float16 if dtype == torch.float16 else np.float32)
-    assert np.allclose(out, cross_fit("temperature")(z.float(), y), rtol=0.01)
+    assert isinstance(out, torch.Tensor)
+    assert out.dtype == dtype
+    assert torch.allclose(out.float(), cross_fit("temperature")(z.float(), y), rtol=0.01)
     assert refinement(z, y) == pytest.approx(refinement(z.float(), y), abs=0.005)
     assert choose(["identity", "temperature"])(z, y).choice.chosen == "temperature"
 
@@ -165,3 +167,18 @@ def test_refinement_of_rows_that_lack_options():
     z[::2, 3] = -np.inf
     each = [-np.log((80 + 1 / options) / 81) for options in (3, 4)]  # all are right, and folds have 20 rows
     assert refinement(z, y).refinement == pytest.approx(np.mean(each), rel=1e-9)
+
+
+def test_a_calibrator_of_an_event_takes_the_logits_it_was_fitted_to(tmp_path):
+    for event, classes in ((2, 4), (0, 2), (1, 2)):
+        z, y = calibrated(300, classes, temperature=2.0)
+        for method in ("beta", "vector"):
+            calibrator = for_event(method, event)(z, y)
+            pair, hits = as_event(z, y, event)
+            expected = METHODS[method](pair, hits)(pair)
+            np.testing.assert_allclose(calibrator(z), expected, atol=1e-12)
+            np.testing.assert_allclose(calibrator(torch.tensor(z)).numpy(), expected, atol=1e-12)
+            if classes > 2:
+                np.testing.assert_allclose(calibrator(event_logits(z, event)), expected, atol=1e-12)
+            save(calibrator, tmp_path / "event.safetensors")
+            np.testing.assert_array_equal(load(tmp_path / "event.safetensors")(z), calibrator(z))

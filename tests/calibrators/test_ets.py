@@ -2,15 +2,15 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference import softmax
 from strategies import calibrated, pairs
 from trueup import metrics
-from trueup.calibrators.ets import EnsembleTemperature, simplex_minimum
-from trueup.calibrators.temperature import Temperature, _brier, brier_inverse_temperature
+from trueup.calibrators import EnsembleTemperature, Temperature
+from trueup.calibrators.ets import simplex_minimum
+from trueup.calibrators.temperature import _brier, brier_inverse_temperature
 
 CORNERS = [(i / 40, j / 40, (40 - i - j) / 40) for i in range(41) for j in range(41 - i)]
 
@@ -42,7 +42,7 @@ def test_the_simplex_minimum_beats_every_point_of_a_grid(seed):
 def test_the_temperature_of_least_brier_score_beats_a_grid():
     for seed, (temperature, scale) in enumerate([(2.5, 4.0), (0.4, 1.0), (1.0, 100.0), (1.0, 0.05)]):
         logits, labels = calibrated(300, 4, temperature=temperature, scale=scale, seed=seed)
-        beta, certificate = brier_inverse_temperature(torch.as_tensor(logits), torch.as_tensor(labels))
+        beta, certificate = brier_inverse_temperature(logits, labels)
         assert certificate.loss == pytest.approx(slow_brier(softmax(logits * beta), labels), abs=1e-10)
         grid = [slow_brier(softmax(logits * b), labels) for b in np.geomspace(0.02, 100, 81) / scale]
         assert certificate.loss <= min(grid) + 1e-9
@@ -52,17 +52,17 @@ def test_the_temperature_of_least_brier_score_beats_a_grid():
 
 
 def test_the_derivatives_are_those_of_finite_differences():
-    logits, labels = (torch.as_tensor(x) for x in calibrated(40, 4))
+    logits, labels = calibrated(40, 4)
     h, at = 1e-4, 0.7
     low, here, high = (_brier(logits, labels, at + step) for step in (-h, 0.0, h))
-    assert here[0] == pytest.approx(slow_brier(softmax(at * logits.numpy()), labels.numpy()), abs=1e-12)
+    assert here[0] == pytest.approx(slow_brier(softmax(at * logits), labels), abs=1e-12)
     assert here[1] == pytest.approx((high[0] - low[0]) / (2 * h), rel=1e-6)
     assert here[2] == pytest.approx((high[1] - low[1]) / (2 * h), rel=1e-6)
 
 
 def test_a_large_sample_takes_the_valley_of_a_small_one():
     logits, labels = calibrated(9000, 3, temperature=3.0, scale=6.0)
-    beta, _ = brier_inverse_temperature(torch.as_tensor(logits), torch.as_tensor(labels))
+    beta, _ = brier_inverse_temperature(logits, labels)
     assert 1 / beta == pytest.approx(3.0, rel=0.05)
 
 
@@ -76,11 +76,11 @@ def test_the_weights_beat_every_mixture_of_a_grid(pair):
         ("nll", lambda p, y: -np.mean(np.log(p[np.arange(len(y)), y].clip(1e-300)))),
     ):
         ets = EnsembleTemperature.fit(logits, labels, loss=loss)
-        temperature = ets.temperature.item()
-        assert np.exp(ets(logits)) == pytest.approx(mixture(logits, temperature, ets.weights.numpy()), abs=1e-9)
+        temperature = ets.temperature
+        assert np.exp(ets(logits)) == pytest.approx(mixture(logits, temperature, ets.weights), abs=1e-9)
         best = min(slow(mixture(logits, temperature, corner), labels) for corner in CORNERS[::7])
         trace = 2e-3 if ets.weights[2] > 0.998 else 0.0  # what keeping the prediction may cost
-        assert slow(mixture(logits, temperature, ets.weights.numpy()), labels) <= best + trace + 1e-9
+        assert slow(mixture(logits, temperature, ets.weights), labels) <= best + trace + 1e-9
 
 
 def test_a_known_mixture_is_recovered():
@@ -143,7 +143,7 @@ def test_real_predictions_get_better(data):
     with np.load(data / "logits" / "cifar10_densenet40.npz") as file:
         val, test = ((file[f"{half}_logits"], file[f"{half}_labels"]) for half in ("val", "test"))
     ets = EnsembleTemperature.fit(*val, loss="brier")
-    assert ets.temperature.item() == pytest.approx(2.799, abs=1e-3)
+    assert ets.temperature == pytest.approx(2.799, abs=1e-3)
     for loss, nll in (("brier", 0.22693), ("nll", 0.22556)):
         after = EnsembleTemperature.fit(*val, loss=loss)(test[0])
         assert metrics.nll(after, test[1]) == pytest.approx(nll, abs=2e-5)

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import reference
 from strategies import calibrated, pairs
 from trueup import load, metrics
-from trueup.calibrators.histogram import Histogram, HistogramOvR
+from trueup._core.namespace import NUMPY
+from trueup.calibrators import Histogram, HistogramOvR
 
 
 def slow_bin(p, bins):
@@ -78,7 +78,9 @@ def test_a_confidence_on_an_edge_stays_below_it(dtype):
     np.testing.assert_array_equal(fitted.values[2:4], [1.0, 0.0])
     np.testing.assert_array_equal(fitted.confidence(logits), [1.0, 0.0])
     given_edges = Histogram([0.0, 0.5, 1.0], [0.2, 0.8])
-    np.testing.assert_array_equal(given_edges.map_confidence(torch.tensor([0.0, 0.5, 0.6, 1.0])), [0.2, 0.2, 0.8, 0.8])
+    np.testing.assert_array_equal(
+        given_edges.map_confidence(NUMPY, np.array([0.0, 0.5, 0.6, 1.0])), [0.2, 0.2, 0.8, 0.8]
+    )
 
 
 def test_rows_stay_off_certainty_and_the_confidence_does_not():
@@ -119,7 +121,7 @@ def test_errors_name_the_argument():
     with pytest.raises(ValueError, match="edges must be finite numbers that rise"):
         Histogram([0, 1.5, 1], [0.1, 0.2])
     with pytest.raises(ValueError, match="logits must have the 3 classes of the fit, got 2"):
-        HistogramOvR.fit(*pair)(torch.zeros(1, 2))
+        HistogramOvR.fit(*pair)(np.zeros((1, 2)))
 
 
 @pytest.mark.parametrize("fit", [Histogram.fit, Histogram.fit_mass])

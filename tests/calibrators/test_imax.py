@@ -5,16 +5,18 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.special import expit, logit
 
 import reference
+from optional import torch
 from strategies import calibrated, pairs
 from trueup import load, metrics
-from trueup.calibrators.imax import IMax, IMaxShared, _boundaries, _odds, _representatives, _seeds
+from trueup._core.namespace import NUMPY
+from trueup.calibrators import IMax, IMaxShared
+from trueup.calibrators.binning import _boundaries, _odds, _representatives, _seeds
 
 
 def softplus(x):
@@ -88,8 +90,8 @@ def test_values_are_frequencies(pair, bins):
         assert correct[inside].mean() == pytest.approx(value)
     assert len(np.unique(out)) <= bins
     clear = (confidence < 1 - 1e-9) & (confidence > 1e-9)  # elsewhere the confidence no longer tells the odds apart
-    near = np.abs(logit(confidence)[clear, None] - fitted.cuts.numpy()).min(axis=1, initial=1.0) < 1e-6
-    from_confidence = fitted.map_confidence(torch.from_numpy(confidence)).numpy()
+    near = np.abs(logit(confidence)[clear, None] - fitted.cuts).min(axis=1, initial=1.0) < 1e-6
+    from_confidence = fitted.map_confidence(NUMPY, logit(confidence))
     np.testing.assert_allclose(from_confidence[clear][~near], out[clear][~near])
 
 
@@ -100,9 +102,9 @@ def test_shared_values_are_frequencies_of_all_pairs(pair, bins):
     probs = reference.softmax(logits).clip(1e-300, None)
     others = np.array([[sum(row) - row[k] for k in range(len(row))] for row in probs]).clip(1e-300, None)
     odds = np.log(probs) - np.log(others)
-    if (np.abs(odds[..., None] - fitted.cuts.numpy()).min(initial=1.0) < 1e-6) or np.abs(odds).max() > 30:
+    if (np.abs(odds[..., None] - fitted.cuts).min(initial=1.0) < 1e-6) or np.abs(odds).max() > 30:
         return
-    index = np.searchsorted(fitted.cuts.numpy(), odds, side="right")
+    index = np.searchsorted(fitted.cuts, odds, side="right")
     hits = np.arange(logits.shape[1]) == labels[:, None]
     low = 1 / (logits.size + 2)
     q = np.empty_like(probs)
@@ -120,7 +122,7 @@ def test_order_and_duplication_of_samples_do_not_matter():
         np.testing.assert_allclose(again.cuts, fitted.cuts, atol=1e-9)
         np.testing.assert_allclose(again.values, fitted.values, atol=1e-12)
     assert fitted.margin == pytest.approx(1 / 1502)
-    assert not torch.equal(IMax.fit(logits, labels, seed=1).cuts, fitted.cuts)
+    assert not np.array_equal(IMax.fit(logits, labels, seed=1).cuts, fitted.cuts)
 
 
 def test_single_precision_tells_high_odds_apart():
@@ -134,10 +136,10 @@ def test_single_precision_tells_high_odds_apart():
 
 def test_bins_are_left_closed():
     assert IMax([0.0], [0.6, 0.9]).confidence(np.zeros((1, 2))) == 0.9
-    logits = torch.tensor([[1.0, 0.2, -0.3]], dtype=torch.float64)
-    top = _odds(logits)[0, 0]
-    shared = IMaxShared(top[None], [0.1, 0.8])
-    np.testing.assert_allclose(shared(logits).exp(), [[0.8, 0.1, 0.1]], atol=1e-8)
+    logits = np.array([[1.0, 0.2, -0.3]])
+    top = _odds(NUMPY, logits)[0, :1]
+    shared = IMaxShared(top, [0.1, 0.8])
+    np.testing.assert_allclose(np.exp(shared(logits)), [[0.8, 0.1, 0.1]], atol=1e-8)
 
 
 def test_errors_name_the_argument():

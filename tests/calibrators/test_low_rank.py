@@ -1,12 +1,11 @@
 import numpy as np
 import pytest
-import torch
 
 import trueup
 from strategies import calibrated
 from trueup import METHODS, metrics
-from trueup.calibrators.linear import Structured
-from trueup.calibrators.low_rank import LowRank, _Problem
+from trueup.calibrators import LowRank, Structured
+from trueup.calibrators.low_rank import _Problem
 
 
 def mixed(n, classes=30, seed=0):
@@ -40,12 +39,13 @@ def test_the_map_is_the_formula(fitted):
 
 
 def test_the_gradient_is_that_of_the_definition():
-    z, y = (torch.tensor(part) for part in mixed(60, classes=6))
+    torch = pytest.importorskip("torch")
+    z, y = mixed(60, classes=6)
     about = Structured.fit_vector(z, y)
     problem = _Problem(z, y, None, about)
     x = np.random.default_rng(0).normal(size=12 + 2 * 6 * 3) * 0.3
     value, slopes = problem._sums(x)
-    at = torch.tensor(x, requires_grad=True)
+    at, z, y = torch.tensor(x, requires_grad=True), torch.tensor(z), torch.tensor(y)
     u = torch.log_softmax(z / about.temperature, dim=1)
     c = (u - u.mean(dim=1, keepdim=True)).clamp(-20, 20)
     left, right = at[12:].view(2, 6, 3)
@@ -70,16 +70,19 @@ def test_where_nothing_is_mixed_it_does_no_harm():
 
 
 def test_files_and_exports(fitted, tmp_path):
+    torch = pytest.importorskip("torch")
+    from trueup.models import as_module
+
     z = torch.tensor(mixed(20, seed=2)[0])
     file = tmp_path / "low_rank.safetensors"
-    trueup.save_calibrator(fitted, file)
-    assert torch.equal(trueup.load_calibrator(file)(z), fitted(z))
-    program = torch.export.export(fitted, (z[:5],), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    trueup.save(fitted, file)
+    assert torch.equal(trueup.load(file)(z), fitted(z))
+    program = torch.export.export(as_module(fitted), (z[:5],), dynamic_shapes=({0: torch.export.Dim("rows")},))
     assert torch.allclose(program.module()(z), fitted(z), atol=1e-9)
 
 
 def test_other_parameters_are_refused():
     with pytest.raises(ValueError, match="left and right"):
-        LowRank(1.0, torch.ones(3), torch.zeros(3), torch.zeros(3, 2), torch.zeros(3, 1))
+        LowRank(1.0, np.ones(3), np.zeros(3), np.zeros((3, 2)), np.zeros((3, 1)))
     with pytest.raises(ValueError, match="rank must be at least 1"):
         METHODS["low_rank"](*mixed(100), rank=0)

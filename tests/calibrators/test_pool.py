@@ -5,19 +5,16 @@ import pickle
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reference import brier_of_mixture, em_weights, nll_of_mixture
 from strategies import calibrated
-from trueup import METHODS, metrics
+from trueup import METHODS, load, metrics, save
+from trueup.calibrators import Identity, Mixture, Temperature, UniformMixture
 from trueup.calibrators import auto as auto_module
 from trueup.calibrators.auto import CANDIDATES, auto
-from trueup.calibrators.base import Identity
-from trueup.calibrators.pool import HeldOut, Mixture, UniformMixture, brier_weights, likelihood_weights
-from trueup.calibrators.temperature import Temperature
-from trueup.io.artifacts import load_calibrator, save_calibrator
+from trueup.calibrators.pool import HeldOut, brier_weights, likelihood_weights
 
 seeds = st.integers(0, 10**6)
 PARTS = [Temperature(0.5), Temperature(2.0)]
@@ -56,9 +53,9 @@ def test_brier_weights_cannot_be_bettered(seed):
 @pytest.mark.parametrize("score", ["nll", "brier"])
 def test_losses_of_a_mixture_come_from_weights_that_saw_other_folds(score):
     probs, labels, _ = _probs(3)
-    held_out = HeldOut(torch.from_numpy(labels), np.arange(40) % 4, 3, score)
+    held_out = HeldOut(labels, np.arange(40) % 4, 3, score)
     for k, name in enumerate("abc"):
-        held_out.add(name, np.arange(40) < 40, torch.from_numpy(np.log(probs[k])))
+        held_out.add(name, np.arange(40) < 40, np.log(probs[k]))
     found = held_out.mixture_losses("abc", np.ones(3))
     slow = nll_of_mixture if score == "nll" else brier_of_mixture
     for k in range(4):
@@ -130,11 +127,11 @@ def test_the_order_of_rows_does_not_matter(bent, pooled):
 
 def test_a_pool_is_copied_and_saved_whole(bent, pooled, tmp_path):
     z = bent[1][0]
-    save_calibrator(pooled, tmp_path / "pool.safetensors")
+    save(pooled, tmp_path / "pool.safetensors")
     for other in (
         copy.deepcopy(pooled),
         pickle.loads(pickle.dumps(pooled)),
-        load_calibrator(tmp_path / "pool.safetensors"),
+        load(tmp_path / "pool.safetensors"),
     ):
         assert np.array_equal(other(z), pooled(z))
 

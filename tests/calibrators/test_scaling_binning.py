@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 import reference
 from strategies import calibrated, pairs
 from trueup import load, metrics
-from trueup.calibrators.scaling_binning import ScalingBinning
-from trueup.calibrators.temperature import Temperature
-from trueup.core.bins import equal_mass
+from trueup._core.bins import equal_mass
+from trueup.calibrators import ScalingBinning, Temperature
 
 
 @given(pairs(min_rows=3), st.integers(1, 6))

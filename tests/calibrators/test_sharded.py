@@ -9,9 +9,9 @@ import pytest
 import trueup
 from trueup import metrics
 from trueup.calibrators.sharded import FITS, _Data, _Sample, fit
+from trueup.io import BadShard, Shards
 from trueup.io import shards as source
-from trueup.io.shards import BadShard, Shards
-from trueup.metrics.sharded import evaluate_shards
+from trueup.metrics import evaluate_shards
 
 CLASSES = 4
 
@@ -25,7 +25,7 @@ def drawn(n=6000, classes=CLASSES, seed=0):
 def written(folder, z, y, parts=5, suffix="npz"):
     folder.mkdir(exist_ok=True)
     for i, (a, b) in enumerate(zip(np.array_split(z, parts), np.array_split(y, parts), strict=True)):
-        trueup.save(folder / f"part{i}.{suffix}", (a, b))
+        trueup.save((a, b), folder / f"part{i}.{suffix}")
     return folder
 
 
@@ -51,7 +51,7 @@ def test_the_table_is_that_of_all_rows(tmp_path, suffix):
         if metric != "aece":
             assert ours[metric].value == pytest.approx(theirs[metric].value, abs=1e-9)
             assert ours[metric].low == pytest.approx(theirs[metric].low, abs=1e-6)
-    tally = trueup.Tally.of(z, y)
+    tally = trueup.metrics.Tally.of(z, y)
     assert abs(ours["aece"].value - theirs["aece"].value) <= tally.grid.aece_error() + 1e-9
     assert ours.verdict() == theirs.verdict()
 
@@ -152,7 +152,7 @@ def test_nan_in_a_shard_is_named(tmp_path, whole):
 
 def test_an_empty_shard_adds_nothing(tmp_path, whole):
     folder = written(tmp_path / "e", *whole)
-    trueup.save(folder / "none.npz", (np.zeros((0, CLASSES)), np.zeros(0, int)))
+    trueup.save((np.zeros((0, CLASSES)), np.zeros(0, int)), folder / "none.npz")
     assert evaluate_shards(Shards.of(folder), progress=False)["nll"].value == pytest.approx(
         metrics.nll(*whole), abs=1e-9
     )
@@ -162,7 +162,7 @@ def test_an_empty_shard_adds_nothing(tmp_path, whole):
 
 def test_shards_of_different_classes_are_refused_by_name(tmp_path, whole):
     folder = written(tmp_path / "f", *whole)
-    trueup.save(folder / "part9.npz", drawn(50, classes=3))
+    trueup.save(drawn(50, classes=3), folder / "part9.npz")
     for skip in (False, True):
         with pytest.raises(BadShard, match=r"part0\.npz has 4, .*part9\.npz 3"):
             evaluate_shards(Shards.of(folder), skip_bad=skip, progress=False)
@@ -194,7 +194,7 @@ def test_a_search_may_begin_where_the_first_rows_say_nothing(tmp_path):
     z, y = drawn(3000)
     for i, (a, b) in enumerate(zip(np.array_split(z, 3), np.array_split(y, 3), strict=True)):
         flat = np.zeros((60, CLASSES), np.float32)
-        trueup.save(tmp_path / f"{i}.npz", (np.concatenate([flat, a]), np.concatenate([np.zeros(60, int), b])))
+        trueup.save((np.concatenate([flat, a]), np.concatenate([np.zeros(60, int), b])), tmp_path / f"{i}.npz")
     ours = fit("temperature", Shards.of(tmp_path, rows=60), progress=False)
     assert float(ours.temperature) == pytest.approx(float(trueup.METHODS["temperature"](z, y).temperature), rel=1e-7)
 
@@ -202,15 +202,15 @@ def test_a_search_may_begin_where_the_first_rows_say_nothing(tmp_path):
 def test_a_fit_finds_rows_beyond_empty_files(tmp_path, whole):
     z, y = whole
     for i in range(80):
-        trueup.save(tmp_path / f"{i:02d}.npz", (z[:0], y[:0]))
-    trueup.save(tmp_path / "01.npz", (z, y))  # one of those from which no first rows are taken
+        trueup.save((z[:0], y[:0]), tmp_path / f"{i:02d}.npz")
+    trueup.save((z, y), tmp_path / "01.npz")  # one of those from which no first rows are taken
     found = fit("temperature", Shards.of(tmp_path), progress=False)
     assert float(found.temperature) == pytest.approx(float(trueup.METHODS["temperature"](z, y).temperature), rel=1e-7)
 
 
 def test_a_parquet_file_of_ours_says_that_nothing_is_missing(tmp_path, whole):
     pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
-    trueup.save(tmp_path / "a.parquet", whole)
+    trueup.save(whole, tmp_path / "a.parquet")
     schema = pq.read_schema(tmp_path / "a.parquet")
     assert not any(field.nullable for field in schema)
     assert not schema.field("logits").type.value_field.nullable
@@ -231,7 +231,7 @@ def test_other_types_and_byte_orders_are_read_again_as_they_were(tmp_path, whole
 
 def test_a_file_that_turns_bad_between_two_passes_is_no_number(tmp_path, whole):
     z, y = whole[0].copy(), whole[1]
-    trueup.save(tmp_path / "a.npy", (z, y))
+    trueup.save((z, y), tmp_path / "a.npy")
     held = _Data(Shards.of(tmp_path), None, skip_bad=False, progress=False)
     assert held.rows == len(y)
     z[5, 0] = np.nan
@@ -274,7 +274,7 @@ def test_separable_shards_end_at_the_bound_at_once_and_say_why(tmp_path):
 
 def test_a_part_has_as_many_rows_as_make_a_fixed_number_of_logits(tmp_path, monkeypatch):
     z, y = drawn(1000, classes=10)
-    trueup.save(tmp_path / "a.npy", (z, y))
+    trueup.save((z, y), tmp_path / "a.npy")
     monkeypatch.setattr(source, "NUMBERS", 2000)
     assert [len(part.labels) for part in Shards.of(tmp_path).read(str(tmp_path / "a.npy"))] == [200] * 5
 

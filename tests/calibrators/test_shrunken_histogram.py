@@ -2,14 +2,14 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import reference
 from strategies import calibrated, pairs
 from trueup import METHODS, metrics
-from trueup.calibrators.shrunken_histogram import STRENGTHS, ShrunkenHistogram, choose_strength
+from trueup.calibrators import ShrunkenHistogram
+from trueup.calibrators.binning import STRENGTHS, choose_strength
 
 
 def slow_likelihood(count, hits, mean, m):
@@ -78,10 +78,10 @@ def test_votes_of_a_forest():
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ((torch.zeros(3), torch.zeros(4), torch.zeros(4)), "cuts must be"),
-        ((torch.zeros(2, 3), torch.zeros(2, 4), torch.zeros(2, 3)), "cuts must be"),
-        ((torch.zeros(2, 3), torch.zeros(2, 4), torch.full((2, 4), 1.5)), "weights must lie"),
-        ((torch.zeros(2, 3), torch.full((2, 4), 1.5), torch.zeros(2, 4)), "values must lie"),
+        ((np.zeros(3), np.zeros(4), np.zeros(4)), "cuts must be"),
+        ((np.zeros((2, 3)), np.zeros((2, 4)), np.zeros((2, 3))), "cuts must be"),
+        ((np.zeros((2, 3)), np.zeros((2, 4)), np.full((2, 4), 1.5)), "weights must lie"),
+        ((np.zeros((2, 3)), np.full((2, 4), 1.5), np.zeros((2, 4))), "values must lie"),
     ],
 )
 def test_other_parameters_are_refused(parameters, message):

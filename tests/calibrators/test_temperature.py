@@ -1,16 +1,17 @@
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optional import torch
 from strategies import calibrated
 from trueup import load, metrics
-from trueup.calibrators.temperature import FINE_GRID, WIDE_GRID, Temperature, grid_errors, inverse_temperature
-from trueup.core import native as room
-from trueup.core.loss_sums import temperature_sums
-from trueup.core.optimize import FitError, newton
-from trueup.core.row_scores import score_rows
+from trueup._core import native as room
+from trueup._core.loss_sums import temperature_sums
+from trueup._core.optimize import FitError, newton
+from trueup._core.row_scores import score_rows
+from trueup.calibrators import Temperature
+from trueup.calibrators.temperature import FINE_GRID, WIDE_GRID, grid_errors, inverse_temperature
 
 
 def best_nll(logits, labels):
@@ -35,22 +36,22 @@ def test_the_optimum_is_exact_at_every_scale(scale, classes, dtype):
     logits = (logits * scale).astype(dtype)
     found = Temperature.fit(logits, labels)
     exact = logits.astype(np.float64)
-    assert metrics.nll(exact / found.temperature.item(), labels) - best_nll(exact, labels) <= 1e-9
-    assert found.temperature.item() == pytest.approx(scale, rel=0.25)
+    assert metrics.nll(exact / found.temperature, labels) - best_nll(exact, labels) <= 1e-9
+    assert found.temperature == pytest.approx(scale, rel=0.25)
     assert found.certificate.status == "converged"
 
 
 def test_a_constant_added_to_a_row_changes_nothing():
     logits, labels = calibrated(500, 5)
     shift = np.full((500, 1), 1e4)
-    assert Temperature.fit(logits + shift, labels).temperature.item() == pytest.approx(
-        Temperature.fit(logits, labels).temperature.item(), rel=1e-8
+    assert Temperature.fit(logits + shift, labels).temperature == pytest.approx(
+        Temperature.fit(logits, labels).temperature, rel=1e-8
     )
 
 
 def test_the_maximum_entropy_identity_holds_at_the_optimum():
     logits, labels = calibrated(2000, 6, temperature=1.8)
-    t = Temperature.fit(logits, labels).temperature.item()
+    t = Temperature.fit(logits, labels).temperature
     q = np.exp(logits / t - np.log(np.exp(logits / t).sum(axis=1, keepdims=True)))
     residual = (logits[np.arange(2000), labels] - (logits * q).sum(axis=1)).sum()
     spread = np.sqrt((q * logits**2).sum(axis=1) - (q * logits).sum(axis=1) ** 2).sum()
@@ -60,9 +61,9 @@ def test_the_maximum_entropy_identity_holds_at_the_optimum():
 def test_a_large_set_is_fitted_from_a_subsample_in_few_passes():
     logits, labels = calibrated(20_000, 8, temperature=2.5)
     found = Temperature.fit(logits, labels)
-    assert found.temperature.item() == pytest.approx(2.5, rel=0.05)
+    assert found.temperature == pytest.approx(2.5, rel=0.05)
     assert found.certificate.passes <= 3
-    assert metrics.nll(logits / found.temperature.item(), labels) - best_nll(logits, labels) <= 1e-9
+    assert metrics.nll(logits / found.temperature, labels) - best_nll(logits, labels) <= 1e-9
 
 
 @pytest.mark.parametrize("classes", [2, 10, 100, 200])
@@ -119,7 +120,7 @@ def test_a_subsample_without_an_error_does_not_mislead():
     labels[[17, 4242, 9001]] = logits.argmin(axis=1)[[17, 4242, 9001]]  # rows that the subsample misses
     found = Temperature.fit(logits, labels)
     assert found.certificate.status == "converged"
-    assert metrics.nll(logits / found.temperature.item(), labels) - best_nll(logits, labels) <= 1e-9
+    assert metrics.nll(logits / found.temperature, labels) - best_nll(logits, labels) <= 1e-9
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, np.nan, np.inf, [1.0, 2.0]])
@@ -140,7 +141,7 @@ class TestGrid:
         np.testing.assert_allclose(quick[possible], naive[possible], atol=1e-12)
         best = grid[np.flatnonzero(naive <= naive.min() + 1e-12)]
         nearest = best[np.abs(np.log(best)).argmin()]
-        assert Temperature.fit_ece(logits, labels, temperatures=grid.tolist()).temperature.item() == nearest
+        assert Temperature.fit_ece(logits, labels, temperatures=grid.tolist()).temperature == nearest
 
     def test_the_grids_of_the_papers(self):
         assert (FINE_GRID[0], FINE_GRID[-1], len(FINE_GRID)) == (0.001, 5.0, 5000)
@@ -149,7 +150,7 @@ class TestGrid:
     def test_equal_errors_fall_to_the_temperature_nearest_to_one(self):
         # Constant rows: every temperature gives the same confidence.
         found = Temperature.fit_ece(np.zeros((10, 4)), np.zeros(10, int), temperatures=[0.2, 0.9, 3.0])
-        assert found.temperature.item() == 0.9
+        assert found.temperature == 0.9
 
     def test_bad_grids_are_named(self):
         with pytest.raises(ValueError, match="temperatures must be a list of positive numbers"):
@@ -165,18 +166,18 @@ def test_focal_loss_is_at_its_minimum():
         return np.mean(-((1 - p) ** gamma) * np.log(p))
 
     for gamma in (0.0, 1.0, 3.0):
-        t = Temperature.fit_focal(logits, labels, gamma=gamma).temperature.item()
+        t = Temperature.fit_focal(logits, labels, gamma=gamma).temperature
         assert focal(t, gamma) <= min(focal(t * f, gamma) for f in (0.5, 0.9, 0.99, 1.01, 1.1, 2.0))
-    nll = Temperature.fit(logits, labels).temperature.item()
-    assert Temperature.fit_focal(logits, labels, gamma=0.0).temperature.item() == pytest.approx(nll, rel=1e-5)
-    assert Temperature.fit_focal(logits, labels).temperature.item() > nll  # it raises entropy
+    nll = Temperature.fit(logits, labels).temperature
+    assert Temperature.fit_focal(logits, labels, gamma=0.0).temperature == pytest.approx(nll, rel=1e-5)
+    assert Temperature.fit_focal(logits, labels).temperature > nll  # it raises entropy
     with pytest.raises(ValueError, match="gamma must be a number from 0 on"):
         Temperature.fit_focal(logits, labels, gamma=-1.0)
 
 
 def test_brier_score_is_at_its_minimum():
     logits, labels = calibrated(2000, 5, temperature=1.5)
-    t = Temperature.fit_brier(logits, labels).temperature.item()
+    t = Temperature.fit_brier(logits, labels).temperature
     here = metrics.brier(logits / t, labels)
     assert here <= min(metrics.brier(logits / (t * f), labels) for f in (0.5, 0.9, 0.99, 1.01, 1.1, 2.0))
 
@@ -185,7 +186,7 @@ def test_the_published_oracle(data):
     file = data / "logits" / "cifar10_densenet40.npz"
     found = Temperature.fit(*load(file, split="val"))
     logits, labels = load(file, split="test")
-    assert found.temperature.item() == pytest.approx(2.8826, abs=1e-3)
+    assert found.temperature == pytest.approx(2.8826, abs=1e-3)
     assert metrics.nll(found(logits), labels) == pytest.approx(0.225086, abs=2e-6)
     assert metrics.ece(found(logits), labels) == pytest.approx(0.009464, abs=2e-5)
 

@@ -2,20 +2,18 @@
 
 import numpy as np
 import pytest
-import torch
 from scipy.special import expit
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
+from optional import torch
 from strategies import calibrated
 from trueup import METHODS, metrics
-from trueup.calibrators.compose import chain, choose, cross_fit, grid, one_vs_rest, simplest
-from trueup.calibrators.isotonic import Isotonic
-from trueup.calibrators.logistic import Beta, Platt
-from trueup.calibrators.temperature import Temperature
-from trueup.core.arrays import as_weighted
-from trueup.core.bins import equal_mass
-from trueup.core.loss_sums import _torch_temperature, _torch_vector, temperature_sums, vector_sums
+from trueup._core.arrays import as_weighted
+from trueup._core.bins import equal_mass
+from trueup._core.loss_sums import _numpy_temperature, _numpy_vector, temperature_sums, vector_sums
+from trueup.calibrators import Beta, Isotonic, Platt, Temperature, chain, choose, cross_fit, grid, one_vs_rest
+from trueup.calibrators.compose import simplest
 from trueup.integrations.sklearn import CalibratedClassifier, LogitCalibrator
 
 RNG = np.random.default_rng(0)
@@ -61,10 +59,12 @@ def test_compiled_sums_equal_the_slow_ones(classes, dtype):
     for quick, error in ((False, 1e-12), (True, 1e-5)):
         found = temperature_sums(z, y, 0.7, w, quick=quick)
         assert found[0] == pytest.approx(wanted, rel=error)
-        assert found == pytest.approx(_torch_temperature(z.double(), y, 0.7, w), rel=10 * error)
+        assert found == pytest.approx(
+            _numpy_temperature(z.double().numpy(), y.numpy(), 0.7, np.asarray(w)), rel=10 * error
+        )
         weight, bias, shift = RNG.normal(1, 0.2, classes), RNG.normal(size=classes), RNG.normal(size=60)
         found = vector_sums(z, y, weight, bias, scale=0.7, shift=shift, weights=w, quick=quick)
-        slow = _torch_vector(z.double(), y, weight, bias, 0.7, shift, w)
+        slow = _numpy_vector(z.double().numpy(), y.numpy(), (weight, bias), 0.7, shift, np.asarray(w))
         np.testing.assert_allclose(found, slow, rtol=10 * error, atol=100 * error)
 
 

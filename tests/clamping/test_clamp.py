@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from flat_options import clamp_with as clamp
 from trueup import metrics
-from trueup.calibrators.temperature import Temperature
-from trueup.clamping import RECIPES, Clamped, FitRecord, Shift, clamp
+from trueup.calibrators import Temperature
+from trueup.clamping import RECIPES, Clamped, FitRecord, Shift
 from trueup.clamping.published_recipes import code, paper
-from trueup.models.calibrated import Calibrated, collect
+from trueup.models import Calibrated, collect
 
 SHORT = {**RECIPES, "paper": partial(paper, epochs=2, batch_size=64), "code": partial(code, epochs=2, batch_size=64)}
 
@@ -242,8 +243,8 @@ def test_wrong_options_are_named(options, message):
 
 def test_it_tells_how_far_it_is(monkeypatch, capsys):
     monkeypatch.setenv("TRUEUP_PROGRESS", "1")
-    monkeypatch.setattr("trueup.core.progress.PATIENCE", 0.0)
-    monkeypatch.setattr("trueup.core.progress.PAUSE", 0.0)
+    monkeypatch.setattr("trueup._core.progress.PATIENCE", 0.0)
+    monkeypatch.setattr("trueup._core.progress.PAUSE", 0.0)
     clamp(network(), loader(), penalty=0.01)
     told = capsys.readouterr()
     assert told.out == ""

@@ -10,11 +10,11 @@ import torch
 from overconfident import sample
 from torch import nn
 
-from trueup.clamping import RECIPES, clamp
+from flat_options import clamp_with as clamp
+from trueup._core.optimize import FitError
+from trueup.clamping import RECIPES
 from trueup.clamping.published_recipes import code, paper
-from trueup.core.optimize import FitError
-from trueup.models.calibrated import on_model
-from trueup.registry import METHODS
+from trueup.models import calibrate
 
 SHORT = {**RECIPES, "paper": partial(paper, epochs=2, batch_size=64), "code": partial(code, epochs=2, batch_size=64)}
 
@@ -161,11 +161,11 @@ def test_a_model_without_gradients_is_told_of_with_what_needs_none(kind, recipe)
     model, fact = MODELS[kind]
     _, x, y = sample(150)
     wish = (
-        f"the model must be differentiable by its input.* got .*{fact}.*temperature alone needs none: trueup.on_model"
+        f"the model must be differentiable by its input.* got .*{fact}.*temperature alone needs none: trueup.calibrate"
     )
     with pytest.raises(ValueError, match=wish):
         clamp(model, [(x, y)], recipe=SHORT[recipe], box=(-9, 9), progress=False)
-    assert float(on_model(METHODS["temperature"])(model, [(x, y)], progress=False).after.temperature) > 0
+    assert float(calibrate(model, [(x, y)], progress=False).after.temperature) > 0
 
 
 @pytest.mark.parametrize("recipe", ["subspace", "paper"])

@@ -9,10 +9,10 @@ import torch
 from overconfident import sample
 from torch import nn
 
+from flat_options import clamp_with as clamp
 from trueup import metrics
-from trueup.clamping import clamp
 from trueup.clamping.subspace_search import subspace
-from trueup.models.calibrated import collect
+from trueup.models import collect
 
 SHIFT = torch.tensor([1.5, 0.0, -1.0, 0.0])
 

@@ -1,7 +1,6 @@
 """What two processes fit to a share of the samples each is what one fits to all of them."""
 
 import os
-import subprocess
 import sys
 from datetime import timedelta
 from functools import partial
@@ -9,16 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from colour_images import images, trained, white_balance
 from torch import distributed as dist
 from torch import nn
 
-from trueup.clamping import clamp, repair
-from trueup.clamping.batch_norm import Crop, estimate
+from colour_images import images, trained, white_balance
+from flat_options import adapt_with, repair_with
+from flat_options import clamp_with as clamp
+from trueup.adaptation.batch_norm import Crop, estimate
 from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.network import Network
 from trueup.clamping.varpro import varpro
 from trueup.models.networks import MLP
+from two_ranks import run_two_ranks
 
 SHARES = (slice(0, 260), slice(260, 600))
 WAYS = {
@@ -74,9 +75,9 @@ def fitted(way, share=slice(None), size=150):
 def repaired(share=slice(None), size=60):
     x, y = (values[share] for values in images(240, 2))
     batches = list(zip(white_balance(x).split(size), y.split(size), strict=True))
-    found = repair(trained(), batches, normalise=nn.Identity(), maps=("affine", "gamma"), progress=False)
+    found = repair_with(trained(), batches, normalise=nn.Identity(), maps=("affine", "gamma"), progress=False)
     dark = [inputs**2 for inputs, _ in batches]
-    taught = repair(
+    taught = adapt_with(
         trained(), dark, normalise=nn.Identity(), maps=("gamma",), augment=None, entropy=True, progress=False
     )
     estimates = [estimate_of(batches), *found.changed.values(), *taught.changed.values()]
@@ -86,7 +87,7 @@ def repaired(share=slice(None), size=60):
         "estimates": [tensor.clone() for tensor in estimates],
         "numbers": [
             *(record.temperature, record.held_out, record.equivalents),
-            *(rung.loss for rung in record.rungs),
+            *(step.loss for step in record.steps),
             *(taught.repair_record.moved, taught.repair_record.equivalents),
         ],
     }
@@ -147,14 +148,14 @@ def last_layer(share=slice(None)):
     x, y = (values[share] for values in images(240, 2))
     batches = [(white_balance(x), y)] if len(y) else []
     parts = ("batch_norm", "head")
-    record = repair(trained(), batches, normalise=nn.Identity(), parts=parts, progress=False).repair_record
-    return [rung.loss for rung in record.rungs]
+    record = repair_with(trained(), batches, normalise=nn.Identity(), parts=parts, progress=False).repair_record
+    return [step.loss for step in record.steps]
 
 
-def main(rank, store, out):
+def main(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=600)
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(seconds=600)
     )
     found = {way: fitted(way, SHARES[rank], size=70) for way in WAYS}
     found["alone"] = fitted("subspace", slice(None) if rank == 1 else slice(0, 0))
@@ -163,26 +164,14 @@ def main(rank, store, out):
     found["broken"] = broken(rank)
     found["masked"] = masked(rank)
     found["last layer"] = last_layer(slice(0, 0) if rank == 0 else slice(None))
-    torch.save(found, out)
+    torch.save(found, folder / f"{rank}.pt")
     dist.barrier()
     os._exit(0)  # an ordinary end may abort in a thread of gloo's that is still there
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    outs = [folder / f"{rank}.pt" for rank in range(2)]
-    processes = [
-        subprocess.Popen([sys.executable, __file__, str(rank), str(folder / "store"), str(out)], stderr=subprocess.PIPE)
-        for rank, out in enumerate(outs)
-    ]
-    try:
-        said = [process.communicate(timeout=600)[1].decode() for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
-    return [torch.load(out, weights_only=True) for out in outs]
+    return run_two_ranks(__file__, tmp_path_factory.mktemp("ranks"))
 
 
 def test_repair_by_two_ranks_is_that_of_one_process(pair):
@@ -245,4 +234,4 @@ def test_the_last_layer_is_found_where_a_rank_has_no_samples(pair):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))
+    main(int(sys.argv[1]), Path(sys.argv[2]))

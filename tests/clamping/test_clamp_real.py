@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from flat_options import clamp_with as clamp
 from trueup import metrics
-from trueup.calibrators.temperature import Temperature
-from trueup.clamping import clamp
+from trueup.calibrators import Temperature
 from trueup.clamping.subspace_search import subspace
-from trueup.models.calibrated import collect
-from trueup.models.corruptions import corrupt
-from trueup.models.networks import Normalise, load_weights, resnet20
+from trueup.models import collect, corrupt
+from trueup_studies.networks import Normalise, load_weights, resnet20
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from trueup.clamping import Affine, Shift
 from trueup.clamping.calibration_set import CalibrationSet
-from trueup.clamping.maps import Affine, Shift
 from trueup.clamping.network import Network
 from trueup.models.networks import MLP
 

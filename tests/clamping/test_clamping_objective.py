@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trueup.calibrators.temperature import Temperature
+from trueup.calibrators import Temperature
 from trueup.clamping.problem import Loss, Penalty
 
 

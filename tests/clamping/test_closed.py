@@ -6,10 +6,10 @@ from functools import partial
 import pytest
 import torch
 
-from trueup.calibrators.temperature import Temperature
-from trueup.clamping import clamp
+from flat_options import clamp_with as clamp
+from trueup.calibrators import Temperature
 from trueup.clamping.published_recipes import SCALES, closed_form
-from trueup.models.calibrated import Calibrated, collect
+from trueup.models import Calibrated, collect
 from trueup.models.networks import MLP
 
 

@@ -7,7 +7,7 @@ from scipy.fft import idctn
 from torch import nn
 
 from trueup.clamping.calibration_set import CalibrationSet
-from trueup.clamping.directions import cosines, directions, principal
+from trueup.clamping.input_parameters import cosines, directions, principal
 from trueup.clamping.network import Network
 from trueup.clamping.theory import entropy_gradient
 from trueup.models.networks import MLP

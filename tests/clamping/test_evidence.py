@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trueup.clamping.ladder import score_test
+from trueup.adaptation.forward_selection import score_test
 from trueup.clamping.linearized import gradient_test
 
 

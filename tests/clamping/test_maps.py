@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from trueup.clamping.maps import Affine, Shift, scale_shape
-from trueup.models.calibrated import Calibrated
+from trueup.clamping import Affine, Shift
+from trueup.clamping.maps import scale_shape
+from trueup.models import Calibrated
 
 
 def test_a_shift_adds_to_every_sample_and_position():

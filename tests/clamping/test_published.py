@@ -14,9 +14,9 @@ from torch import distributed as dist
 from torch import nn
 
 import reference
-from trueup.clamping import clamp
+from flat_options import clamp_with as clamp
+from trueup._core.optimize import FitError
 from trueup.clamping.published_recipes import augment_images, code, focal_losses, paper
-from trueup.core.optimize import FitError
 from trueup.models.networks import MLP
 
 

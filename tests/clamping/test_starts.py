@@ -10,8 +10,7 @@ from torch import nn
 
 from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.network import Network, check_box
-from trueup.clamping.starts import data_driven, random, zero
-from trueup.clamping.theory import entropy_corner, entropy_slope, theorem
+from trueup.clamping.theory import data_driven, entropy_corner, entropy_slope, random, theorem, zero
 from trueup.models.networks import MLP
 
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from flat_options import clamp_with as clamp
 from trueup import metrics
-from trueup.clamping import Affine, clamp
+from trueup.clamping import Affine
 from trueup.clamping.subspace_search import AFFORDED, search, subspace
-from trueup.models.calibrated import collect
+from trueup.models import collect
 
 
 class Blobs(nn.Module):

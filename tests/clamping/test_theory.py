@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import reference
 from strategies import calibrated, pairs
-from trueup.calibrators.temperature import Temperature
+from trueup.calibrators import Temperature
 from trueup.clamping.theory import lemma_residual
-from trueup.core.loss_sums import focal_weight
+from trueup.losses._focal import focal_weight
 
 
 @given(pairs(), st.sampled_from([0.3, 1.0, 2.5]), st.sampled_from([0.0, 0.5, 1.0, 3.0]))

@@ -9,7 +9,7 @@ import torch
 from scipy.optimize import minimize
 from torch import nn
 
-from trueup.clamping import clamp
+from flat_options import clamp_with as clamp
 from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.input_parameters import InputParameters
 from trueup.clamping.network import Network

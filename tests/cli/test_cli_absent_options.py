@@ -41,11 +41,11 @@ def test_a_label_of_an_absent_option_is_named(choice, command, tmp_path):
 def test_shards(choice, tmp_path):
     z, y = choice
     for i in range(3):
-        trueup.save(tmp_path / f"part{i}.parquet", (z[i::3], y[i::3]))
-    shards = trueup.Shards.of(tmp_path / "part*.parquet")
-    assert trueup.evaluate_shards(shards)["nll"].value == pytest.approx(trueup.metrics.nll(z, y))
+        trueup.save((z[i::3], y[i::3]), tmp_path / f"part{i}.parquet")
+    shards = trueup.io.Shards.of(tmp_path / "part*.parquet")
+    assert trueup.metrics.evaluate_shards(shards)["nll"].value == pytest.approx(trueup.metrics.nll(z, y))
     for method in ("temperature", "vector", "sms", "histogram_ovr"):
-        apart, whole = trueup.fit_shards(method, shards).calibrator(z), trueup.METHODS[method](z, y)(z)
+        apart, whole = trueup.calibrators.fit_shards(method, shards).calibrator(z), trueup.METHODS[method](z, y)(z)
         here = np.isfinite(z)
         assert np.array_equal(np.isfinite(apart), here)
         centred = [

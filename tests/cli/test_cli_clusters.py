@@ -18,7 +18,7 @@ def visits(folder):
 
 def test_a_column_says_which_rows_are_correlated(visits, asked, command):
     z, y, patient = visits
-    found = asked("evaluate", "visits.npz", "--clusters", "patient", "--by", "site", "-q")["scores"]
+    found = asked("evaluate", "visits.npz", "--clusters", "patient", "--groups", "site", "-q")["scores"]
     expected = trueup.evaluate(z, y, clusters=patient)
     assert found["clusters"] == 20
     assert found["methods"]["network"]["metrics"]["nll"]["low"] == pytest.approx(expected["nll"].low)
@@ -38,17 +38,17 @@ def test_pixels_are_read_by_their_axis(visits, asked, command):
     command(
         "fit", "pixels.npz", "--class-axis", "last", "-m", "identity", "-m", "temperature", "-o", "t.safetensors", "-q"
     )
-    assert float(trueup.load_calibrator("t.safetensors").temperature) > 1.5
+    assert float(trueup.load("t.safetensors").temperature) > 1.5
     command("apply", "t.safetensors", "pixels.npz", "--class-axis", "last", "-o", "after.npz", "-q")
     after = np.load("after.npz")
     assert after["logits"].shape == (20, 5, 3, 3)
     assert after["labels"].shape == (20, 5, 3)
-    temperature = float(trueup.load_calibrator("t.safetensors").temperature)
+    temperature = float(trueup.load("t.safetensors").temperature)
     assert after["logits"] == pytest.approx(np.load("pixels.npz")["logits"] / temperature)
 
 
 def test_compare_and_report_are_by_cluster(visits, asked, command):
-    audit = asked("compare", "visits.npz", "--clusters", "patient", "-m", "temperature", "--folds", "4", "-q")["audit"]
+    audit = asked("rank", "visits.npz", "--clusters", "patient", "-m", "temperature", "--folds", "4", "-q")["audit"]
     assert audit["scores"]["clusters"] == 20
     command("report", "visits.npz", "--clusters", "patient", "-m", "temperature", "-o", "r.html", "-q")
     with open("r.html", encoding="utf-8") as file:
@@ -61,15 +61,15 @@ def test_labels_by_the_dozen(folder, asked, command):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(100, 3))
     np.savez(folder / "tags.npz", logits=x, labels=rng.random(x.shape) < 1 / (1 + np.exp(-x)))
-    found = asked("evaluate", "tags.npz", "--multilabel", "--classes", "cat,dog,car", "--resamples", "100", "-q")
+    found = asked("evaluate", "tags.npz", "--multilabel", "--class-names", "cat,dog,car", "--resamples", "100", "-q")
     assert found["scores"]["clusters"] == 100
     assert list(found["labels"]["labels"]) == ["cat", "dog", "car"]
-    told = command("evaluate", "tags.npz", "--multilabel", "--classes", "cat,dog,car", "--resamples", "100").stdout
+    told = command("evaluate", "tags.npz", "--multilabel", "--class-names", "cat,dog,car", "--resamples", "100").stdout
     assert "mean (macro)" in told
     assert "label=dog" in told
-    command("fit", "tags.npz", "--multilabel", "--classes", "cat,dog,car", "-o", "tags.safetensors", "-q")
+    command("fit", "tags.npz", "--multilabel", "--class-names", "cat,dog,car", "-o", "tags.safetensors", "-q")
     command("apply", "tags.safetensors", "tags.npz", "-o", "after.npz", "-q")
-    assert np.load("after.npz")["logits"] == pytest.approx(trueup.load_calibrator("tags.safetensors")(x))
+    assert np.load("after.npz")["logits"] == pytest.approx(trueup.load("tags.safetensors")(x))
     told = command("fit", "tags.npz", "--multilabel", "-m", "platt", "-m", "beta", "-o", "t.safetensors", code=2).stderr
     assert "--multilabel takes one method" in told
 
@@ -84,6 +84,6 @@ def test_a_monitor_counts_a_cluster_as_one_bet(folder, asked, command):
     assert found["rows"] == 2560
     assert "come whole in one batch" in command("monitor", "a.npz", "a.npz", "--clusters", "image", code=2).stderr
     assert (
-        "give either --by or --clusters"
-        in command("monitor", "a.npz", "--clusters", "image", "--by", "image", code=2).stderr
+        "give either --groups or --clusters"
+        in command("monitor", "a.npz", "--clusters", "image", "--groups", "image", code=2).stderr
     )

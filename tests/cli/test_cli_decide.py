@@ -9,21 +9,21 @@ import trueup
 @pytest.fixture
 def larger(tmp_path, monkeypatch, draw):
     monkeypatch.chdir(tmp_path)
-    trueup.save("val.npz", draw(3000, 0))
-    trueup.save("test.npz", draw(1000, 1))
+    trueup.save(draw(3000, 0), "val.npz")
+    trueup.save(draw(1000, 1), "test.npz")
     np.savez("traffic.npz", logits=draw(800, 2)[0])
     return tmp_path
 
 
 def test_decide(larger, command, asked):
-    text = command("decide", "val.npz", "--at-most", 0.2).stdout
+    text = command("decide", "val.npz", "--max-risk", 0.2).stdout
     assert text.startswith("Answer when the confidence is at least")
     assert "at most 20 % of the answers are wrong, with 95 % certainty" in text
-    found = asked("decide", "val.npz", "--at-most", 0.2)
+    found = asked("decide", "val.npz", "--max-risk", 0.2)
     assert found["verb"] == "decide"
     assert found["threshold"]["promised"]
     assert found["prior"] is None
-    assert "Nothing can be promised" in command("decide", "val.npz", "--at-most", 0.0001).stdout
+    assert "Nothing can be promised" in command("decide", "val.npz", "--max-risk", 0.0001).stdout
 
 
 def test_decide_of_stated_confidences(larger, command):
@@ -32,7 +32,7 @@ def test_decide_of_stated_confidences(larger, command):
     right = rng.random(3000) < stated - 0.05
     lines = [f"{claim},{int(came)}" for claim, came in zip(stated, right, strict=True)]
     (larger / "answers.csv").write_text("stated,correct\n" + "\n".join(lines) + "\n")
-    text = command("decide", "answers.csv", "--confidence", "stated", "--at-most", 0.15).stdout
+    text = command("decide", "answers.csv", "--confidence", "stated", "--max-risk", 0.15).stdout
     assert "at most 15 % of the answers are wrong" in text
 
 
@@ -40,7 +40,7 @@ def test_decide_without_labels(larger, command, asked):
     found = asked("decide", "val.npz", "traffic.npz", "-o", "corrected.safetensors")
     assert len(found["prior"]["prior"]) == 3
     assert 0.5 < found["performance"]["metrics"]["accuracy"]["value"] < 0.8
-    assert trueup.load_calibrator("corrected.safetensors")(np.zeros((1, 3))).shape == (1, 3)
+    assert trueup.load("corrected.safetensors")(np.zeros((1, 3))).shape == (1, 3)
     assert "Estimated without labels on 800 rows" in command("decide", "val.npz", "traffic.npz").stdout
     command("decide", "val.npz", "-o", "corrected.safetensors", code=2)
 
@@ -49,18 +49,18 @@ def test_sets(larger, command, asked):
     text = command("sets", "val.npz", "test.npz", "-o", "sets.safetensors").stdout
     assert "The sets hold the truth in" in text
     assert "Written: sets.safetensors" in text
-    rule = trueup.decisions.load_prediction_sets("sets.safetensors")
+    rule = trueup.load("sets.safetensors")
     assert rule(trueup.load("test.npz").logits).shape == (1000, 3)
-    found = asked("sets", "val.npz", "test.npz", "--score", "lac", "--alpha", 0.2, "--by-class")
+    found = asked("sets", "val.npz", "test.npz", "--score", "lac", "--coverage", 0.8, "--by-class")
     assert len(found["limit"]) == 3
     assert abs(found["scores"]["coverage"]["value"] - 0.8) < 0.05
     assert "classes on average on those rows" in command("sets", "val.npz", "--deterministic").stdout
-    command("sets", "val.npz", "--alpha", 2, code=2)
+    command("sets", "val.npz", "--coverage", 2, code=2)
 
 
 def test_plan(larger, command, asked):
     assert "With 1,000 rows a calibration error below" in command("plan", "val.npz", "--rows", 1000).stdout
-    found = asked("plan", "val.npz", "--precision", 0.01, "--beside", "val.npz")
+    found = asked("plan", "val.npz", "--precision", 0.01, "--other", "val.npz")
     assert found["plan"]["rows_for_ece"] > 100
     assert found["plan"]["rows_for_comparison"] is None
 
@@ -75,24 +75,24 @@ def grouped(larger, draw):
 
 
 def test_groups(grouped, command, asked):
-    text = command("decide", "val.csv", "--at-most", 0.3, "--by", "region").stdout
+    text = command("decide", "val.csv", "--max-risk", 0.3, "--groups", "region").stdout
     assert "All promises hold together with 95 % certainty" in text
     assert [line[:3] for line in text.splitlines()[1:]] == ["a: ", "b: ", "c: "]
-    assert set(asked("decide", "val.csv", "--at-most", 0.3, "--by", "region")["threshold"]["groups"]) == set("abc")
-    text = command("sets", "val.csv", "test.csv", "--by", "region").stdout
+    assert set(asked("decide", "val.csv", "--max-risk", 0.3, "--groups", "region")["threshold"]["groups"]) == set("abc")
+    text = command("sets", "val.csv", "test.csv", "--groups", "region").stdout
     assert "a limit for each group" in text
-    found = asked("sets", "val.csv", "test.csv", "--by", "region")
+    found = asked("sets", "val.csv", "test.csv", "--groups", "region")
     assert set(found["groups"]) == set("abc")
     assert len(found["limit"]) == 3
     assert all(0.8 < one["coverage"]["value"] < 1 for one in found["groups"].values())
-    command("sets", "val.csv", "--by", "region", "--by-class", code=2)
+    command("sets", "val.csv", "--groups", "region", "--by-class", code=2)
 
 
 def test_an_event_by_name(grouped, command, asked):
-    text = command("decide", "val.csv", "--event", "bee", "--classes", "ant,bee,cat", "--at-most", 0.5).stdout
+    text = command("decide", "val.csv", "--event", "bee", "--class-names", "ant,bee,cat", "--max-risk", 0.5).stdout
     assert "Flag when the probability of bee" in text
     assert "treat all" in text
-    found = asked("decide", "val.csv", "test.csv", "--event", 1, "--at-most", 0.3)
+    found = asked("decide", "val.csv", "test.csv", "--event", 1, "--max-risk", 0.3)
     assert found["threshold"]["risk"] == "false_discovery_rate"
     assert found["net_benefit"]["event"] == 1
     assert set(found["performance"]["metrics"]) == {"accuracy", "f1", "roc_auc"}
@@ -106,5 +106,5 @@ def test_stated_confidences(larger, command):
     right = rng.random(2000) < np.where(stated == 1, 0.97, stated - 0.1)
     rows = "\n".join(f"{c},{int(r)}" for c, r in zip(stated, right, strict=True))
     (larger / "stated.csv").write_text(f"stated,correct\n{rows}")
-    text = command("decide", "stated.csv", "--confidence", "stated", "--at-most", 0.06).stdout
+    text = command("decide", "stated.csv", "--confidence", "stated", "--max-risk", 0.06).stdout
     assert text.startswith("Answer when the confidence is at least 0.9999: at most 6 % of the answers are wrong")

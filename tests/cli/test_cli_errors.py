@@ -40,17 +40,15 @@ def line_of(result):
         (["evaluate", "."], "choose --split val or test"),
         (["evaluate", "net.pkl"], "pickles are never read"),
         (["evaluate", "both.npz", "--logits", "z"], "got 'val_logits' (300, 3) float32"),
-        (["compare", "val.npz", "-m", "temprature"], "no method is called 'temprature'; did you mean temperature"),
-        (["compare", "val.npz", "--folds", "1"], "folds must be a whole number of at least 2, got 1"),
-        (["compare", "val.npz", "-m", "qqq"], "there are: identity, temperature"),
+        (["rank", "val.npz", "-m", "temprature"], "no method is called 'temprature'; did you mean temperature"),
+        (["rank", "val.npz", "--folds", "1"], "folds must be a whole number of at least 2, got 1"),
+        (["rank", "val.npz", "-m", "qqq"], "there are: identity, temperature"),
         (["fit", "val.npz"], "Missing option '--output'"),
         (["fit", "val.npz", "-o", "cal.pt"], "cal.pt: the suffix must be .safetensors, got '.pt'"),
         (["fit", "val.npz", "-o", "no/cal.safetensors"], "there is no folder no"),
         (["apply", "val.npz", "test.npz", "-o", "out.npz"], "val.npz"),
-        (["clamp", "x:y", "-o", "c.safetensors"], "--data must name a data set"),
-        (["repair", "x:y", "-o", "r.safetensors"], "--data must name a data set"),
-        (["train", "--loss", "focl", "-o", "run"], "no loss is called 'focl'; did you mean focal"),
-        (["train", "--network", "resnet21", "-o", "run"], "did you mean resnet"),
+        (["clamp", "x:y", "-o", "c.safetensors"], "--data must name a .npz file, a folder of images"),
+        (["repair", "x:y", "-o", "r.safetensors"], "--data must name a .npz file, a folder of images"),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(folder, command, words, said):
@@ -133,10 +131,8 @@ def idle(monkeypatch):
         raise AssertionError("the work has begun")
 
     for work in (
-        "trueup.report.audit.audit",
+        "trueup.reports.audit.run_audit",
         "trueup.io.predictions.open_predictions",
-        "trueup.training.data.load_data",
-        "trueup.study.run",
         "trueup.cli.resolve.load_model",
     ):
         monkeypatch.setattr(work, begun)
@@ -161,9 +157,8 @@ OUTPUTS = {
     "report -c": ["report", "val.npz", "-c", "{}.safetensors"],
     "fit": ["fit", "val.npz", "-m", "temperature", "-o", "{}.safetensors"],
     "apply": ["apply", "cal.safetensors", "val.npz", "-o", "{}.npy"],
-    "clamp": ["clamp", "models:make", "--data", "digits", "-o", "{}.safetensors"],
-    "repair": ["repair", "models:make", "--data", "digits", "-o", "{}.safetensors"],
-    "study --store": ["study", "post-hoc", "--store", "{}.sqlite"],
+    "clamp": ["clamp", "models:make", "--data", "digits.npz", "-o", "{}.safetensors"],
+    "repair": ["repair", "models:make", "--data", "digits.npz", "-o", "{}.safetensors"],
 }
 
 
@@ -183,32 +178,15 @@ def test_a_file_that_cannot_be_written_is_noticed_before_the_work(folder, comman
     assert not list((folder / "sealed").iterdir())
 
 
-@pytest.mark.parametrize("verb", [["train", "--data", "digits"], ["study", "post-hoc"]])
-def test_a_folder_that_cannot_be_written_is_noticed_before_the_work(folder, command, idle, sealed, verb):
-    def refused(name):
-        return line_of(command(*verb, "-o", name, code=2))
-
-    assert "it cannot be written: Permission denied" in refused("sealed")
-    assert "sealed/new/deep" in refused("sealed/new/deep")
-    assert f"wanted a folder, {folder / 'val.npz'} is a file" in refused("val.npz")
-    assert "val.npz is a file" in refused("val.npz/run")
-    assert not list((folder / "sealed").iterdir())
-
-
-def test_the_page_of_a_study_needs_a_folder_too(folder, command, idle):
-    (folder / "post-hoc").write_text("in the way")
-    assert "post-hoc is a file" in line_of(command("study", "post-hoc", "-o", ".", code=2))
-
-
 def test_what_is_asked_wrongly_is_noticed_before_the_work(folder, command, monkeypatch):
     def begun(*args, **options):
         raise AssertionError("the work has begun")
 
-    monkeypatch.setattr("trueup.report.audit.audit", begun)
+    monkeypatch.setattr("trueup.reports.audit.run_audit", begun)
     for classes, names in (("cat,dog", 2), ("a,b,c,d", 4)):
-        said = line_of(command("report", "val.npz", "--classes", classes, code=2))
-        assert f"--classes must name the 3 classes, got {names} names" in said
-    said = line_of(command("compare", "val.npz", "--metric", "skce", code=2))
+        said = line_of(command("report", "val.npz", "--class-names", classes, code=2))
+        assert f"--class-names must name the 3 classes, got {names} names" in said
+    said = line_of(command("rank", "val.npz", "--metric", "skce", code=2))
     assert "no metric of the comparison is called 'skce'" in said
 
 
@@ -245,12 +223,12 @@ def test_errors_name_options_and_no_functions(folder, command):
 
 
 def test_files_of_another_kind_name_the_verb_that_reads_them(folder, command):
-    from trueup.calibrators.regression import VarianceScaling
-    from trueup.io import save_recalibrator
-    from trueup.monitor import Monitor, save_monitor
+    from trueup import save
+    from trueup.calibrators import VarianceScaling
+    from trueup.monitor import Monitor
 
-    save_recalibrator(VarianceScaling(1.5), "re.safetensors")
-    save_monitor(Monitor(3), "watch.safetensors")
+    save(VarianceScaling(1.5), "re.safetensors")
+    save(Monitor(3), "watch.safetensors")
     command("fit", "val.npz", "-m", "temperature", "-o", "cal.safetensors")
 
     def applied(name):
@@ -338,7 +316,7 @@ def test_what_is_told_of_failures():
     )
     assert describe_error(OSError(28, "No space left on device", "x.npz")) == (1, "x.npz: No space left on device")
     missing = ModuleNotFoundError("No module named 'plotly.graph_objects'", name="plotly.graph_objects")
-    assert describe_error(missing) == (2, "plotly.graph_objects is not installed: pip install 'trueup[report]'")
+    assert describe_error(missing) == (2, "plotly is not installed: pip install 'trueup[report]'")
     assert describe_error(ModuleNotFoundError("No module named 'other'", name="other")) == (
         2,
         "No module named 'other'",

@@ -31,19 +31,21 @@ SAID = ("--confidence", "stated", "--correct", "right")
 
 def test_a_stated_confidence_is_evaluated_by_group(answers, asked, command):
     stated, right, region = answers
-    found = asked("evaluate", "answers.csv", *SAID, "--by", "region", "-q")["scores"]["methods"]["network"]
+    found = asked("evaluate", "answers.csv", *SAID, "--groups", "region", "-q")["scores"]["methods"]["network"]
     assert found["metrics"]["predicted"]["value"] == pytest.approx(stated.mean())
     assert found["metrics"]["observed"]["value"] == pytest.approx(right.mean())
     groups = {row["group"]: row for row in found["groups"]["groups"]}
     assert groups["eu"]["observed"] == pytest.approx(right[region == "eu"].mean())
-    result = command("evaluate", "answers.csv", *SAID, "--by", "region")
+    result = command("evaluate", "answers.csv", *SAID, "--groups", "region")
     assert "region=eu" in result.stdout
     assert "1 row was left out, without a label or a confidence" in result.stderr
 
 
 def test_weights_are_duplicated_rows(answers, asked):
     stated, right, _ = answers
-    weighted = asked("evaluate", "answers.csv", *SAID, "--weight", "w", "-q")["scores"]["methods"]["network"]["metrics"]
+    weighted = asked("evaluate", "answers.csv", *SAID, "--sample-weight", "w", "-q")["scores"]["methods"]["network"][
+        "metrics"
+    ]
     twice = 1 + np.arange(300) % 2
     assert weighted["observed"]["value"] == pytest.approx(np.repeat(right, twice).mean())
     assert weighted["predicted"]["value"] == pytest.approx(np.repeat(stated, twice).mean())
@@ -63,11 +65,24 @@ def test_fit_and_apply_a_confidence_and_keep_the_columns(answers, command, asked
 
 
 def test_compare_and_report_take_confidences_and_groups(answers, command, folder):
-    out = command("compare", "answers.csv", *SAID, "-m", "platt", "--by", "region", "--weight", "w").stdout
+    out = command("rank", "answers.csv", *SAID, "-m", "platt", "--groups", "region", "--sample-weight", "w").stdout
     assert "region=us" in out
     assert "the event is right" in out
     assert "calibration_slope" in out
-    command("report", "answers.csv", *SAID, "-m", "platt", "--by", "region", "--weight", "w", "-o", "page.html", "-q")
+    command(
+        "report",
+        "answers.csv",
+        *SAID,
+        "-m",
+        "platt",
+        "--groups",
+        "region",
+        "--sample-weight",
+        "w",
+        "-o",
+        "page.html",
+        "-q",
+    )
     page = (folder / "page.html").read_text("utf-8")
     assert "its mean predicted probability of right is" in page
     assert "Where is it wrong?" in page
@@ -75,7 +90,7 @@ def test_compare_and_report_take_confidences_and_groups(answers, command, folder
 
 
 def test_an_event_by_name_or_number(folder, asked, command):
-    ours = asked("evaluate", "test.npz", "--event", "cat", "--classes", "ant,bee,cat")
+    ours = asked("evaluate", "test.npz", "--event", "cat", "--class-names", "ant,bee,cat")
     assert ours["scores"]["event_name"] == "cat"
     by_number = asked("evaluate", "test.npz", "--event", "2")["scores"]
     assert ours["scores"] == {**by_number, "event_name": "cat"}
@@ -98,8 +113,8 @@ def test_an_event_by_name_or_number(folder, asked, command):
         (["--confidence", "stated"], "answers.csv: the file must have correct, got 'id', 'stated'"),
         (["--confidence", "id", "--correct", "right"], "id must lie in [0, 1]"),
         (["--confidence", "stated", "--correct", "w"], "w must be 0 or 1, wrong or right, got '2'"),
-        ([*SAID, "--by", "regoin"], "did you mean region?"),
-        ([*SAID, "--weight", "region"], "region must be numbers, got 'eu'"),
+        ([*SAID, "--groups", "regoin"], "did you mean region?"),
+        ([*SAID, "--sample-weight", "region"], "region must be numbers, got 'eu'"),
         ([*SAID, "--event", "7"], "--event must be a class, 0..1"),
         ([*SAID, "--event", "cat"], "--event must be the number of a class, got 'cat'"),
         (["--correct", "right"], "--correct goes with --confidence"),
@@ -109,8 +124,8 @@ def test_an_event_by_name_or_number(folder, asked, command):
 )
 @pytest.mark.parametrize("verb", ["evaluate", "fit"])
 def test_bad_input_is_one_line(answers, folder, command, verb, words, said):
-    if verb == "fit" and "--by" in words:
-        words = [word for word in words if word not in ("--by", "regoin")] + ["--weight", "regoin"]
+    if verb == "fit" and "--groups" in words:
+        words = [word for word in words if word not in ("--groups", "regoin")] + ["--sample-weight", "regoin"]
     more = ["-m", "platt", "-o", "cal.safetensors"] if verb == "fit" else []
     result = command(verb, "answers.csv", *words, *more, "-q", code=2)
     assert said in result.stderr
@@ -124,14 +139,14 @@ def test_bad_input_is_one_line(answers, folder, command, verb, words, said):
     [
         (["1", "-1"], "w must be weights, finite and not negative, got -1"),
         (["1", "nan"], "w must be weights, finite and not negative, got nan"),
-        (["0", "0"], "--weight must not all be zero"),
+        (["0", "0"], "--sample-weight must not all be zero"),
     ],
 )
 def test_bad_weights_are_one_line(folder, command, weights, said):
     rows = "\n".join(f"0.{5 + i % 4},{i % 2},{weights[i % 2]}" for i in range(40))
     (folder / "a.csv").write_text(f"stated,right,w\n{rows}\n")
     for words in (["evaluate", "a.csv"], ["fit", "a.csv", "-m", "platt", "-o", "cal.safetensors"]):
-        assert said in command(*words, *SAID, "--weight", "w", "-q", code=2).stderr
+        assert said in command(*words, *SAID, "--sample-weight", "w", "-q", code=2).stderr
 
 
 def test_string_labels_through_classes(folder, asked, command):
@@ -142,9 +157,9 @@ def test_string_labels_through_classes(folder, asked, command):
     (folder / "names.txt").write_text("ant\nbee\ncat\n")
     plain = asked("evaluate", "test.npz")["scores"]["methods"]["network"]["metrics"]["nll"]["value"]
     for classes in ("ant,bee,cat", "names.txt"):
-        found = asked("evaluate", "named.csv", "--classes", classes)["scores"]["methods"]["network"]["metrics"]
+        found = asked("evaluate", "named.csv", "--class-names", classes)["scores"]["methods"]["network"]["metrics"]
         assert found["nll"]["value"] == pytest.approx(plain, rel=1e-6)
-    assert "--classes names the classes" in command("evaluate", "named.csv", code=2).stderr
+    assert "--class-names names the classes" in command("evaluate", "named.csv", code=2).stderr
 
 
 def test_shards_end_to_end(folder, draw, command, asked):
@@ -156,8 +171,8 @@ def test_shards_end_to_end(folder, draw, command, asked):
         place.mkdir(parents=True, exist_ok=True)
         frame = pd.DataFrame({"id": range(i, 900, 3), "logits": z[i::3].tolist(), "label": y[i::3]})
         frame.to_parquet(place / f"{i}.parquet")
-    trueup.save("whole.npz", (z, y))
-    found = asked("evaluate", "parts", "--by", "region")["scores"]["methods"]["network"]["groups"]["groups"]
+    trueup.save((z, y), "whole.npz")
+    found = asked("evaluate", "parts", "--groups", "region")["scores"]["methods"]["network"]["groups"]["groups"]
     assert {row["group"]: row["rows"] for row in found} == {"eu": 300, "us": 600}
     command("fit", "parts", "-m", "temperature", "-o", "cal.safetensors", "-q")
     out = command("apply", "cal.safetensors", "parts", "-o", "after").stdout
@@ -165,8 +180,8 @@ def test_shards_end_to_end(folder, draw, command, asked):
     after = pd.read_parquet(folder / "after" / "region=us" / "1.parquet", partitioning=None)
     assert after["id"].tolist() == list(range(1, 900, 3))
     assert after["label"].tolist() == y[1::3].tolist()
-    assert "after" not in command("compare", "parts", "-m", "temperature").stdout
-    ours = asked("compare", "parts", "after", "-m", "temperature")["audit"]
+    assert "after" not in command("rank", "parts", "-m", "temperature").stdout
+    ours = asked("rank", "parts", "after", "-m", "temperature")["audit"]
     assert ours["calibration_rows"] == 900
     assert ours["scores"]["rows"] == 900
     command("report", "parts", "-m", "temperature", "-o", "page.html", "-q")
@@ -175,7 +190,7 @@ def test_shards_end_to_end(folder, draw, command, asked):
 
 
 def test_the_stated_confidences_of_a_language_model(data, asked):
-    found = asked("evaluate", data / REAL, "--confidence", "stated_confidence", "--by", "category", "-q")["scores"]
+    found = asked("evaluate", data / REAL, "--confidence", "stated_confidence", "--groups", "category", "-q")["scores"]
     metrics = found["methods"]["network"]["metrics"]
     assert metrics["predicted"]["value"] == pytest.approx(0.9283, abs=5e-5)
     assert metrics["observed"]["value"] == pytest.approx(0.7601, abs=5e-5)
@@ -186,7 +201,18 @@ def test_the_stated_confidences_of_a_language_model(data, asked):
 def test_report_by_group_and_weight(answers, command):
     pytest.importorskip("plotly", reason="plotly is not installed")
     command(
-        "report", "answers.csv", *SAID, "--by", "region", "--weight", "w", "-m", "temperature", "-o", "a.html", "-q"
+        "report",
+        "answers.csv",
+        *SAID,
+        "--groups",
+        "region",
+        "--sample-weight",
+        "w",
+        "-m",
+        "temperature",
+        "-o",
+        "a.html",
+        "-q",
     )
     with open("a.html", encoding="utf-8") as file:
         page = file.read()
@@ -197,7 +223,7 @@ def test_report_by_group_and_weight(answers, command):
 
 def test_monitor_by_group_goes_on_after_a_restart(answers):
     _, right, region = answers
-    words = ("monitor", "answers.csv", *SAID, "--by", "region", "--state", "watch.safetensors")
+    words = ("monitor", "answers.csv", *SAID, "--groups", "region", "--state", "watch.safetensors")
     for times in (1, 2):
         result = CliRunner().invoke(app, [*words, "--json", "-q"])
         assert result.exit_code in (0, 3), result.output

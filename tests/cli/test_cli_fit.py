@@ -1,19 +1,21 @@
 """fit and apply."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import trueup
-from trueup.io.artifacts import read_header
+from trueup.io import read_header
 
 
 def test_fit_saves_what_the_library_fits(folder, command):
     out = command("fit", "val.npz", "-m", "temperature", "-o", "cal.safetensors").stdout
     wanted = trueup.METHODS["temperature"](*trueup.load("val.npz"))
     assert out == f"{wanted!r}\n\nWritten: cal.safetensors\n"
-    assert trueup.load_calibrator("cal.safetensors").config() == wanted.config()
+    assert trueup.load("cal.safetensors").config() == wanted.config()
     told = read_header("cal.safetensors")
-    assert told.classes == 3
+    assert told.n_classes == 3
     assert told.summary == {"method": "temperature", "fitted to": "val.npz", "rows": 300}
 
 
@@ -43,7 +45,7 @@ def test_apply_calibrates_and_keeps_the_labels(folder, command):
     out = command("apply", "cal.safetensors", "test.npz", "-o", "after.csv").stdout
     assert out == "Temperature on 400 rows of 3 classes\n\nWritten: after.csv\n"
     before, after = trueup.load("test.npz"), trueup.load("after.csv")
-    wanted = trueup.load_calibrator("cal.safetensors")(before.logits)
+    wanted = trueup.load("cal.safetensors")(before.logits)
     assert np.array_equal(after.logits.astype(np.float32), wanted)
     assert np.array_equal(after.labels, before.labels)
 
@@ -62,7 +64,7 @@ def test_quiet_prints_nothing(folder, command):
 
 def test_another_number_of_classes_is_refused(folder, command):
     command("fit", "val.npz", "-m", "vector", "-o", "cal.safetensors")
-    trueup.save("four.npz", (np.zeros((5, 4)), [0, 1, 2, 3, 0]))
+    trueup.save((np.zeros((5, 4)), [0, 1, 2, 3, 0]), "four.npz")
     line = command("apply", "cal.safetensors", "four.npz", "-o", "after.npz", code=2).stderr
     assert "3" in line
     assert "4" in line
@@ -80,7 +82,7 @@ def test_an_input_is_never_overwritten(folder, command, name):
 
 
 def test_the_labels_beside_an_array_are_an_input_too(folder, command):
-    trueup.save("x.npy", trueup.load("val.npz"))
+    trueup.save(trueup.load("val.npz"), "x.npy")
     command("fit", "x.npy", "-m", "temperature", "-o", "cal.safetensors")
     line = command("apply", "cal.safetensors", "x.npy", "-o", "x.labels.npy", code=2).stderr
     assert "would overwrite the input x.npy" in line
@@ -93,5 +95,16 @@ def test_a_calibrator_is_no_file_of_logits(folder, command):
 
 
 def _safetensors():
-    trueup.save("logits.safetensors", trueup.load("val.npz"))
+    trueup.save(trueup.load("val.npz"), "logits.safetensors")
     return "logits.safetensors"
+
+
+def test_apply_refuses_classes_in_another_order(folder, command):
+    z, y = trueup.load("val.npz")
+    rows = [",".join([*map(str, row), str(label)]) for row, label in zip(z.tolist(), y.tolist(), strict=True)]
+    Path("named.csv").write_text("cat,dog,bird,label\n" + "\n".join(rows))
+    command("fit", "named.csv", "--logits", "cat,dog,bird", "-m", "temperature", "-o", "cal.safetensors")
+    assert read_header("cal.safetensors").class_names == ("cat", "dog", "bird")
+    command("apply", "cal.safetensors", "named.csv", "-o", "out.csv", "--logits", "cat,dog,bird")
+    refused = command("apply", "cal.safetensors", "named.csv", "-o", "out.csv", "--logits", "dog,cat,bird", code=2)
+    assert "must be those of the fit in their order (cat, dog, bird), got dog, cat, bird" in refused.stderr

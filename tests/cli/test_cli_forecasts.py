@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from trueup.io.artifacts import load_recalibrator
-from trueup.io.forecasts import load_forecasts, save_columns
-from trueup.metrics.forecast_table import evaluate_forecasts
+from trueup import load
+from trueup.io import load_forecasts, save_columns
+from trueup.metrics import evaluate_forecasts
 
 COLUMNS = ("--mean", "mu", "--std", "sd", "--target", "sold")
 
@@ -32,7 +32,7 @@ def test_evaluate_prints_the_table(command, asked, files):
     done = command("evaluate", files / "val.csv", *COLUMNS, "--resamples", "50")
     assert "200 rows, Gaussian forecasts" in done.stdout
     assert "too narrow" in done.stdout
-    found = asked("evaluate", files / "val.csv", *COLUMNS, "--weight", "w", "--seed", "3")
+    found = asked("evaluate", files / "val.csv", *COLUMNS, "--sample-weight", "w", "--seed", "3")
     table = load_forecasts(files / "val.csv", mean="mu", std="sd", targets="sold", weights="w")
     assert found["scores"] == evaluate_forecasts(*table, **table.options(), seed=3).to_dict()
     quantiles = command("evaluate", files / "val.csv", "--quantiles", "q10,q50,q90", "--target", "sold", "-q")
@@ -45,8 +45,8 @@ def test_evaluate_prints_the_table(command, asked, files):
 def test_clusters_reach_every_verb(command, asked, files, tmp_path):
     town = (*COLUMNS, "--clusters", "town")
     assert "40 clusters (town): intervals by town" in command("evaluate", files / "val.csv", *town).stdout
-    assert asked("compare", files / "val.csv", files / "test.csv", *town)["audit"]["scores"]["clusters"] == 40
-    assert asked("compare", files / "val.csv", *town)["audit"]["cross_fitted"]
+    assert asked("rank", files / "val.csv", files / "test.csv", *town)["audit"]["scores"]["clusters"] == 40
+    assert asked("rank", files / "val.csv", *town)["audit"]["cross_fitted"]
     assert asked("fit", files / "val.csv", *town, "-o", tmp_path / "r.safetensors")["chosen"] == "variance"
     command("fit", files / "val.csv", *town, "-m", "quantiles", "-o", tmp_path / "r.safetensors")
 
@@ -55,7 +55,7 @@ def test_fit_and_apply(command, asked, files, tmp_path):
     fitted = tmp_path / "r.safetensors"
     done = command("fit", files / "val.csv", *COLUMNS, "-o", fitted)
     assert "Chosen: variance" in done.stdout
-    scale = float(load_recalibrator(fitted).scale)
+    scale = float(load(fitted).scale)
     assert scale == pytest.approx(2, rel=0.15)
     for suffix in (".csv", ".npz", ".parquet"):
         out = tmp_path / f"out{suffix}"
@@ -70,13 +70,13 @@ def test_fit_and_apply(command, asked, files, tmp_path):
 
 
 def test_compare_and_report(command, asked, files, tmp_path):
-    done = command("compare", files / "val.csv", files / "test.csv", *COLUMNS)
+    done = command("rank", files / "val.csv", files / "test.csv", *COLUMNS)
     assert "fitted to 200" in done.stdout
     page, fitted = tmp_path / "page.html", tmp_path / "r.safetensors"
     done = command("report", files / "val.csv", *COLUMNS, "-o", page, "-c", fitted, "--title", "sales")
     assert "Chosen on held-out rows: variance scaling" in done.stdout
     assert "sales" in page.read_text()
-    assert load_recalibrator(fitted) is not None
+    assert load(fitted) is not None
     found = asked("report", files / "val.csv", "--quantiles", "q*", "--target", "sold", "-o", page)
     assert found["audit"]["chosen"] == "raw"
 

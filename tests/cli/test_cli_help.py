@@ -14,13 +14,13 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from trueup._core import __version__
 from trueup.cli import app
-from trueup.core import __version__
 
 VERBS = (
-    *("evaluate", "compare", "report", "monitor", "fit", "apply", "decide", "sets", "plan"),
-    *("clamp", "repair", "train", "study", "serve", "demo"),
-    *("methods", "metrics", "losses", "networks", "datasets"),
+    *("evaluate", "compare", "rank", "report", "monitor", "fit", "apply", "decide", "sets", "plan"),
+    *("clamp", "repair", "serve", "demo"),
+    *("methods", "metrics", "losses"),
 )
 HEAVY = ("torch", "numpy", "scipy", "plotly", "matplotlib", "pandas", "fastapi", "sklearn")
 
@@ -62,28 +62,33 @@ LIBRARY = {
             "seed": "seed",
         }
     },
-    "compare": {"trueup.report.audit:audit": {name: name for name in ("bins", "level", "folds", "seed")}},
-    "monitor": {"trueup.monitor.monitor:Monitor": {name: name for name in ("alpha", "window", "bins")}},
-    "clamp": {"trueup.clamping.fit:clamp": {name: name for name in ("recipe", "loss", "penalty", "input_map", "seed")}},
-    "repair": {"trueup.clamping.input_repair:repair": {name: name for name in ("temperature", "budget", "seed")}},
-    "train": {
-        "trueup.training.loop:train": {
-            name: name for name in ("batch_size", "optimiser", "lr", "weight_decay", "schedule", "seed")
-        },
-        "trueup.training.data:load_data": {"data": "name"},
+    "rank": {"trueup.reports:report": {name: name for name in ("bins", "level", "folds", "seed")}},
+    "monitor": {
+        "trueup.monitor:Monitor": {"level": "alpha"},
+        "trueup.monitor:MonitorSizes": {"window": "window", "bins": "bins"},
+    },
+    "clamp": {
+        "trueup.clamping:clamp": {name: name for name in ("recipe", "seed")},
+        "trueup.clamping:Objective": {name: name for name in ("loss", "penalty")},
+        "trueup.clamping:MapOptions": {"input_map": "kind"},
+    },
+    "repair": {
+        "trueup.adaptation:AdaptOptions": {name: name for name in ("temperature", "budget")},
+        "trueup.adaptation:repair": {"seed": "seed"},
     },
     "decide": {
-        "trueup.decisions:threshold": {name: name for name in ("risk", "at_most", "certainty")},
+        "trueup.decisions:threshold": {"risk": "risk", "max_risk": "max_risk", "level": "level"},
         "trueup.decisions:estimate_prior": {"seed": "seed"},
     },
-    "sets": {"trueup.decisions:PredictionSets.fit": {name: name for name in ("score", "alpha", "seed")}},
-    "plan": {"trueup.decisions:plan": {name: name for name in ("certainty", "seed")}},
+    "sets": {"trueup.decisions:PredictionSets.fit": {"score": "score", "coverage": "coverage", "seed": "seed"}},
+    "plan": {"trueup.decisions:plan": {"seed": "seed"}, "trueup.decisions:Promise": {"level": "level"}},
     "serve": {"trueup.serve.server:run": {"host": "host", "port": "port"}},
     "demo": {"trueup.demo:run": {"folder": "folder", "seed": "seed"}},
 }
 """Verb → function of the library → option → its argument."""
-LIBRARY["report"] = LIBRARY["compare"]
-OF_FILES = {"trueup.io.load_save:load": {"logits": "logits", "labels": "labels"}}
+LIBRARY["report"] = LIBRARY["rank"]
+LIBRARY["compare"] = LIBRARY["evaluate"]
+OF_FILES = {"trueup.io.predictions:Fields": {"logits": "logits", "labels": "labels"}}
 OWN = {"data_dir", "store"}
 """Options whose default is not the library's."""
 
@@ -100,12 +105,15 @@ def test_help_states_the_defaults_of_the_library(verb):
     stated = stated_defaults(verb)
     files = OF_FILES if "logits" in stated else {}
     of_forecasts = {name: name + "s" * (name == "target") for name in ("mean", "std", "target") if name in stated}
-    files = {**files, "trueup.io.forecasts:load_forecasts": of_forecasts}
+    files = {**files, "trueup.io.forecasts:ForecastFields": of_forecasts}
     expected = {}
     for where, arguments in {**LIBRARY.get(verb, {}), **files}.items():
         module, name = where.split(":")
         parameters = inspect.signature(reduce(getattr, name.split("."), import_module(module))).parameters
-        expected |= {option: str(parameters[argument].default) for option, argument in arguments.items()}
+        defaults = {option: (argument, parameters[argument].default) for option, argument in arguments.items()}
+        expected |= {
+            key: str(1 - value if argument == "alpha" else value) for key, (argument, value) in defaults.items()
+        }
     assert stated == expected
 
 
@@ -114,7 +122,6 @@ def test_options_tell_the_defaults_of_the_library():
         return " ".join(CliRunner().invoke(app, [verb, "--help"]).output.split())
 
     assert "of the calibration errors (default 15)." in text("evaluate")
-    assert "Learning rate (default 0.1)." in text("train")
     assert "How to fit (default subspace)." in text("clamp")
     assert "olds of the cross-validation (default 5)." in text("report")
     assert "Port (default 8000)." in text("serve")
@@ -130,6 +137,42 @@ for verb in {("", *VERBS)}:
 print([room for room in {HEAVY} if room in sys.modules])
 """
     assert run("-c", code).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("module", ["trueup.cli.verbs", "trueup.serve", "trueup.serve.server", "trueup.serve.app"])
+def test_the_doors_load_no_torch(module):
+    if module == "trueup.serve.app":
+        pytest.importorskip("fastapi", reason="fastapi is not installed")
+    assert run("-c", f"import sys, {module}; print('torch' in sys.modules)").stdout == "False\n"
+
+
+def test_evaluate_loads_no_torch_and_nothing_slow(tmp_path):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "a.npz", logits=rng.normal(size=(99, 3)), labels=rng.integers(0, 3, 99))
+    slow = ("torch", "pandas", "matplotlib", "scipy.stats", "scipy.optimize", "pydantic", "multiprocessing.context")
+    code = f"""
+import sys
+from trueup.cli import app
+app(["evaluate", {str(tmp_path / "a.npz")!r}, "-q"], standalone_mode=False)
+print([name for name in {slow} if name in sys.modules])
+"""
+    assert run("-c", code).stdout.splitlines()[-1] == "[]"
+
+
+def test_without_torch_one_line_says_how_to_get_it(tmp_path):
+    (tmp_path / "mine.py").write_text("def net(): return None\n")
+    np.savez(tmp_path / "a.npz", images=np.zeros((4, 8, 8), np.uint8), labels=np.zeros(4, int))
+    code = f"""
+import os, sys
+sys.modules["torch"] = None
+os.chdir({str(tmp_path)!r})
+sys.argv = ["trueup", "clamp", "mine:net", "--data", "a.npz", "-o", "c.safetensors"]
+from trueup.cli import main
+main()
+"""
+    done = run("-c", code)
+    assert done.returncode == 2
+    assert done.stderr == "trueup: torch is not installed: pip install 'trueup[torch]'\n"
 
 
 def test_help_is_quick():
@@ -152,8 +195,6 @@ def test_version():
         ("trueup fit val.npz -m temperature_h", ["temperature_histogram"]),
         ("trueup eval", ["evaluate"]),
         ("trueup evaluate x --metric smooth", ["smooth_ece"]),
-        ("trueup train --loss dual", ["dual_focal"]),
-        ("trueup train --network wrn16", ["wrn16x4"]),
     ],
 )
 def test_names_complete(words, offered):
@@ -190,9 +231,10 @@ from typer.testing import CliRunner
 from trueup.cli import app
 os.chdir({str(tmp_path)!r})
 assert CliRunner().invoke(app, ["report", "val.npz", "test.npz", "-q"]).exit_code == 0
-print(*(name for name in sys.modules if name.split(".")[0] == "trueup"))
+print(*(name for name in sys.modules if name.startswith("trueup")))
 """
     loaded = run("-c", code).stdout.split()
-    assert {name.split(".")[1] for name in loaded if "." in name} & {"clamping", "training", "study", "serve"} == set()
-    assert "trueup.report.page" in loaded
-    assert len(loaded) <= 65  # a file for each figure, method, and candidate of the automatic choice
+    assert {name.split(".")[1] for name in loaded if "." in name} & {"clamping", "serve"} == set()
+    assert not [name for name in loaded if name.startswith("trueup_studies")]
+    assert "trueup.reports.page" in loaded
+    assert len(loaded) <= 75  # a file for each figure, method, and candidate of the automatic choice

@@ -2,6 +2,8 @@
 
 import pytest
 
+import trueup
+
 EVALUATE = {
     "schema": int,
     "verb": str,
@@ -24,6 +26,16 @@ EVALUATE = {
     },
 }
 COMPARE = {
+    "schema": int,
+    "verb": str,
+    "files": list,
+    "split": None,
+    "scores": {
+        "rows": int,
+        "methods": {"test": {"change": {}}, "other": {"change": {"ece": {"value": float, "low": float}}}},
+    },
+}
+RANK = {
     "schema": int,
     "verb": str,
     "val": str,
@@ -88,8 +100,8 @@ DECIDE = {
         "threshold": float,
         "risk": str,
         "event": int,
-        "at_most": float,
-        "certainty": float,
+        "max_risk": float,
+        "level": float,
         "rows": int,
         "answered": int,
         "coverage": float,
@@ -138,7 +150,7 @@ SETS = {
     "test": str,
     "output": None,
     "score": str,
-    "alpha": float,
+    "coverage": float,
     "rows": int,
     "limit": list,
     "mean_size": float,
@@ -165,9 +177,7 @@ PLAN = {
         "rows_for_ece": int,
         "precision": float,
         "rows_for_promise": int,
-        "at_most": float,
-        "coverage": None,
-        "certainty": float,
+        "promise": {"max_risk": float, "coverage": None, "level": float},
         "rows_for_comparison": None,
         "difference": None,
     },
@@ -185,7 +195,7 @@ MONITOR = {
         "alarm": None,
         "unlabelled": None,
         "promise": {
-            **dict.fromkeys(("threshold", "at_most", "certainty", "coverage", "observed", "low", "high"), float),
+            **dict.fromkeys(("threshold", "max_risk", "level", "coverage", "observed", "low", "high"), float),
             "risk": str,
             "answered": int,
             "wrong": int,
@@ -209,16 +219,19 @@ def check(found, wanted, where=""):
 
 
 def test_the_schema_of_each_verb(folder, asked):
+    logits, labels = trueup.load("test.npz")
+    trueup.save((logits / 3, labels), "other.npz")
     fitted = ("fit", "val.npz", "-o", "cal.safetensors")
     for words, wanted in (
         (("evaluate", "test.npz"), EVALUATE),
-        (("compare", "val.npz", "test.npz", "-m", "temperature"), COMPARE),
+        (("compare", "test.npz", "other.npz"), COMPARE),
+        (("rank", "val.npz", "test.npz", "-m", "temperature"), RANK),
         (fitted, FIT),
         (("apply", "cal.safetensors", "test.npz", "-o", "after.npz"), APPLY),
-        (("decide", "val.npz", "test.npz", "--event", "1", "--at-most", "0.6"), DECIDE),
+        (("decide", "val.npz", "test.npz", "--event", "1", "--max-risk", "0.6"), DECIDE),
         (("sets", "val.npz", "test.npz"), SETS),
-        (("plan", "val.npz", "--precision", "0.05", "--at-most", "0.6"), PLAN),
-        (("monitor", "after.npz", "--threshold", "0.3", "--at-most", "0.9"), MONITOR),
+        (("plan", "val.npz", "--precision", "0.05", "--max-risk", "0.6"), PLAN),
+        (("monitor", "after.npz", "--threshold", "0.3", "--max-risk", "0.9"), MONITOR),
     ):
         found = asked(*words)
         check(found, wanted, words[0])

@@ -2,15 +2,14 @@
 
 import re
 import sys
-from importlib import import_module
 
 import numpy as np
 import pytest
 
 import trueup
-from trueup.cli import evaluate, output
-from trueup.core.formatting import format_evidence, format_p
-from trueup.report.audit import audit
+from trueup._core.formatting import format_evidence, format_p
+from trueup.cli import output, rank
+from trueup.reports import report
 
 
 def terminal(monkeypatch, columns):
@@ -31,9 +30,9 @@ def test_a_table_is_never_cut(columns, monkeypatch, capsys):
 
 
 def test_the_chosen_method_is_first_and_no_more_are_shown_than_asked_for(draw, monkeypatch, capsys):
-    result = audit(draw(300, 0), draw(300, 1), methods=["vector", "ets", "temperature", "svs"], progress=False)
-    monkeypatch.setattr(evaluate, "SHOWN", 4)
-    evaluate.print_audit(result, None)
+    result = report(draw(300, 0), draw(300, 1), methods=["vector", "ets", "temperature", "svs"], progress=False).audit
+    monkeypatch.setattr(rank, "SHOWN", 4)
+    rank.print_audit(result, None)
     out = capsys.readouterr().out
     table = out.split("\n\n")[1].splitlines()
     names = [line.split()[0] for line in table[1:]]
@@ -44,12 +43,12 @@ def test_the_chosen_method_is_first_and_no_more_are_shown_than_asked_for(draw, m
     assert losses == sorted(losses)
     (hidden,) = {*result.scores.methods} - {*names}
     assert f"Not shown, with a larger held-out loss: {hidden}; --all shows them." in out
-    evaluate.print_audit(result, None, show_all=True)
+    rank.print_audit(result, None, show_all=True)
     assert hidden in capsys.readouterr().out.split("\n\n")[1]
 
 
 def test_few_rows_prove_nothing(tmp_path, command):
-    trueup.save(tmp_path / "one.npz", (np.array([[2.0, 0.0, 0.0]]), np.array([0])))
+    trueup.save((np.array([[2.0, 0.0, 0.0]]), np.array([0])), tmp_path / "one.npz")
     out = command("evaluate", tmp_path / "one.npz").stdout
     assert "Nothing speaks against calibration" not in out
     assert "1 row is too few to tell whether it is calibrated" in out
@@ -58,7 +57,7 @@ def test_few_rows_prove_nothing(tmp_path, command):
 
 def test_probabilities_are_written_and_read_again(folder, command):
     command("fit", "val.npz", "-m", "temperature", "-o", "cal.safetensors")
-    calibrated = trueup.load_calibrator("cal.safetensors")(trueup.load("test.npz").logits)
+    calibrated = trueup.load("cal.safetensors")(trueup.load("test.npz").logits)
     for suffix in ("npz", "npy", "csv", "jsonl", "parquet", "safetensors"):
         command("apply", "cal.safetensors", "test.npz", "--output-probs", "-o", f"after.{suffix}")
         logits, labels = trueup.load(f"after.{suffix}", probs=True)
@@ -69,22 +68,10 @@ def test_probabilities_are_written_and_read_again(folder, command):
 
 def test_a_map_of_other_classes_is_refused(folder, command):
     command("fit", "val.npz", "-m", "temperature", "-o", "cal.safetensors")
-    trueup.save("wide.npz", (np.zeros((4, 100)), np.arange(4)))
+    trueup.save((np.zeros((4, 100)), np.arange(4)), "wide.npz")
     result = command("apply", "cal.safetensors", "wide.npz", "-o", "after.npz", code=2)
     assert "logits must have the 3 classes of the fit, got 100" in result.stderr
     assert not (folder / "after.npz").exists()
-
-
-def test_a_study_whose_cells_all_fail_does_not_end_well(folder, command, monkeypatch):
-    words = "study", "post-hoc", "--data", "overconfident", "--seeds", 1, "-m", "temperature", "--workers", 1
-    module = import_module("trueup.study.run")
-    monkeypatch.setattr(module, "execute", lambda work, cell: module._CellResult([], "KeyError: broken", 0.0))
-    result = command(*words, code=1)
-    assert "failed: KeyError: broken" in result.stderr
-
-
-def test_a_study_looks_for_its_folder_first(folder, command):
-    assert "no such folder" in command("study", "rethinking", "--data-dir", "nowhere", code=2).stderr
 
 
 def test_evidence_beyond_telling_is_told_in_words():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import trueup
-from trueup.monitor import load_monitor
+from trueup import load
 
 
 @pytest.fixture
@@ -12,8 +12,8 @@ def shards(folder, draw):
     z, y = draw(900, 3)
     (folder / "parts").mkdir()
     for i in range(3):
-        trueup.save(f"parts/{i}.npz", (z[i::3], y[i::3]))
-    trueup.save("whole.npz", (z, y))
+        trueup.save((z[i::3], y[i::3]), f"parts/{i}.npz")
+    trueup.save((z, y), "whole.npz")
     return folder
 
 
@@ -35,12 +35,12 @@ def test_shards_are_fitted_as_one(shards, asked):
 
 
 def test_a_pool_may_read_them(shards, asked):
-    assert asked("evaluate", "parts", "--cluster", "processes:1")["scores"] == asked("evaluate", "parts")["scores"]
+    assert asked("evaluate", "parts", "--scheduler", "processes:1")["scores"] == asked("evaluate", "parts")["scores"]
 
 
 def test_what_shards_cannot_do_is_told(shards, command):
     assert "shards take one method of temperature" in command("fit", "parts", "-o", "c.safetensors", code=2).stderr
-    assert "--cluster is for shards" in command("evaluate", "whole.npz", "--cluster", "local", code=2).stderr
+    assert "--scheduler is for shards" in command("evaluate", "whole.npz", "--scheduler", "local", code=2).stderr
     (shards / "parts" / "1.npz").write_bytes(b"PK nothing")
     assert "1.npz" in command("evaluate", "parts", code=2).stderr
     result = command("evaluate", "parts", "--skip-bad")
@@ -50,7 +50,7 @@ def test_what_shards_cannot_do_is_told(shards, command):
 
 def test_logs_are_replayed(folder, draw, asked, command):
     for day, sharper in enumerate((1.0, 1.0, 3.0)):
-        trueup.save(f"day{day}.npz", draw(1500, 10 + day, sharper))
+        trueup.save(draw(1500, 10 + day, sharper), f"day{day}.npz")
     calm = asked("monitor", "day0.npz", "day1.npz")
     assert calm["status"]["rows"] == 3000
     assert calm["status"]["alarm"] is None
@@ -60,24 +60,24 @@ def test_logs_are_replayed(folder, draw, asked, command):
 
 
 def test_a_state_goes_on(folder, draw, asked, command):
-    trueup.save("one.npz", draw(700, 1, 1.0))
-    trueup.save("two.npz", draw(700, 2, 1.0))
+    trueup.save(draw(700, 1, 1.0), "one.npz")
+    trueup.save(draw(700, 2, 1.0), "two.npz")
     asked("monitor", "one.npz", "--state", "watch.safetensors")
     later = asked("monitor", "two.npz", "--state", "watch.safetensors")
     assert later["status"] == asked("monitor", "one.npz", "two.npz")["status"]
-    assert load_monitor("watch.safetensors").rows == 1400
-    refused = command("monitor", "one.npz", "--state", "watch.safetensors", "--alpha", "0.1", code=2)
-    assert "has its own settings: leave out --alpha" in refused.stderr
+    assert load("watch.safetensors").rows == 1400
+    refused = command("monitor", "one.npz", "--state", "watch.safetensors", "--level", "0.9", code=2)
+    assert "has its own settings: leave out --level" in refused.stderr
 
 
 @pytest.mark.parametrize("suffix", ["npz", "npy", "csv", "parquet", "safetensors"])
 def test_a_calibrator_needs_no_labels(folder, draw, command, suffix):
-    from trueup.io.load_save import load_logits, save_logits
+    from trueup.io import load_logits, save_logits
 
     z, _ = draw(50, 5)
     save_logits(f"new.{suffix}", z)
     command("fit", "val.npz", "-m", "temperature", "-o", "cal.safetensors")
     command("apply", "cal.safetensors", f"new.{suffix}", "-o", f"after.{suffix}")
-    wanted = trueup.load_calibrator("cal.safetensors")(z)
+    wanted = trueup.load("cal.safetensors")(z)
     np.testing.assert_allclose(load_logits(f"after.{suffix}"), wanted, rtol=1e-6)
     assert "label" in command("evaluate", f"new.{suffix}", code=2).stderr

@@ -18,7 +18,7 @@ def test_the_walk_over_real_logits(data, tmp_path, monkeypatch, command, asked):
     assert before["ece"]["value"] == pytest.approx(0.0550, abs=5e-4)
     assert after["ece"]["value"] == pytest.approx(0.0095, abs=5e-4)
     assert after["accuracy"] == before["accuracy"]
-    found = asked("compare", both, "-m", "temperature", "-m", "svs")["audit"]["scores"]["methods"]
+    found = asked("rank", both, "-m", "temperature", "-m", "svs")["audit"]["scores"]["methods"]
     assert found["raw"]["metrics"]["ece"] == before["ece"]
     assert found["temperature"]["metrics"]["ece"]["value"] == pytest.approx(after["ece"]["value"], abs=1e-6)
 

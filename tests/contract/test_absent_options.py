@@ -6,13 +6,13 @@ from functools import cache
 
 import numpy as np
 import pytest
-import torch
 
+from optional import torch
 from reference import masked_nll_temperature
 from trueup import METHODS, METRICS, compare, evaluate
-from trueup.core import native
-from trueup.core.arrays import as_logits, as_tensors
-from trueup.core.errors import InputError, PaddedOptions
+from trueup._core import native
+from trueup._core.arrays import as_arrays, as_logits
+from trueup._core.errors import InputError, PaddedOptions
 
 TRUTH = 1.65
 BY_CLASSES = {"ms_odir", "dirichlet", "dirichlet_odir", "svs", "sms", "sms_cv", "low_rank", "residual", "diagonal_sms"}
@@ -63,7 +63,9 @@ def test_absent_stays_absent_and_the_rest_is_a_distribution(name):
         assert np.isfinite(out[~absent]).all()
         assert (probs(out)[absent] == 0).all()
     tensor = fitted(name)(torch.tensor(new))
-    assert np.array_equal(tensor.numpy(), fitted(name)(new))
+    np.testing.assert_allclose(
+        tensor.numpy(), fitted(name)(new), rtol=0, atol=1e-6 if name == "density_ratio" else 1e-12
+    )
     full = np.where(absent, 0.5, new)
     assert np.isfinite(fitted(name)(full)).all()
 
@@ -170,12 +172,12 @@ def test_padding_is_read_as_absent(name):
     with pytest.warns(PaddedOptions):
         out = calibrator(padded)
     assert np.allclose(probs(out), probs(fitted(name)(logits)))
-    assert np.array_equal(calibrator(torch.tensor(padded)).numpy(), out)
+    assert np.allclose(calibrator(torch.tensor(padded)).numpy(), out, rtol=1e-9, atol=1e-9)
 
 
 def test_large_numbers_of_honest_rows_are_no_padding():
     for row in ([1e4, -1e4, 0.0], [0.0, -1e4, -1e4], [-5000.0, -5001.0, -1e4], [3.0, 2.0, -12345.6], [3.0, -9e9, -1e9]):
-        assert torch.isfinite(as_logits([row])).all()
+        assert np.isfinite(as_logits([row])).all()
 
 
 def test_rows_and_labels_without_an_option_are_refused_by_number():
@@ -187,15 +189,15 @@ def test_rows_and_labels_without_an_option_are_refused_by_number():
     with pytest.raises(InputError, match=r"at least 2 options in each row, got 1 in row 0"):
         as_logits([[1.0, -inf]])
     with pytest.raises(InputError, match=r"got 2 in row 1, where that option is absent \(-inf\), and 1 such in all"):
-        as_tensors([[1.0, 2.0, 3.0], [1.0, 2.0, -inf]], [2, 2])
+        as_arrays([[1.0, 2.0, 3.0], [1.0, 2.0, -inf]], [2, 2])
     with pytest.raises(InputError, match="an absent one in row 0"):
         METRICS["nll"]([[1.0, 2.0, -inf]], [[0.5, 0.25, 0.25]])
     with pytest.raises(InputError, match=r"got 2 in row 0, where that option is absent"), pytest.warns(PaddedOptions):
-        as_tensors([[1.0, 2.0, -1e9]], [2])
+        as_arrays([[1.0, 2.0, -1e9]], [2])
     for bad in (np.nan, np.inf):
         with pytest.raises(InputError, match="finite"):
             as_logits([[1.0, 2.0, -inf], [1.0, 2.0, bad]])
-    z, y = as_tensors([[1.0, 2.0, 3.0]], [2])
+    z, y = as_arrays([[1.0, 2.0, 3.0]], [2])
     with pytest.raises(InputError, match="row 0"):  # labels that were checked beside other logits
-        as_tensors(torch.tensor([[1.0, 2.0, -inf]]), y)
-    assert as_tensors(z, y)[0] is z
+        as_arrays(torch.tensor([[1.0, 2.0, -inf]]), y)
+    assert as_arrays(z, y)[0] is z

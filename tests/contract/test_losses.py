@@ -7,12 +7,11 @@ import pickle
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 import reference
+from optional import nn, torch
 from strategies import calibrated, pairs
 from trueup import LOSSES, losses
 

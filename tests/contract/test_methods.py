@@ -11,7 +11,9 @@ import torch
 
 from strategies import calibrated
 from trueup import METHODS, metrics
-from trueup.calibrators.base import Calibrator
+from trueup._core.values import parameters
+from trueup.calibrators import Calibrator
+from trueup.models import as_module
 
 LOGITS, LABELS = calibrated(400, 4, temperature=2.0, scale=2.0)
 NEW = calibrated(60, 4, seed=1)[0] * 2
@@ -51,7 +53,7 @@ def test_rows_are_finite_and_kinds_are_kept(name):
         assert out.shape == NEW.shape
         assert np.isfinite(out).all()
         tensor = calibrator(torch.tensor(NEW.astype(dtype)))
-        assert np.array_equal(tensor.numpy(), out)
+        assert np.allclose(tensor.numpy(), out, rtol=0, atol=1e-12 if dtype == np.float64 else 2e-6)
     assert np.allclose(probs(calibrator(NEW.astype(np.float32))), probs(calibrator(NEW)), atol=2e-5)
 
 
@@ -178,8 +180,53 @@ def test_config_pickle_and_copy(name):
 
 
 @names
+def test_a_calibrator_is_frozen(name):
+    calibrator = fitted(name)
+    for attribute in (*calibrator.config(), "certificate", "anything"):
+        with pytest.raises(AttributeError, match="is frozen"):
+            setattr(calibrator, attribute, 1.0)
+    for other in (calibrator, pickle.loads(pickle.dumps(calibrator))):
+        for parameter in parameters(other).values():
+            assert isinstance(parameter, float) or not parameter.flags.writeable
+
+
+@names
+def test_the_module_of_a_calibrator_has_its_parameters_as_buffers(name):
+    calibrator, module = fitted(name), as_module(fitted(name))
+    assert set(module.state_dict()) == set(parameters(calibrator))
+    assert np.allclose(module(torch.tensor(NEW)).numpy(), calibrator(NEW), rtol=0, atol=1e-12)
+    assert as_module(module) is module
+
+
+@names
+def test_every_kind_of_array_is_mapped_by_the_same_lines(name):
+    strict = pytest.importorskip("array_api_strict")
+    calibrator = fitted(name)
+    expected = calibrator(NEW)
+    out = calibrator(strict.asarray(NEW))
+    assert type(out) is type(strict.asarray(NEW))
+    assert np.allclose(np.asarray(out), expected, rtol=0, atol=1e-12)
+
+
+@names
+def test_jax_arrays_and_their_gradients(name):
+    jax = pytest.importorskip("jax")
+    calibrator = fitted(name)
+    z = jax.numpy.asarray(NEW[:6], dtype=jax.numpy.float32)
+    out = calibrator(z)
+    assert isinstance(out, jax.Array)
+    assert out.dtype == z.dtype
+    assert np.allclose(probs(np.array(out)), probs(calibrator(NEW[:6])), atol=3e-4)
+    if calibrator.differentiable:
+        tensor = torch.tensor(NEW[:6], dtype=torch.float32, requires_grad=True)
+        (calibrator(tensor) ** 2).sum().backward()
+        slope = jax.grad(lambda x: (calibrator(x) ** 2).sum())(z)
+        assert np.allclose(np.array(slope), tensor.grad.numpy(), rtol=2e-2, atol=2e-2)
+
+
+@names
 def test_nothing_of_a_calibrator_is_trained(name):
-    assert list(fitted(name).parameters()) == []
+    assert list(as_module(fitted(name)).parameters()) == []
     assert not fitted(name)(torch.tensor(NEW)).requires_grad
 
 

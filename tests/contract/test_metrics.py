@@ -5,8 +5,8 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
+from optional import torch
 from strategies import calibrated
 from trueup import METRICS
 

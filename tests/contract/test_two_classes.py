@@ -4,10 +4,10 @@ import warnings
 
 import numpy as np
 import pytest
-import torch
 from scipy.special import expit
 from scipy.stats import spearmanr
 
+from optional import torch
 from trueup import METHODS
 
 RNG = np.random.default_rng(0)

@@ -3,14 +3,10 @@
 import numpy as np
 import pytest
 
-from trueup.calibrators.regression import IsotonicQuantiles
-from trueup.decisions import (
-    ConformalQuantiles,
-    ConformalResiduals,
-    load_conformal,
-    load_prediction_sets,
-    save_conformal,
-)
+from trueup import load, save
+from trueup.calibrators import IsotonicQuantiles
+from trueup.decisions import ConformalQuantiles, ConformalResiduals
+from trueup.io import load_artifact
 
 
 def draw(n, rng):
@@ -24,11 +20,11 @@ def test_intervals_cover():
     for _ in range(60):
         mean, std, y = draw(400, rng)
         new = draw(400, rng)
-        low, high = ConformalResiduals.fit(mean, std, y, alpha=0.2).interval(*new[:2])
+        low, high = ConformalResiduals.fit(mean, std, y, coverage=0.8).interval(*new[:2])
         residual = ((low <= new[2]) & (new[2] <= high)).mean()
         recalibrated = IsotonicQuantiles.fit(mean[:200], std[:200], y[:200])
         ends = recalibrated.quantiles(mean[200:], std[200:], levels=[0.1, 0.9])
-        rule = ConformalQuantiles.fit(ends[:, 0], ends[:, 1], y[200:], alpha=0.2)
+        rule = ConformalQuantiles.fit(ends[:, 0], ends[:, 1], y[200:], coverage=0.8)
         ends = recalibrated.quantiles(*new[:2], levels=[0.1, 0.9])
         low, high = rule.interval(ends[:, 0], ends[:, 1])
         covered.append([residual, ((low <= new[2]) & (new[2] <= high)).mean()])
@@ -36,7 +32,7 @@ def test_intervals_cover():
 
 
 def test_few_rows_promise_everything_and_bad_input_is_named():
-    rule = ConformalQuantiles.fit([0.0], [1.0], [2.0], alpha=0.1)
+    rule = ConformalQuantiles.fit([0.0], [1.0], [2.0], coverage=0.9)
     assert rule.interval([0.0], [1.0]) == (-np.inf, np.inf)
     assert type(rule)(**rule.config()).quantile == rule.quantile
     with pytest.raises(ValueError, match="std must be positive"):
@@ -50,11 +46,11 @@ def test_few_rows_promise_everything_and_bad_input_is_named():
 def test_rules_are_kept(tmp_path):
     path = tmp_path / "rule.safetensors"
     for rule in (ConformalResiduals(1.25, 0.1), ConformalQuantiles(-0.5, 0.2), ConformalQuantiles(float("inf"), 0.2)):
-        save_conformal(rule, path, summary={"rows": 9})
-        again = load_conformal(path)
+        save(rule, path, summary={"rows": 9})
+        again = load(path)
         assert type(again) is type(rule)
-        assert (float(again.quantile), again.alpha) == (float(rule.quantile), rule.alpha)
-    with pytest.raises(ValueError, match="rule must be a ConformalResiduals"):
-        save_conformal(object(), path)
-    with pytest.raises(ValueError, match="load_conformal"):
-        load_prediction_sets(path)
+        assert (again.quantile, again.coverage) == (rule.quantile, rule.coverage)
+    with pytest.raises(ValueError, match="obj must be predictions or one of trueup's own: .*, got object"):
+        save(object(), path)
+    with pytest.raises(ValueError, match="reads a rule of conformal intervals"):
+        load_artifact(path, "calibrator")

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from trueup.core.errors import InputError
+from trueup._core.errors import InputError
 from trueup.decisions import net_benefit
 
 

@@ -4,12 +4,12 @@ import json
 
 import numpy as np
 import pytest
-import torch
 
-from trueup.core.errors import InputError
+from optional import torch
+from trueup import load, save
+from trueup._core.errors import InputError
 from trueup.decisions import estimate_prior, shift_prior
 from trueup.decisions.label_shift import em_prior
-from trueup.io.artifacts import load_calibrator, save_calibrator
 
 
 def draw(n, seed, prior):
@@ -25,9 +25,7 @@ OLD, NEW = np.full(4, 0.25), np.array([0.55, 0.3, 0.1, 0.05])
 def test_intervals_cover_the_new_frequencies(method):
     inside, off = [], []
     for seed in range(12):
-        found = estimate_prior(
-            draw(1500, 100 + seed, NEW)[0], val=draw(1500, seed, OLD), method=method, n_resamples=60, progress=False
-        )
+        found = estimate_prior(draw(1500, 100 + seed, NEW)[0], val=draw(1500, seed, OLD), method=method, n_resamples=60)
         inside.append((found.low <= NEW) & (found.high >= NEW))
         off.append(found.prior - NEW)
         assert found.prior.sum() == pytest.approx(1)
@@ -40,7 +38,7 @@ def test_correction_gains_accuracy_and_does_no_harm_without_shift():
     val, shifted, same = draw(3000, 0, OLD), draw(4000, 1, NEW), draw(4000, 2, OLD)
     gain = {}
     for name, (z, y) in {"shifted": shifted, "same": same}.items():
-        found = estimate_prior(z, val=val, n_resamples=20, progress=False)
+        found = estimate_prior(z, val=val, n_resamples=20)
         gain[name] = (found.calibrator(z).argmax(axis=1) == y).mean() - (z.argmax(axis=1) == y).mean()
     assert gain["shifted"] > 0.03
     assert gain["same"] > -0.01
@@ -48,8 +46,7 @@ def test_correction_gains_accuracy_and_does_no_harm_without_shift():
 
 def test_the_test_of_a_move_keeps_its_level():
     p_values = [
-        estimate_prior(draw(400, 500 + k, OLD)[0], val=draw(400, k, OLD), n_resamples=1, progress=False).p_value
-        for k in range(60)
+        estimate_prior(draw(400, 500 + k, OLD)[0], val=draw(400, k, OLD), n_resamples=1).p_value for k in range(60)
     ]
     assert np.mean(np.array(p_values) < 0.05) <= 0.15
     assert np.mean(np.array(p_values) < 0.5) > 0.25
@@ -88,8 +85,8 @@ def test_a_shift_is_a_calibrator_in_a_file(tmp_path):
     shift = shift_prior(new=NEW, old=OLD)
     z = torch.zeros(1, 4)
     assert np.allclose(torch.softmax(shift(z), dim=1).numpy(), NEW)
-    save_calibrator(shift, tmp_path / "shift.safetensors", classes=4)
-    assert torch.equal(load_calibrator(tmp_path / "shift.safetensors")(z), shift(z))
+    save(shift, tmp_path / "shift.safetensors", n_classes=4)
+    assert torch.equal(load(tmp_path / "shift.safetensors")(z), shift(z))
     back = shift_prior(new=OLD, old=NEW)(shift(z))
     assert torch.allclose(torch.softmax(back, dim=1), torch.full((1, 4), 0.25))
 

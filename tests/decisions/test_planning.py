@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from trueup.decisions import plan
+from trueup.decisions import Comparison, Detection, Promise, plan
 from trueup.metrics import consistency, detectable_error
 
 
@@ -46,7 +46,8 @@ def test_more_rows_see_less():
 
 def test_every_question_has_its_rows():
     z, y = draw(1500, 2)
-    found = plan(z, y, rows=500, error=0.02, precision=0.01, at_most=0.2, coverage=0.3, beside=2 * z)
+    asked = {"detection": Detection(rows=500, error=0.02), "promise": Promise(0.2, coverage=0.3)}
+    found = plan(z, y, precision=0.01, comparison=Comparison(2 * z), **asked)
     assert found.detectable.rows == 500
     assert detectable_error(z, y, rows=found.rows_to_detect).error == pytest.approx(0.02, rel=0.2)
     assert found.rows_for_comparison < 1500  # twice too sure is plain to see
@@ -55,7 +56,7 @@ def test_every_question_has_its_rows():
     assert "With 500 rows a calibration error below" in text
     assert text.count("takes about") == 4
     json.dumps(found.to_dict(), allow_nan=False)
-    hopeless = plan(z, y, at_most=0.001, coverage=1.0 - 1e-9)
+    hopeless = plan(z, y, promise=Promise(0.001, coverage=1.0 - 1e-9))
     assert hopeless.rows_for_promise is None
     assert "no number of rows would promise" in str(hopeless)
 
@@ -63,9 +64,9 @@ def test_every_question_has_its_rows():
 def test_bad_input():
     z, y = draw(50, 0)
     for options, words in (
-        ({"rows": 0}, "rows must be a positive"),
-        ({"error": 2.0}, "error must lie"),
-        ({"certainty": 0}, "certainty must lie"),
+        ({"detection": Detection(rows=0)}, "rows must be a positive"),
+        ({"detection": Detection(error=2.0)}, "error must lie"),
+        ({"precision": 2.0}, "precision must lie"),
     ):
         with pytest.raises(ValueError, match=words):
             plan(z, y, **options)
@@ -73,9 +74,9 @@ def test_bad_input():
 
 def test_questions_that_lack_a_part_are_errors():
     z, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
-    with pytest.raises(ValueError, match="coverage goes with at_most"):
-        plan(z, y, coverage=0.5)
-    for options in ({"difference": 0.1}, {"difference": -0.1, "beside": z}):
-        with pytest.raises(ValueError, match="difference must be positive, and goes with beside"):
-            plan(z, y, **options)
-    assert plan(z, y, rows=np.int64(100)).to_dict()["detectable"]["rows"] == 100
+    for bad, words in (({"level": 0}, "level must lie"), ({"coverage": 2}, "coverage must lie")):
+        with pytest.raises(ValueError, match=words):
+            Promise(0.1, **bad)
+    with pytest.raises(ValueError, match="difference must be positive"):
+        Comparison(z, -0.1)
+    assert plan(z, y, detection=Detection(rows=np.int64(100))).to_dict()["detectable"]["rows"] == 100

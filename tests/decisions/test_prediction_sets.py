@@ -10,17 +10,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trueup.core.errors import InputError
-from trueup.decisions import PredictionSets, evaluate_sets, load_prediction_sets, save_prediction_sets
+from trueup import load, save
+from trueup._core.errors import InputError
+from trueup.decisions import PredictionSets, Raps, evaluate_sets
 from trueup.decisions.prediction_sets import conformal_quantile
+from trueup.io import load_artifact
+from trueup.models import as_module
 
 RULES = [
     {"score": "lac"},
-    {"score": "aps", "randomised": False},
-    {"score": "aps"},
-    {"score": "raps", "penalty": 0.05, "rank": 1, "randomised": False},
-    {"score": "raps", "penalty": 0.01, "rank": 2},
+    {"score": "aps", "seed": None},
+    {"score": "aps", "seed": 0},
+    {"score": "raps", "penalty": 0.05, "rank": 1, "seed": None},
+    {"score": "raps", "penalty": 0.01, "rank": 2, "seed": 0},
 ]
+
+
+def options_of(rule):
+    """As `fit` takes them."""
+    extra = {"score": Raps(rule["penalty"], rule["rank"])} if rule["score"] == "raps" else {"score": rule["score"]}
+    return extra | {"seed": rule.get("seed")}
 
 
 def draw(n, seed, classes=5, scale=2.0):
@@ -46,9 +55,9 @@ def test_sets_are_the_classes_within_the_limit(classes, rule, seed, scale, ties)
     rng = np.random.default_rng(seed)
     z = rng.normal(size=(30, classes)) * scale
     z = z.round() if ties else z
-    u = rng.random(30) if rule.get("randomised", True) and rule["score"] != "lac" else np.zeros(30)
+    u = rng.random(30) if rule.get("seed") is not None else np.zeros(30)
     limit = rng.uniform(0.3, 1.1)
-    made = PredictionSets(rule["score"], limit - 1, 0.1, rule.get("penalty", 0), rule.get("rank", 0))
+    made = PredictionSets(rule["score"], limit - 1, 0.9, rule.get("penalty", 0), rule.get("rank", 0))
     chosen = made(z, uniform=u)
     p = np.exp(z - z.max(axis=1, keepdims=True))
     p /= p.sum(axis=1, keepdims=True)
@@ -62,14 +71,14 @@ def test_sets_are_the_classes_within_the_limit(classes, rule, seed, scale, ties)
 @pytest.mark.parametrize("rule", RULES)
 def test_coverage_is_what_was_asked_for(rule):
     z, y = draw(6000, 0)
-    own = PredictionSets(rule["score"], math.inf, 0.1, **{k: v for k, v in rule.items() if k != "score"}).label_scores(
+    own = PredictionSets(rule["score"], math.inf, 0.9, **{k: v for k, v in rule.items() if k != "score"}).label_scores(
         z, y
     )
     rng = np.random.default_rng(1)
     covered = []
     for _ in range(200):
         order = rng.permutation(6000)
-        covered.append((own[order[200:]] <= conformal_quantile(own[order[:200]], 0.2)).mean())
+        covered.append((own[order[200:]] <= conformal_quantile(own[order[:200]], 0.8)).mean())
     target = math.ceil(201 * 0.8) / 201
     assert abs(np.mean(covered) - target) < 4 * np.std(covered) / math.sqrt(200)
 
@@ -77,22 +86,22 @@ def test_coverage_is_what_was_asked_for(rule):
 @pytest.mark.parametrize("rule", RULES)
 def test_the_fit_covers_as_its_own_scores_say(rule):
     z, y = draw(2000, 2)
-    made = PredictionSets.fit(z[:1000], y[:1000], alpha=0.15, **rule)
+    made = PredictionSets.fit(z[:1000], y[:1000], coverage=0.85, **options_of(rule))
     chosen = made(z[1000:])
     held = chosen[np.arange(1000), y[1000:]]
     assert (held == (made.label_scores(z[1000:], y[1000:]) <= float(made.quantile))).all()
     assert 0.8 < held.mean() < 0.9
     assert (made(torch.from_numpy(z[1000:])).numpy() == chosen).all()
     assert (made(z[1500:]) == chosen[500:]).all()  # whatever stands beside a row
-    again = made.all_scores(torch.from_numpy(z[1000:])) <= made.quantile + 1e-12 * made.quantile.abs()
-    assert (again.numpy() == chosen).all()
+    assert ((made.all_scores(z[1000:]) <= made.quantile + 1e-12 * abs(made.quantile)) == chosen).all()
+    assert (as_module(made)(torch.from_numpy(z[1000:])).numpy() == chosen).all()
 
 
 def test_each_class_and_each_group_is_covered():
     rng = np.random.default_rng(3)
     z, y = draw(6000, 3)
     z[:, 4] -= 3  # a class that the network underrates
-    by_class = PredictionSets.fit(z[:3000], y[:3000], by_class=True)
+    by_class = PredictionSets.fit(z[:3000], y[:3000], groups="class")
     covered = [one.value for one in evaluate_sets(by_class(z[3000:]), y[3000:]).by_class]
     assert min(covered) > 0.86
     group = rng.integers(0, 2, 6000)
@@ -110,7 +119,7 @@ def test_a_rare_class_is_in_every_set():
     z, y = draw(500, 4)
     y = np.where(y == 4, 0, y)
     y[:3] = 4
-    made = PredictionSets.fit(z, y, by_class=True)
+    made = PredictionSets.fit(z, y, groups="class")
     assert math.isinf(made.quantile[4])
     assert made(z)[:, 4].all()
     assert PredictionSets.fit(z[:5], y[:5])(z).all()  # too few rows for any limit
@@ -149,24 +158,22 @@ def test_raps_chooses_its_penalty_on_other_rows():
 
 def test_a_file_holds_the_rule(tmp_path):
     z, y = draw(400, 7)
-    for options in ({}, {"by_class": True}, {"groups": np.where(y > 1, "a", "b")}, {"weights": np.ones(400)}):
+    for options in ({}, {"groups": "class"}, {"groups": np.where(y > 1, "a", "b")}, {"weights": np.ones(400)}):
         made = PredictionSets.fit(z, y, **options)
-        save_prediction_sets(made, tmp_path / "sets.safetensors", summary={"fitted to": "val"})
-        loaded = load_prediction_sets(tmp_path / "sets.safetensors")
-        extra = {name: options[name] for name in ("groups", "weights") if name in options}
+        save(made, tmp_path / "sets.safetensors", summary={"fitted to": "val"})
+        loaded = load(tmp_path / "sets.safetensors")
+        extra = {name: x for name, x in options.items() if not isinstance(x, str)}
         assert (loaded(z, **extra) == made(z, **extra)).all()
-    from trueup.io.artifacts import load_calibrator
-
-    with pytest.raises(InputError, match="load_prediction_sets"):
-        load_calibrator(tmp_path / "sets.safetensors")
+    with pytest.raises(InputError, match="reads a rule of prediction sets"):
+        load_artifact(tmp_path / "sets.safetensors", "calibrator")
 
 
 def test_it_exports():
     z, y = draw(300, 8)
     for rule in RULES[:2]:
-        made = PredictionSets.fit(z, y, **rule)
+        made = PredictionSets.fit(z, y, **options_of(rule))
         example = torch.from_numpy(z[:7])
-        exported = torch.export.export(made, (example,)).module()
+        exported = torch.export.export(as_module(made), (example,)).module()
         assert (exported(example) == made(example)).all()
 
 
@@ -174,15 +181,17 @@ def test_a_set_of_onnx_is_the_same(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     z, y = draw(300, 8)
-    made = PredictionSets.fit(z, y, score="raps", penalty=0.05, rank=1, randomised=False)
+    made = PredictionSets.fit(z, y, score=Raps(0.05, 1), seed=None)
     z = draw(300, 9)[0].astype(np.float32)  # other rows: one of those may lie on the limit itself
     z[::2, 1] = z[::2, 0]
     z[::3, 2] = -np.inf
     path = tmp_path / "sets.onnx"
-    rows = {"logits": {0: torch.export.Dim("rows")}}
+    rows = {"array": {0: torch.export.Dim("rows")}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what torch's exporter itself calls old
-        torch.onnx.export(made, (torch.from_numpy(z[:5]),), path, dynamo=True, dynamic_shapes=rows, verbose=False)
+        torch.onnx.export(
+            as_module(made), (torch.from_numpy(z[:5]),), path, dynamo=True, dynamic_shapes=rows, verbose=False
+        )
     session = onnxruntime.InferenceSession(path)
     (sets,) = session.run(None, {session.get_inputs()[0].name: z})
     assert (sets == made(z)).all()
@@ -198,8 +207,8 @@ def test_diagnostics_are_plain_data():
         evaluate_sets(z, y)
     with pytest.raises(InputError, match="score must be lac, aps or raps"):
         PredictionSets.fit(z, y, score="top")
-    with pytest.raises(InputError, match="alpha must lie"):
-        PredictionSets.fit(z, y, alpha=0)
+    with pytest.raises(InputError, match="coverage must lie"):
+        PredictionSets.fit(z, y, coverage=1)
 
 
 def test_absent_options_are_in_no_set_and_clusters_count_once():
@@ -208,9 +217,9 @@ def test_absent_options_are_in_no_set_and_clusters_count_once():
     z[::2, 3:] = -np.inf
     y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
     for score in ("lac", "aps", "raps"):
-        for limit in (PredictionSets(score, np.inf, 0.1), PredictionSets.fit(z, y, score=score, by_class=True)):
+        for limit in (PredictionSets(score, np.inf, 0.9), PredictionSets.fit(z, y, score=score, groups="class")):
             assert not limit(z)[np.isinf(z)].any()
-    assert PredictionSets("aps", np.inf, 0.1)(z)[~np.isinf(z)].all()
+    assert PredictionSets("aps", np.inf, 0.9)(z)[~np.isinf(z)].all()
     each = PredictionSets.fit(z, y, clusters=np.arange(600))
     assert each.quantile == PredictionSets.fit(z, y).quantile
     few = PredictionSets.fit(
@@ -222,12 +231,12 @@ def test_absent_options_are_in_no_set_and_clusters_count_once():
 def test_what_a_rule_cannot_take_is_said():
     z, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
     with pytest.raises(InputError, match="have the 3 classes of the rule, got 4"):
-        PredictionSets.fit(z, y, by_class=True)(np.zeros((5, 4)))
+        PredictionSets.fit(z, y, groups="class")(np.zeros((5, 4)))
     with pytest.raises(InputError, match="weights must be non-negative"):
         PredictionSets.fit(z, y, weights=np.ones(60))(z, weights=-np.ones(60))
     with pytest.raises(InputError, match="groups must have a value in every row"):
         PredictionSets.fit(z, y, groups=np.array(["a", float("nan")] * 30, dtype=object))
     with pytest.raises(ValueError, match="at least 1 row"):
         evaluate_sets(np.zeros((0, 3), bool), np.zeros(0, int))
-    with pytest.raises(ValueError, match="randomised=False"):
-        torch.export.export(PredictionSets.fit(z, y), (torch.from_numpy(z),))
+    with pytest.raises(ValueError, match="seed=None"):
+        torch.export.export(as_module(PredictionSets.fit(z, y)), (torch.from_numpy(z),))

@@ -5,11 +5,11 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from scipy.stats import binom
 
-from trueup.core.errors import InputError
-from trueup.decisions import GroupThresholds, Recheck, threshold
+from optional import torch
+from trueup._core.errors import InputError
+from trueup.decisions import EventRisk, GroupThresholds, Recheck, calibrated_threshold, threshold
 from trueup.decisions.thresholds import least_rows
 
 
@@ -42,7 +42,7 @@ def test_a_promise_fails_no_more_often_than_stated(rounded):
     for _ in range(trials):
         at = rng.integers(0, len(c), 600)
         found = threshold(
-            *event_pair(c[at], rng.random(600) < right[at]), risk="false_discovery_rate", at_most=0.1, certainty=0.9
+            *event_pair(c[at], rng.random(600) < right[at]), risk="false_discovery_rate", max_risk=0.1, level=0.9
         )
         kept = np.searchsorted(-c[order], -found.threshold * (1 - 1e-9), side="right")
         promised += found.promised
@@ -56,7 +56,7 @@ def test_false_positives_are_bounded_by_the_exact_quantile():
     rng = np.random.default_rng(0)
     chance = rng.random(3000)
     happened = rng.random(3000) < chance
-    found = threshold(*event_pair(chance, happened), risk="false_positive_rate", at_most=0.05)
+    found = threshold(*event_pair(chance, happened), risk="false_positive_rate", max_risk=0.05)
     negatives = np.sort(chance[~happened])[::-1]
     allowed = int(binom.ppf(0.05, len(negatives), 0.05)) - 1
     passed = (negatives >= found.threshold - 1e-12).sum()
@@ -66,7 +66,7 @@ def test_false_positives_are_bounded_by_the_exact_quantile():
 
 def test_the_threshold_is_a_score_and_its_rows_are_answered():
     z, y = draw(3000, 0)
-    found = threshold(z, y, at_most=0.1)
+    found = threshold(z, y, max_risk=0.1)
     answers = found.answers(z)
     assert answers.dtype == bool
     assert answers.sum() == found.answered
@@ -82,21 +82,21 @@ def test_discrete_scores_are_one_step():
     wrong = np.zeros(800, bool)
     wrong[:8] = True  # 2 % of the first
     wrong[400:520] = True  # 30 % of the others
-    found = threshold(*event_pair(c, ~wrong), risk="false_discovery_rate", at_most=0.05)
+    found = threshold(*event_pair(c, ~wrong), risk="false_discovery_rate", max_risk=0.05)
     assert found.answered == 400
     assert found.threshold == pytest.approx(0.9)
 
 
 def test_nothing_to_promise_is_said_with_the_labels_it_takes():
     z, y = draw(60, 1)
-    found = threshold(z, y, at_most=0.01)
+    found = threshold(z, y, max_risk=0.01)
     assert not found.promised
     assert math.isinf(found.threshold)
     assert found.answered == 0
     assert not found.answers(z).any()
     assert found.labels_needed is None or found.labels_needed > 60
     assert "Nothing can be promised from 60 rows" in str(found)
-    useless = threshold(np.zeros((500, 2)), np.arange(500) % 2, at_most=0.05)
+    useless = threshold(np.zeros((500, 2)), np.arange(500) % 2, max_risk=0.05)
     assert useless.labels_needed is None
     assert "not likely to help" in str(useless)
 
@@ -107,7 +107,7 @@ def test_the_labels_needed_are_about_enough():
 
     def promised(n):
         at = rng.integers(0, len(c), n)
-        return threshold(*event_pair(c[at], rng.random(n) < right[at]), risk="false_discovery_rate", at_most=0.05)
+        return threshold(*event_pair(c[at], rng.random(n) < right[at]), risk="false_discovery_rate", max_risk=0.05)
 
     needed = [one.labels_needed for one in (promised(150) for _ in range(20)) if not one.promised]
     guess = int(np.median([n for n in needed if n is not None]))
@@ -123,10 +123,10 @@ def test_all_right_needs_no_fewer_rows_than_the_law_says():
 def test_groups_share_the_certainty():
     z, y = draw(4000, 2)
     groups = np.where(np.arange(4000) % 2 == 0, "left", "right")
-    both = threshold(z, y, at_most=0.1, groups=groups)
+    both = threshold(z, y, max_risk=0.1, groups=groups)
     assert isinstance(both, GroupThresholds)
     assert list(both) == ["left", "right"]
-    alone = threshold(z[::2], y[::2], at_most=0.1, certainty=0.975)
+    alone = threshold(z[::2], y[::2], max_risk=0.1, level=0.975)
     assert both["left"].threshold == alone.threshold
     assert both.answers(z, groups).mean() == pytest.approx(both.coverage)
     assert not both.answers(z[:1], ["elsewhere"]).any()
@@ -136,24 +136,24 @@ def test_groups_share_the_certainty():
 
 def test_costs_of_two_values_are_errors_and_others_are_bounded():
     z, y = draw(4000, 3)
-    errors = threshold(z, y, at_most=0.1)
-    scaled = threshold(z, y, costs=5.0 * (1 - np.eye(4)), at_most=0.5)
+    errors = threshold(z, y, max_risk=0.1)
+    scaled = threshold(z, y, risk=5.0 * (1 - np.eye(4)), max_risk=0.5)
     assert scaled.threshold == errors.threshold
     uneven = 1 - np.eye(4)
     uneven[0] *= 10
-    found = threshold(z, y, costs=uneven, at_most=0.5)
+    found = threshold(z, y, risk=uneven, max_risk=0.5)
     cost = uneven[y, z.argmax(axis=1)]
     assert found.promised
     assert cost[found.answers(z)].mean() < 0.5
-    assert threshold(z, y, costs=uneven, at_most=11.0).coverage == 1
+    assert threshold(z, y, risk=uneven, max_risk=11.0).coverage == 1
 
 
 def test_a_method_is_fitted_on_other_rows():
     z, y = draw(4000, 4)
-    split = threshold(3 * z, y, at_most=0.1, method="temperature")
+    split = calibrated_threshold(3 * z, y, max_risk=0.1)
     assert split.rows == 2000
     assert "Half of the rows" in str(split)
-    crossed = threshold(3 * z, y, at_most=0.1, method="temperature", folds=5)
+    crossed = calibrated_threshold(3 * z, y, "temperature", max_risk=0.1, folds=5)
     assert crossed.rows == 4000
     assert "approximate" in str(crossed)
     assert crossed.answers(3 * z).mean() == pytest.approx(crossed.coverage, abs=0.02)
@@ -163,7 +163,7 @@ def test_a_recheck_is_valid_whenever_one_looks_and_finds_what_is_broken():
     rng = np.random.default_rng(0)
     alarms, outside = 0, 0
     for _ in range(300):
-        check = Recheck(at_most=0.05, certainty=0.9)
+        check = Recheck(max_risk=0.05, level=0.9)
         low, high = 0.0, 1.0
         for _ in range(10):
             check = check.update(rng.random(100) < 0.05)
@@ -172,24 +172,24 @@ def test_a_recheck_is_valid_whenever_one_looks_and_finds_what_is_broken():
         outside += not low <= 0.05 <= high
     assert alarms <= binom.ppf(0.999, 300, 0.1)
     assert outside <= binom.ppf(0.999, 300, 0.1)
-    broken = Recheck(at_most=0.05).update(rng.random(2000) < 0.1)
+    broken = Recheck(max_risk=0.05).update(rng.random(2000) < 0.1)
     assert broken.refuted
     assert broken.low > 0.05
     assert "is broken" in str(broken)
-    assert Recheck(at_most=0.05).wealth == pytest.approx(1)
+    assert Recheck(max_risk=0.05).wealth == pytest.approx(1)
     assert (Recheck(0.1).low, Recheck(0.1).high) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"at_most": 0.0}, "at_most must lie between 0 and 1"),
-        ({"certainty": 1.0}, "certainty must lie between 0 and 1"),
+        ({"max_risk": 0.0}, "max_risk must lie between 0 and 1"),
+        ({"level": 1.0}, "level must lie between 0 and 1"),
         ({"risk": "errors"}, "risk must be error"),
-        ({"risk": "false_positive_rate", "event": 4}, "event must be a class, 0..3"),
+        ({"risk": EventRisk("false_positive_rate", 4)}, "event must be a class, 0..3"),
         ({"groups": [1, 2]}, "groups must have shape"),
-        ({"costs": np.eye(3)}, "costs must have shape"),
-        ({"costs": -np.eye(4)}, "costs must be finite and not negative"),
+        ({"risk": np.eye(3)}, "risk must be a name, an EventRisk or costs of shape"),
+        ({"risk": -np.eye(4)}, "risk must be costs that are finite and not negative"),
     ],
 )
 def test_bad_input(options, words):
@@ -212,7 +212,7 @@ def test_correlated_rows_do_not_carry_a_promise_as_if_they_were_many():
         score = np.repeat(rng.uniform(0.6, 0.99, 150), 20)
         pair = event_pair(score, np.repeat(~wrong, 20))
         patient = np.repeat(np.arange(150), 20)
-        found = threshold(*pair, risk="false_discovery_rate", at_most=0.1, clusters={"patient": patient}, seed=seed)
+        found = threshold(*pair, risk="false_discovery_rate", max_risk=0.1, clusters={"patient": patient}, seed=seed)
         failed.append(found.promised)  # no threshold keeps the risk below 0.1
         assert found.rows == 150
         assert "One row of each of 150 patients" in str(found)
@@ -222,7 +222,7 @@ def test_correlated_rows_do_not_carry_a_promise_as_if_they_were_many():
 def test_a_promise_kept_for_long_is_not_called_broken():
     """The tail of the mixture underflows after some ten thousand right answers."""
     for wrong in (np.zeros(100_000), np.arange(100_000) % 100 == 0):
-        check = Recheck(at_most=0.05).update(wrong)
+        check = Recheck(max_risk=0.05).update(wrong)
         assert not check.refuted
         assert check.wealth == 0
     assert not check.update(np.ones(4_000)).refuted  # 4.8 % of 104,000 rows
@@ -231,8 +231,8 @@ def test_a_promise_kept_for_long_is_not_called_broken():
 
 def test_costs_of_one_and_two_are_not_counted_as_none_and_one():
     z, y = draw(3000, 3)
-    error = threshold(z, y, at_most=0.1)
-    found = threshold(z, y, costs=2 - np.eye(z.shape[1]), at_most=1.1)
+    error = threshold(z, y, max_risk=0.1)
+    found = threshold(z, y, risk=2 - np.eye(z.shape[1]), max_risk=1.1)
     assert 0 < found.answered <= error.answered
     assert 1 < found.observed <= 1.1
 
@@ -240,30 +240,28 @@ def test_costs_of_one_and_two_are_not_counted_as_none_and_one():
 def test_few_rows_do_not_say_that_more_are_no_help():
     z, y = draw(60, 0)
     y[z.max(axis=1).argmax()] = (z[z.max(axis=1).argmax()].argmax() + 1) % z.shape[1]
-    found = threshold(z, y, at_most=0.02)
+    found = threshold(z, y, max_risk=0.02)
     assert found.labels_needed is None
     assert "too few to tell" in str(found)
     assert "too few to tell" in str(threshold(z[:0], y[:0]))
 
 
 def test_rows_that_tie_at_the_top_are_no_matter_of_labels():
-    tied = threshold(np.zeros((1000, 2)), np.arange(1000) % 2, risk="false_positive_rate", at_most=0.05)
+    tied = threshold(np.zeros((1000, 2)), np.arange(1000) % 2, risk="false_positive_rate", max_risk=0.05)
     assert tied.labels_needed is None
     assert "not likely to help" in str(tied)
-    few = threshold(*draw(40, 0, classes=2), risk="false_positive_rate", at_most=0.05)
+    few = threshold(*draw(40, 0, classes=2), risk="false_positive_rate", max_risk=0.05)
     assert few.labels_needed > 40
 
 
 def test_labels_that_fit_the_calibrator_are_counted_among_those_needed():
     z = np.stack([np.zeros(60), np.linspace(1, 5, 60)], axis=1)
-    halved = threshold(z, np.ones(60, int), at_most=0.05, method="identity")
-    assert halved.labels_needed == 2 * threshold(z[::2], np.ones(30, int), at_most=0.05).labels_needed
+    halved = calibrated_threshold(z, np.ones(60, int), "identity", max_risk=0.05)
+    assert halved.labels_needed == 2 * threshold(z[::2], np.ones(30, int), max_risk=0.05).labels_needed
 
 
-def test_a_row_without_a_group_is_an_error_and_folds_need_a_method():
+def test_a_row_without_a_group_is_an_error():
     z, y = draw(50, 0)
     with pytest.raises(InputError, match="NaN in row 1 and 24 others"):
         threshold(z, y, groups=np.where(np.arange(50) % 2, np.nan, 1.0))
-    with pytest.raises(ValueError, match="folds goes with method"):
-        threshold(z, y, folds=5)
-    assert threshold(z, y, at_most=np.float32(0.5)).promised
+    assert threshold(z, y, max_risk=np.float32(0.5)).promised

@@ -6,16 +6,15 @@ import warnings
 
 import numpy as np
 import pytest
-import torch
+from scipy.special import softmax
 
-from trueup.calibrators.temperature import Temperature
-from trueup.core.arrays import as_tensors, take_rows
-from trueup.core.errors import InputError
-from trueup.decisions import estimate_performance
+from trueup import METHODS
+from trueup._core.errors import InputError
+from trueup.calibrators import Temperature
+from trueup.decisions import PerformanceMetrics, estimate_performance
 from trueup.decisions.refits import Refits
 from trueup.decisions.unlabelled_performance import soft_roc_auc
 from trueup.metrics.ranking import roc_area
-from trueup.registry import METHODS
 
 
 def draw(n, seed, sharper=2.0):
@@ -29,12 +28,13 @@ def test_intervals_hold_what_labels_show():
     held = []
     for seed in range(40):
         z, y = draw(900, seed)
+        asked = PerformanceMetrics(("accuracy", "error_above", "f1", "roc_auc"), 0.8)
         found = estimate_performance(
-            z[:600], val=(z[600:], y[600:]), metrics=("accuracy", "error_above", "f1", "roc_auc"), threshold=0.8,
-            n_resamples=60, seed=seed, progress=False,
+            z[:600], val=(z[600:], y[600:]), metrics=asked,
+            n_resamples=60, seed=seed,
         )  # fmt: skip
         soft = z[:600] / float(Temperature.fit(z[600:], y[600:]).temperature)
-        p = torch.softmax(torch.from_numpy(soft), dim=1).numpy()
+        p = softmax(soft, axis=1)
         kept, event, predicted = p.max(axis=1) >= 0.8, y[:600] == 1, z[:600].argmax(axis=1)
         truth = {
             "accuracy": (predicted == y[:600]).mean(),
@@ -53,7 +53,7 @@ def test_point_estimates_are_the_expected_counts():
     assert found["accuracy"].value == pytest.approx((0.9 + 0.6 + 0.8) / 3)
     assert found["error_above"].value == pytest.approx(1 - (0.9 + 0.6 + 0.8) / 3)
     assert found["f1"].value == pytest.approx(2 * 0.8 / (1 + 1.3))
-    high = estimate_performance(np.log(p), metrics=("error_above",), threshold=0.85, n_resamples=5)
+    high = estimate_performance(np.log(p), metrics=PerformanceMetrics("error_above", 0.85), n_resamples=5)
     assert high["error_above"].value == pytest.approx(0.1)
     json.dumps(found.to_dict(), allow_nan=False)
     assert "taken as calibrated" in str(found)
@@ -67,19 +67,19 @@ def test_hard_labels_give_the_usual_area():
 
 @pytest.mark.parametrize("method", ["temperature", "bias_corrected_temperature"])
 def test_one_newton_step_is_nearly_a_new_fit(method):
-    z, y = as_tensors(*draw(3000, 1))
+    z, y = draw(3000, 1)
     refits = Refits(method, z, y)
     again, rows = refits.draw(np.random.default_rng(0))
-    exact = METHODS[method](*take_rows(z, y, torch.from_numpy(rows)))
-    moved, wanted, start = (torch.softmax(one(z), dim=1).numpy() for one in (again, exact, refits.calibrator))
+    exact = METHODS[method](z[rows], y[rows])
+    moved, wanted, start = (softmax(one(z), axis=1) for one in (again, exact, refits.calibrator))
     assert np.abs(moved - wanted).max() < 0.15 * np.abs(wanted - start).max()
 
 
 def test_other_methods_are_fitted_anew_and_shift_is_corrected():
     z, y = draw(800, 2)
-    found = estimate_performance(z[:400], val=(z[400:], y[400:]), calibrate="vector", n_resamples=5, progress=False)
+    found = estimate_performance(z[:400], val=(z[400:], y[400:]), calibrate="vector", n_resamples=5)
     assert 0.5 < found["accuracy"].value < 0.9
-    shifted = estimate_performance(z[:400], val=(z[400:], y[400:]), shift=True, n_resamples=5, progress=False)
+    shifted = estimate_performance(z[:400], val=(z[400:], y[400:]), shift=True, n_resamples=5)
     assert shifted.shifted
     assert "class frequencies estimated anew" in str(shifted)
 
@@ -88,7 +88,7 @@ def test_bad_input():
     z, _ = draw(20, 0)
     for options, words in (
         ({"metrics": ("recall",)}, "metrics must be of"),
-        ({"event": 4}, "event must be a class"),
+        ({"metrics": PerformanceMetrics(event=4)}, "event must be a class"),
         ({"shift": True}, "needs val"),
         ({"level": 1.0}, "level must lie"),
     ):
@@ -112,9 +112,9 @@ def test_what_cannot_be_estimated_is_said_without_warnings():
     z = np.zeros((5, 3))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = estimate_performance(z, metrics=("error_above", "roc_auc"), threshold=0.99, n_resamples=5)
+        found = estimate_performance(z, metrics=PerformanceMetrics(("error_above", "roc_auc"), 0.99), n_resamples=5)
     assert math.isnan(found["error_above"].value)
     with pytest.raises(InputError, match="val must have the 3 classes of logits, got 4"):
         estimate_performance(z, val=(np.zeros((5, 4)), np.arange(5) % 4))
     with pytest.raises(InputError, match="threshold must lie between 0 and 1"):
-        estimate_performance(z, threshold=5)
+        estimate_performance(z, metrics=PerformanceMetrics(threshold=5))

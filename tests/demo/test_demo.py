@@ -3,6 +3,8 @@
 import contextlib
 import io
 import socket
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,8 +14,8 @@ import torch
 
 import trueup
 from trueup import demo, metrics
-from trueup.core.formatting import format_number
-from trueup.io.artifacts import read_header
+from trueup._core.formatting import format_number
+from trueup.io import read_header
 
 pytest.importorskip("sklearn", reason="scikit-learn, which has the digits, is not installed")
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
@@ -59,7 +61,7 @@ def told(tmp_path_factory) -> Told:
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
         patch.setattr(socket, "create_connection", refused)
         patch.setattr(socket.socket, "connect", refused)
-        patch.setattr(walkthrough, "train_network", watched(train_network))
+        patch.setattr("trueup.demo.digits.train_network", watched(train_network))
         patch.setattr(camera, "evaluate_shift", watched(camera.evaluate_shift))
         patch.chdir(place)
         Path("demo").mkdir()
@@ -212,7 +214,7 @@ def test_everything_is_written(told):
     page = (place / "demo/report.html").read_text(encoding="utf-8")
     assert "What if the camera changes?" in page
     assert "data:image/png;base64," in page
-    assert read_header(place / "demo/calibrator.safetensors").classes == 10
+    assert read_header(place / "demo/calibrator.safetensors").n_classes == 10
 
 
 def test_what_is_printed_fits_a_terminal(told):
@@ -228,11 +230,11 @@ def test_what_is_printed_is_what_the_files_hold(told):
     line = next(line for line in out.splitlines() if line.startswith("> "))
     _, name, loss, *values = line.replace("*", "").split()
     test = trueup.load(place / "demo/test.npz")
-    calibrated = trueup.load_calibrator(place / "demo/calibrator.safetensors")(test.logits)
+    calibrated = trueup.load(place / "demo/calibrator.safetensors")(test.logits)
     for metric, value in zip(messages.METRICS, values, strict=True):
         assert trueup.METRICS[metric](calibrated, test.labels) == pytest.approx(float(value), abs=6e-5)
     assert f"Chosen by cross-validation, without the test digits: {name};" in " ".join(out.split())
-    held_out = trueup.cross_fit(name)(*trueup.load(place / "demo/val.npz"))
+    held_out = trueup.calibrators.cross_fit(name)(*trueup.load(place / "demo/val.npz"))
     assert metrics.nll(held_out, trueup.load(place / "demo/val.npz").labels) == pytest.approx(float(loss), abs=6e-5)
 
 
@@ -260,7 +262,7 @@ def test_the_table_goes_by_cross_validated_loss_with_what_has_none_last(told):
 
 def test_the_choice_is_explained():
     pair = np.array([[2.0, 0.0], [0.0, 1.0]] * 20), np.array([0, 1, 1, 1] * 10)
-    found = trueup.report.audit.audit(pair, pair, methods=["temperature"], progress=False)
+    found = trueup.reports.report(pair, pair, methods=["temperature"], progress=False).audit
     found = replace(found, losses={"raw": (0.5, 0.1), "temperature": (0.4, 0.1)})
     assert "temperature; its cross-validated loss is the least." in messages.choice(
         replace(found, chosen="temperature")
@@ -292,7 +294,7 @@ def test_quiet_is_quiet(monkeypatch, tmp_path, capsys):
 
 
 def test_what_is_missing_is_told_before_anything_is_done(monkeypatch, tmp_path):
-    monkeypatch.setattr(demo, "find_spec", lambda module: None)
+    monkeypatch.setattr(demo, "find_spec", lambda module: "torch" if module == "torch" else None)
     with pytest.raises(ImportError, match=r"needs sklearn, matplotlib, plotly: pip install 'trueup\[sklearn,report\]'"):
         demo.run(tmp_path / "new")
     assert not (tmp_path / "new").exists()
@@ -302,3 +304,28 @@ def test_a_file_in_the_folders_place_is_refused(tmp_path):
     (tmp_path / "demo").write_text("")
     with pytest.raises(ValueError, match="folder must be a folder, or not be there yet, got the file"):
         demo.run(tmp_path / "demo")
+
+
+def test_without_torch_the_stored_predictions_are_shown(tmp_path, monkeypatch, told, capsys):
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.modules['sklearn'] = None\n"
+        "from trueup import demo; from trueup.demo import walkthrough; import functools\n"
+        f"walkthrough.run_stored = functools.partial(walkthrough.run_stored, methods={METHODS})\n"
+        "demo.find_spec = lambda module: None if module in ('torch', 'sklearn') else module\n"
+        "demo.run('shown')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    out = " ".join(done.stdout.split())
+    assert "nothing is trained here" in out
+    assert "pip install 'trueup[torch]'" in out
+    assert max(map(len, done.stdout.splitlines())) <= 79
+    names = {name for names in FILES for name in names.split(", ")} - {"repair.png"}
+    assert {file.name for file in (tmp_path / "shown").iterdir()} == names
+    for name in ("val.npz", "test.npz"):
+        stored, trained = trueup.load(tmp_path / "shown" / name), trueup.load(told.place / "demo" / name)
+        assert np.array_equal(stored.labels, trained.labels)
+        np.testing.assert_allclose(stored.logits, trained.logits, rtol=0.05, atol=2)  # training differs by machine
+    monkeypatch.setattr(demo, "find_spec", lambda module: None if module == "torch" else module)
+    with pytest.raises(ImportError, match="another seed trains another network"):
+        demo.run(tmp_path / "new", seed=1)

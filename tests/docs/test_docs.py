@@ -60,8 +60,8 @@ def test_the_reference_has_every_public_package():
         if target not in ("trueup.integrations.prometheus", "trueup.integrations.torchmetrics"):  # of the extras
             import_module(target)
     packages = {path.parent.name for path in (ROOT / "src" / "trueup").glob("*/__init__.py")}
-    private = {"cli", "core", "demo", "serve"}
-    assert {target.split(".")[1] for target in targets if "." in target} == packages - private
+    private = {"_core", "cli", "demo", "serve"}
+    assert {target.split(".")[1] for target in targets if target.startswith("trueup.")} == packages - private
 
 
 def test_every_page_is_in_the_menu():
@@ -108,13 +108,13 @@ def test_its_commands_run(page, tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
     from trueup.cli import app
-    from trueup.io.forecasts import save_columns
+    from trueup.io import save_columns
 
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     z = 3 * rng.normal(size=(600, 3))
     y = (z / 2 + rng.gumbel(size=z.shape)).argmax(axis=1)
-    trueup.save("val.npz", (z[:300], y[:300]))
+    trueup.save((z[:300], y[:300]), "val.npz")
     rows = "\n".join(f"0.{5 + i % 5},{i % 3 % 2},{'ab'[i % 2]}" for i in range(300))
     Path("answers.csv").write_text(f"stated,right,category\n{rows}\n")
     samples = [
@@ -122,7 +122,7 @@ def test_its_commands_run(page, tmp_path, monkeypatch):
         for i in range(40)
     ]
     Path("samples_arc_challenge.jsonl").write_text("\n".join(map(json.dumps, samples)))
-    trueup.save("test.npz", (z[300:], y[300:]))
+    trueup.save((z[300:], y[300:]), "test.npz")
     np.savez("both.npz", val_logits=z[:300], val_labels=y[:300], test_logits=z[300:], test_labels=y[300:])
     np.savez("probs.npz", probs=np.exp(z) / np.exp(z).sum(axis=1, keepdims=True), labels=y)
     np.savez("odd.npz", scores=z, truth=y)

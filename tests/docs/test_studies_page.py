@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from trueup.study import STUDIES, Options, Store
-from trueup.study import run as run_study
-from trueup.study.study_page import save_page
+from trueup_studies import STUDIES, Options, Store
+from trueup_studies import run as run_study
+from trueup_studies.study_page import save_page
 
 DOCS = Path(__file__).parents[2] / "docs"
 TABLES = DOCS / "studies"

@@ -17,7 +17,7 @@ FORKS.set_forkserver_preload(
         "trueup.monitor",
         "trueup.io.load_save",
         "trueup.io.artifacts",
-        "trueup.report.page",
+        "trueup.reports.page",
         "trueup.metrics.table",
         "trueup.calibrators.sharded",
     ]

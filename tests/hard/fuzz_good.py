@@ -13,10 +13,9 @@ def good(folder):
     import torch
 
     import trueup
-    from trueup.calibrators.regression import IsotonicQuantiles, VarianceScaling
-    from trueup.io.artifacts import save_calibrator, save_recalibrator
-    from trueup.monitor.checkpoint import save_monitor
-    from trueup.monitor.monitor import Monitor
+    from trueup import save
+    from trueup.calibrators import IsotonicQuantiles, VarianceScaling
+    from trueup.monitor import Monitor, MonitorSizes
 
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(24, 3))
@@ -32,7 +31,7 @@ def good(folder):
         return place
 
     for suffix in (".npz", ".npy", ".csv", ".safetensors"):
-        trueup.save(path(f"pair{suffix}"), (logits, labels))
+        trueup.save((logits, labels), path(f"pair{suffix}"))
         found["pairs"].append((path(f"pair{suffix}"), readers.read_pair))
     np.savez_compressed(path("packed.npz"), logits=logits.astype(np.float32), labels=labels.astype(np.uint8))
     found["pairs"].append((path("packed.npz"), readers.read_pair))
@@ -40,7 +39,7 @@ def good(folder):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    trueup.save(path("lists.parquet"), (logits, labels))
+    trueup.save((logits, labels), path("lists.parquet"))
     table = pa.table({**{f"logit_{k}": logits[:, k] for k in range(3)}, "label": labels, "name": ["cat"] * 24})
     pq.write_table(table, path("columns.parquet"), row_group_size=10, compression="zstd")
     found["parquet"] += [(path("lists.parquet"), readers.read_pair), (path("columns.parquet"), readers.read_pair)]
@@ -52,27 +51,26 @@ def good(folder):
         ("spline", "spline"),
     ):
         calibrator = trueup.METHODS[method](logits, labels)
-        save_calibrator(calibrator, path(f"{name}.safetensors"), classes=3, summary={"fitted to": [1, (2.5, None)]})
+        save(calibrator, path(f"{name}.safetensors"), n_classes=3, summary={"fitted to": [1, (2.5, None)]})
         found["headers"].append((path(f"{name}.safetensors"), readers.read_calibrator))
-    save_recalibrator(VarianceScaling(1.7), path("scale.safetensors"), summary={"a": [1]})
-    save_recalibrator(IsotonicQuantiles([-1.0, 0.0, 2.0], [0.2, 0.5, 0.9]), path("quantiles.safetensors"))
+    save(VarianceScaling(1.7), path("scale.safetensors"), summary={"a": [1]})
+    save(IsotonicQuantiles([-1.0, 0.0, 2.0], [0.2, 0.5, 0.9]), path("quantiles.safetensors"))
     found["headers"] += [(path(f"{name}.safetensors"), readers.read_recalibrator) for name in ("scale", "quantiles")]
-    monitor = Monitor(3, bins=5, window=20, block=10)
+    monitor = Monitor(3, sizes=MonitorSizes(bins=5, window=20, block=10))
     monitor.update(logits, labels)
-    save_monitor(monitor, path("monitor.safetensors"))
+    save(monitor, path("monitor.safetensors"))
     found["headers"].append((path("monitor.safetensors"), readers.read_monitor))
 
-    from trueup.clamping.clamped_file import save_clamped
-    from trueup.clamping.fit import clamp
+    from trueup.clamping import Objective, clamp
 
     pairs = [(torch.from_numpy(logits).float(), torch.from_numpy(labels))]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        save_clamped(clamp(torch.nn.Identity(), pairs, penalty=0.01), path("clamped.safetensors"))
+        save(clamp(torch.nn.Identity(), pairs, objective=Objective(penalty=0.01)), path("clamped.safetensors"))
     found["clamped"].append((path("clamped.safetensors"), readers.read_clamped))
 
-    from trueup.study.grid import Cell
-    from trueup.study.store import Store
+    from trueup_studies.grid import Cell
+    from trueup_studies.store import Store
 
     store = Store(path("results.sqlite"))
     for seed in range(20):
@@ -86,7 +84,7 @@ def good(folder):
     for suffix in (".npz", ".parquet"):
         shards = path(f"shards{suffix[1:]}/0{suffix}").parent
         for i in range(3):
-            trueup.save(shards / f"{i}{suffix}", (logits, labels))
+            trueup.save((logits, labels), shards / f"{i}{suffix}")
         found["shards"].append((shards / f"1{suffix}", readers.read_shards))
     for name in ("pair.npz", "pair.csv", "pair.safetensors", "lists.parquet", "both.npy"):
         if name == "both.npy":
@@ -94,9 +92,9 @@ def good(folder):
         found["web"].append((path(name), readers.read_upload))
     for name in ("pair.npz", "pair.csv", "lists.parquet"):
         found["monitors"].append((path(name), readers.read_replay))
-    save_monitor(Monitor(3, block=10), path("watch.safetensors"))
+    save(Monitor(3, sizes=MonitorSizes(block=10)), path("watch.safetensors"))
     found["monitors"].append((path("watch.safetensors"), readers.read_restored))
-    trueup.save(path("beside.npz"), (logits, labels))
+    trueup.save((logits, labels), path("beside.npz"))
     for name in ("pair.npz", "packed.npz", "pair.csv", "temperature.safetensors", "monitor.safetensors"):
         found["cli"].append((path(name), readers.read_cli))
     return found

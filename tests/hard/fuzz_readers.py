@@ -20,12 +20,12 @@ ALLOWED = (ValueError, FileNotFoundError, PermissionError, ImportError)
 def read_pair(path):
     """load, stream and load_logits must agree on whether the file is whole, and on what is in it."""
     import trueup
-    from trueup.io.load_save import load_logits
+    from trueup.io import load_logits
 
     refusals = []
     answers = [
         _read(refusals, path, lambda: trueup.load(path)),
-        _read(refusals, path, lambda: _joined(trueup.stream(path, rows=7))),
+        _read(refusals, path, lambda: _joined(trueup.io.stream(path, rows=7))),
         _read(refusals, path, lambda: (load_logits(path), None)),
     ]
     whole, streamed, alone = answers
@@ -81,26 +81,33 @@ def read_or_refuse(path, read):
     return _read([], path, read)
 
 
-def _numbers(found):
-    return [buffer.numpy() for buffer in found.buffers() if buffer.is_floating_point()]
+def parameters(found):
+    """The numbers of a calibrator, and of those inside it, or of a network."""
+    if hasattr(found, "buffers"):
+        return [buffer.numpy() for buffer in found.buffers() if buffer.is_floating_point()]
+    values = [item for value in found.config().values() for item in (value if isinstance(value, list) else [value])]
+    nested = [number for item in values if hasattr(item, "config") for number in parameters(item)]
+    return nested + [np.asarray(item) for item in values if isinstance(item, float | np.ndarray)]
 
 
 def read_calibrator(path):
-    from trueup.io.artifacts import load_calibrator, read_header
+    from trueup import load
+    from trueup.io import read_header
 
     read_or_refuse(path, lambda: read_header(path))
-    found = read_or_refuse(path, lambda: load_calibrator(path))
+    found = read_or_refuse(path, lambda: load(path))
     if found is not None:
-        require(not any(np.isnan(each).any() for each in _numbers(found)), "a calibrator with NaN in it")
+        require(not any(np.isnan(each).any() for each in parameters(found)), "a calibrator with NaN in it")
         found(np.zeros((2, 3)))
     return found is not None
 
 
 def read_recalibrator(path):
-    from trueup.io.artifacts import load_recalibrator, read_header
+    from trueup import load
+    from trueup.io import read_header
 
     read_or_refuse(path, lambda: read_header(path, "recalibrator"))
-    found = read_or_refuse(path, lambda: load_recalibrator(path))
+    found = read_or_refuse(path, lambda: load(path))
     if found is not None:
         with np.errstate(all="ignore"):
             ends = found.quantiles([0.0], [1.0], levels=[0.1, 0.5, 0.9])
@@ -109,9 +116,9 @@ def read_recalibrator(path):
 
 
 def read_monitor(path):
-    from trueup.monitor.checkpoint import load_monitor
+    from trueup import load
 
-    found = read_or_refuse(path, lambda: load_monitor(path))
+    found = read_or_refuse(path, lambda: load(path))
     if found is not None:
         status = found.update(np.zeros((1, found.classes)), [0])
         numbers = {name: value for name, value in vars(status).items() if isinstance(value, float)}
@@ -122,18 +129,18 @@ def read_monitor(path):
 def read_clamped(path):
     import torch
 
-    from trueup.clamping.clamped_file import load_clamped
+    from trueup import load
 
-    found = read_or_refuse(path, lambda: load_clamped(torch.nn.Identity(), path))
+    found = read_or_refuse(path, lambda: load(path, model=torch.nn.Identity()))
     if found is not None:
-        require(not any(np.isnan(each).any() for each in _numbers(found)), "a clamped network with NaN in it")
+        require(not any(np.isnan(each).any() for each in parameters(found)), "a clamped network with NaN in it")
         found(torch.zeros(2, 3))
     return found is not None
 
 
 def read_store(path):
-    from trueup.study.grid import Cell
-    from trueup.study.store import Store
+    from trueup_studies.grid import Cell
+    from trueup_studies.store import Store
 
     cells = [Cell("demo", 1, {"seed": seed}) for seed in (0, 7, 99)]
 
@@ -153,8 +160,8 @@ def read_store(path):
 
 def read_shards(path):
     """The bad shard is named, or left out and counted; the good ones lose no row."""
-    from trueup.io.shards import Shards
-    from trueup.metrics.sharded import evaluate_shards
+    from trueup.io import Shards
+    from trueup.metrics import evaluate_shards
 
     shards = Shards.of(path.parent)
     options = {"n_resamples": 2, "metrics": ["ece"], "progress": False}

@@ -35,8 +35,8 @@ def good(folder):
     from PIL import Image
     from scipy.io import savemat
 
-    from trueup.training.data import image_folder as pictures
-    from trueup.training.data import readers, tabular, text
+    from trueup.models import image_data
+    from trueup_studies.training.data import readers, tabular, text
 
     rng = np.random.default_rng(0)
     images, labels = rng.integers(0, 256, (3, 32, 32, 3), dtype=np.uint8), np.array([1, 0, 2], np.uint8)
@@ -63,9 +63,9 @@ def good(folder):
     # Compressed, as SVHN is: SciPy itself does not survive every damage of an uncompressed one.
     path = put("images", "house.mat", None, readers.mat)
     savemat(path, {"X": np.moveaxis(images, 0, 3), "y": labels[:, None]}, do_compression=True)
-    np.savez_compressed(put("images", "images.npz", None, readers.npz), images=images, labels=labels)
+    np.savez_compressed(put("images", "images.npz", None, image_data.npz), images=images, labels=labels)
     for kind in ("png", "jpg"):
-        Image.fromarray(images[0]).save(put("images", f"picture.{kind}", None, pictures.decode))
+        Image.fromarray(images[0]).save(put("images", f"picture.{kind}", None, image_data.decode))
 
     put("texts", "moods.lines", b"3 a fine film\n0 dreadful\n4 at last !\n" * 5, text.read_labelled)
     put("texts", "kinds.lines", b"DESC:manner How did it end ?\nNUM:date When ?\n" * 5, text.read_questions)

@@ -10,12 +10,11 @@ import numpy as np
 import torch
 
 import trueup
-from trueup.calibrators.regression import VarianceScaling
-from trueup.calibrators.temperature import Temperature
-from trueup.io.artifacts import load_recalibrator, save_recalibrator
+from trueup import load, save
+from trueup.calibrators import Temperature, VarianceScaling
+from trueup.io import load_logits, save_logits
 from trueup.io.atomic import atomic_write
-from trueup.io.load_save import load_logits, save_logits
-from trueup.monitor import Monitor, load_monitor, save_monitor
+from trueup.monitor import Monitor
 
 
 class Save(NamedTuple):
@@ -43,7 +42,7 @@ def version_of(logits, labels=None):
 
 def predictions(suffix):
     def write(path, version):
-        trueup.save(path, pair(version))
+        trueup.save(pair(version), path)
 
     return Save(f"net{suffix}", write, lambda path: version_of(*trueup.load(path)))
 
@@ -56,49 +55,49 @@ def logits_alone(suffix):
 
 
 def write_calibrator(path, version):
-    trueup.save_calibrator(Temperature(1.0 + version), path)
+    trueup.save(Temperature(1.0 + version), path)
 
 
 def write_recalibrator(path, version):
-    save_recalibrator(VarianceScaling(1.0 + version), path)
+    save(VarianceScaling(1.0 + version), path)
 
 
 def write_monitor(path, version):
     monitor = Monitor(3)
     monitor.update(*pair(0, version + 1))
-    save_monitor(monitor, path)
+    save(monitor, path)
 
 
 @cache
 def clamped():
     x, y = torch.eye(3).repeat(20, 1), torch.tensor([0, 1, 2, 0, 1, 1]).repeat(10)
-    return trueup.clamp(torch.nn.Identity(), [(x, y)], penalty=0.01)
+    return trueup.clamp(torch.nn.Identity(), [(x, y)], objective=trueup.clamping.Objective(penalty=0.01))
 
 
 def write_clamped(path, version):
     network = clamped()
     network.before.delta.fill_(float(version))
-    trueup.save_clamped(network, path)
+    trueup.save(network, path)
 
 
 def read_clamped(path):
-    return version_of(trueup.load_clamped(torch.nn.Identity(), path).before.delta.numpy())
+    return version_of(trueup.load(path, model=torch.nn.Identity()).before.delta.numpy())
 
 
 @cache
 def found():
     """An audit, for pages."""
-    from trueup.report.audit import audit
+    from trueup.reports import report
 
     rng = np.random.default_rng(0)
     z = rng.normal(size=(200, 3))
-    return audit((3 * z, (z + rng.gumbel(size=z.shape)).argmax(axis=1)), methods=["temperature"], progress=False)
+    return report((3 * z, (z + rng.gumbel(size=z.shape)).argmax(axis=1)), methods=["temperature"], progress=False).audit
 
 
 def write_page(path, version):
-    from trueup.report import report
+    from trueup.reports import Report
 
-    report(found(), title=f"version {version}.").save(path)
+    Report(found(), title=f"version {version}.").save(path)
 
 
 def read_page(path):
@@ -114,12 +113,12 @@ SAVES = {
     "calibrator": Save(
         "calibrator.safetensors",
         write_calibrator,
-        lambda path: round(float(trueup.load_calibrator(path).temperature)) - 1,
+        lambda path: round(float(trueup.load(path).temperature)) - 1,
     ),
     "recalibrator": Save(
-        "recalibrator.safetensors", write_recalibrator, lambda path: round(float(load_recalibrator(path).scale)) - 1
+        "recalibrator.safetensors", write_recalibrator, lambda path: round(float(load(path).scale)) - 1
     ),
-    "monitor": Save("watch.safetensors", write_monitor, lambda path: load_monitor(path).rows - 1),
+    "monitor": Save("watch.safetensors", write_monitor, lambda path: load(path).rows - 1),
     "clamped network": Save("clamped.safetensors", write_clamped, read_clamped),
     "report": Save("report.html", write_page, read_page),
 }

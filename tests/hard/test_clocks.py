@@ -9,14 +9,14 @@ import pytest
 from commands import overconfident
 
 import trueup
-from trueup.report.audit import audit
-from trueup.study import STUDIES, Options, Store, run
+from trueup.reports import report
+from trueup_studies import STUDIES, Options, Store, run
 
 YEAR = 365 * 86400.0
 CLOCKS = {
     "time.monotonic": "a study and its store",
-    "trueup.core.progress.monotonic": "its progress line",
-    "trueup.report.audit.perf_counter": "an audit",
+    "trueup._core.progress.monotonic": "its progress line",
+    "trueup.reports.audit.perf_counter": "an audit",
 }
 """The clocks of the machine that are looked at, and by whom."""
 
@@ -31,7 +31,7 @@ def test_clock_of_the_machine(monkeypatch, tmp_path, tell):
         study, options = STUDIES["post-hoc"], Options(data="overconfident", seeds=1, methods=("temperature",))
         run(study, store, options=options)
         rows = [{k: v for k, v in row.items() if "seconds" not in k} for row in store.rows(study.cells(options))]
-        found = audit((z, y), methods=["temperature"], progress=False).to_dict()
+        found = report((z, y), methods=["temperature"], progress=False).audit.to_dict()
         return rows, {name: value for name, value in found.items() if name != "seconds"}
 
     before = work(tmp_path / "before")

@@ -10,7 +10,7 @@ import torch
 
 import trueup
 from strategies import calibrated
-from trueup.core import native
+from trueup._core import native
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # how fits end is other tests' matter
 
@@ -53,7 +53,7 @@ def largest_difference(one, other):
 def tables(rows):
     z, y = calibrated(rows, 10, temperature=2.0)
     few = [(z[:3000], y[:3000]), (z[:300], y[:300])]  # the slowest metrics go over all pairs of rows
-    tally = trueup.Tally.of(z.astype(np.float32), y)
+    tally = trueup.metrics.Tally.of(z.astype(np.float32), y)
     return {
         "evaluate": numbers(trueup.evaluate(z, y, n_resamples=200).to_dict()),
         "compare": numbers(trueup.compare(raw=(z, y), cooler=(z / 2, y), n_resamples=50).to_dict()),

@@ -15,8 +15,8 @@ from commands import invoke, overconfident
 from saves import SAVES, WRITTEN, file_contents
 
 import trueup
-from trueup.study import STUDIES, Cell, Options, Store, run
-from trueup.study import study_page as study_page
+from trueup_studies import STUDIES, Cell, Options, Store, run
+from trueup_studies import study_page as study_page
 
 PAGE = 4096
 NOBODY = 65534
@@ -154,7 +154,7 @@ def test_study_on_a_full_disk(disk, tmp_path, tell):
 
 def test_commands_on_a_full_disk(disk, tmp_path, tell):
     """`trueup fit`, `apply`, `report` and `monitor` write over older results on a full disk."""
-    trueup.save(tmp_path / "val.npz", overconfident(300))
+    trueup.save(overconfident(300), tmp_path / "val.npz")
     fit, out = tmp_path / "calibrator.safetensors", disk / "out"
     out.mkdir()
     commands = {

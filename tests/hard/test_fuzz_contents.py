@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import trueup
 from small_datasets import CodeInPickle
-from trueup.io.load_save import load_logits
+from trueup.io import load_logits
 
 ALLOWED = (ValueError, FileNotFoundError, ImportError)
 DTYPES = (
@@ -63,7 +63,7 @@ def read_all_ways(path):
     """Whether the file is read; if it is, all must be sound, and if not, one line must name it."""
     sys.modules.pop("evil", None)
     answers, refusals = [], []
-    for read in (trueup.load, lambda p: list(trueup.stream(p, rows=4)), load_logits):
+    for read in (trueup.load, lambda p: list(trueup.io.stream(p, rows=4)), load_logits):
         try:
             answers.append(read(path))
         except ALLOWED as error:

@@ -88,9 +88,9 @@ def of_bins(bins, classes):
 BOMBS = {
     "header.npz": (header_bomb, "trueup.load"),
     "promise.npz": (promise, "trueup.load"),
-    "classes.safetensors": (lambda: of_classes(10**9), "trueup.load_calibrator"),
-    "bins.safetensors": (lambda: of_bins(10**9, 3), "load_monitor"),
-    "betters.safetensors": (lambda: of_bins(5, 10**9), "load_monitor"),
+    "classes.safetensors": (lambda: of_classes(10**9), "trueup.load"),
+    "bins.safetensors": (lambda: of_bins(10**9, 3), "trueup.load"),
+    "betters.safetensors": (lambda: of_bins(5, 10**9), "trueup.load"),
     "footer.parquet": (lambda: many_columns(10**6), "trueup.load"),
 }
 
@@ -102,9 +102,8 @@ TRAPS = {
 
 PROGRAM = """
 import resource, sys, trueup
-from trueup.monitor import load_monitor
 from trueup.io.load_save import load_logits
-trueup.load_calibrator, trueup.load
+trueup.load
 def peak():
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 before = peak()
@@ -147,7 +146,7 @@ def test_files_that_are_traps_for_a_parser(tmp_path, tell):
     for name, made in TRAPS.items():
         path = tmp_path / name
         path.write_bytes(made())
-        for read in (trueup.load, lambda path: list(trueup.stream(path, rows=4))):
+        for read in (trueup.load, lambda path: list(trueup.io.stream(path, rows=4))):
             with pytest.raises(ValueError, match=rf"^{path}: [^\n]{{5,400}}$"):
                 read(path)
     tell("files", f"{len(TRAPS)} files, each refused by name")
@@ -159,7 +158,7 @@ def test_parquet_files_that_lost_their_beginning(tmp_path, tell):
     whole = tmp_path / "net.parquet"
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(24, 3))
-    trueup.save(whole, (logits, (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)))
+    trueup.save((logits, (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)), whole)
     content, lines = whole.read_bytes(), []
     for lost in range(1, len(content) - 4):
         path = tmp_path / f"{lost}.parquet"
@@ -186,8 +185,8 @@ DAMAGE = {
 
 def test_a_store_changed_by_another_program(tmp_path, tell):
     """Another program changed the rows and tables of a study's store of results."""
-    from trueup.study.grid import Cell
-    from trueup.study.store import Store
+    from trueup_studies.grid import Cell
+    from trueup_studies.store import Store
 
     cell = Cell("demo", 1, {"seed": 0})
     for number, statement in enumerate(DAMAGE.values()):

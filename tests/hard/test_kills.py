@@ -17,8 +17,8 @@ from commands import invoke, overconfident
 from saves import WRITTEN, pair
 
 import trueup
-from trueup.io.artifacts import load_calibrator
-from trueup.io.shards import Shards
+from trueup import load
+from trueup.io import Shards
 
 DRAFT = re.compile(r"\..+\.[0-9a-f]{16}\.tmp|\.tmp\w{6}")  # ours, and the one that safetensors makes of it
 
@@ -77,7 +77,7 @@ def test_kill_during_save_of_two_files(tmp_path, effort, tell):
 def test_worker_killed(tmp_path, tell):
     """A worker of a pool of processes is killed (SIGKILL) in the middle of `trueup evaluate` of 600 shards."""
     for i in range(600):
-        trueup.save(tmp_path / f"{i:03}.npz", pair(i % 3, 50))
+        trueup.save(pair(i % 3, 50), tmp_path / f"{i:03}.npz")
     pool = ProcessPoolExecutor(2, mp_context=FORKS)
 
     @contextmanager
@@ -87,9 +87,9 @@ def test_worker_killed(tmp_path, tell):
 
     pool.submit(die_soon, 0.2)  # one worker; the other reads shards meanwhile
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(import_module("trueup.core.executors"), "executor_for", executor_for)
+        patch.setattr(import_module("trueup._core.executors"), "executor_for", executor_for)
         started = time.monotonic()
-        told = invoke("evaluate", tmp_path, "--cluster", "processes:2")
+        told = invoke("evaluate", tmp_path, "--scheduler", "processes:2")
     seconds = time.monotonic() - started
     assert told.exit_code == 1, told.output
     assert told.stderr.startswith("trueup: BrokenProcessPool: ")
@@ -102,12 +102,12 @@ def test_worker_killed(tmp_path, tell):
 def is_whole(path):
     if path.suffix == ".html":
         return path.read_text("utf-8").rstrip().endswith("</html>")
-    return load_calibrator(path) is not None
+    return load(path) is not None
 
 
 def test_interrupt(tmp_path, effort, tell):
     """Ctrl-C at random moments of `trueup fit` and `trueup report`, over older results."""
-    trueup.save(tmp_path / "val.npz", overconfident(3000))
+    trueup.save(overconfident(3000), tmp_path / "val.npz")
     said, rng, codes = tmp_path / "said.txt", np.random.default_rng(0), []
     out = tmp_path / "out"
     out.mkdir()

@@ -11,8 +11,9 @@ from saves import SAVES
 
 import trueup
 from fitted import CLASSES, fitted
+from fuzz_readers import parameters
 from strategies import calibrated
-from trueup.monitor import load_monitor, save_monitor
+from trueup import load, save
 
 THREADS = 8
 pytestmark = pytest.mark.filterwarnings("ignore")  # how fits of little data end is other tests' matter
@@ -71,7 +72,7 @@ def test_fits_in_threads(effort, tell):
     def fit(task):
         method, seed = task
         found = trueup.METHODS[method](*calibrated(120, CLASSES, temperature=2.0, seed=seed))
-        return [value.numpy() for value in found.state_dict().values()], found(inputs(1)[0])
+        return parameters(found), found(inputs(1)[0])
 
     alone = [fit(task) for task in tasks]
     with as_before():
@@ -108,15 +109,18 @@ def test_tables_in_threads(effort, tell):
 def test_monitor_in_threads(effort, tmp_path, tell):
     """One `Monitor` gets batches from 8 threads while another thread reads its status and saves it."""
     batches = [calibrated(25, 3, seed=seed) for seed in range(20 * THREADS * effort)]
-    alone, shared = trueup.Monitor(3, window=10**6), trueup.Monitor(3, window=10**6)
+    alone, shared = (
+        trueup.Monitor(3, sizes=trueup.monitor.MonitorSizes(window=10**6)),
+        trueup.Monitor(3, sizes=trueup.monitor.MonitorSizes(window=10**6)),
+    )
     for batch in batches:
         alone.update(*batch)
     over, looks, path = threading.Event(), [], tmp_path / "watch.safetensors"
 
     def look():
         while not over.is_set() or not looks:
-            save_monitor(shared, path)
-            status, saved = shared.status(), load_monitor(path)
+            save(shared, path)
+            status, saved = shared.status(), load(path)
             assert saved.rows == saved.total.seen == saved.status().recent_rows, "a checkpoint between two thoughts"
             assert status.rows % 25 == saved.rows % 25 == 0, "half of a batch"
             looks.append(status.rows)

@@ -10,10 +10,10 @@ import torch
 from torch.utils.data import DataLoader
 
 import trueup
-from trueup import Calibrated, collect, on_model
-from trueup.calibrators.linear import Vector
-from trueup.calibrators.temperature import Temperature
+from trueup import calibrate, collect
+from trueup.calibrators import Temperature, Vector
 from trueup.integrations.transformers import TrainerMetrics, from_pretrained, pipeline, save_pretrained
+from trueup.models import Calibrated
 
 transformers = pytest.importorskip("transformers")
 
@@ -76,7 +76,7 @@ def loader(rows):
 def test_a_classifier_from_collecting_to_its_folder_and_back(bert, rows, texts, tokenizer, tmp_path):
     logits, labels = collect(bert, loader(rows))
     assert logits.shape == (120, 3)
-    calibrated = on_model(Temperature.fit)(bert, loader(rows))
+    calibrated = calibrate(bert, loader(rows))
     after = collect(calibrated, loader(rows))
     torch.testing.assert_close(after.logits, calibrated.after(logits))
     assert trueup.evaluate(*after)["nll"].value < trueup.evaluate(logits, labels)["nll"].value
@@ -136,7 +136,7 @@ def test_what_the_network_has_is_had_through_it(bert, tokenizer, texts):
         _ = calibrated.no_such_thing
     with pytest.raises(AttributeError, match="leave out the calibrator"):
         _ = calibrated.push_to_hub
-    assert set(calibrated.state_dict()) == {f"model.{k}" for k in bert.state_dict()} | {"after.temperature"}
+    assert set(calibrated.state_dict()) == {f"model.{k}" for k in bert.state_dict()} | {"calibrator.temperature"}
     inputs = tokenizer(texts[:2], return_tensors="pt", padding=True)
     for again in (copy.deepcopy(calibrated), pickle.loads(pickle.dumps(calibrated)), copy.copy(calibrated)):
         with torch.no_grad():
@@ -213,7 +213,7 @@ def test_a_language_model_from_collecting_to_generating(gpt2, tmp_path):
     torch.testing.assert_close(table.logits[: int(kept.sum())], first[:-1][kept], rtol=1e-4, atol=1e-5)
     assert len(set(table.clusters)) == len(rows)
     options = {"classes": "last", "shifted": True}
-    calibrated = on_model(Temperature.fit)(gpt2, DataLoader(rows, batch_size=16), **options)
+    calibrated = calibrate(gpt2, DataLoader(rows, batch_size=16), **options)
     assert float(calibrated.after.temperature) == pytest.approx(3, rel=0.25)
     before, after = (
         trueup.evaluate(*collect(net, DataLoader(rows, batch_size=16), **options)) for net in (gpt2, calibrated)

@@ -6,9 +6,10 @@ from torch import nn
 
 from fitted import CLASSES, fitted
 from trueup import METHODS
-from trueup.calibrators.temperature import Temperature
+from trueup.calibrators import Temperature
 from trueup.integrations import onnx as export
 from trueup.integrations.onnx import TOLERANCE, check_export
+from trueup.models import as_module
 
 ROWS = 150
 INPUTS = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(1))
@@ -20,8 +21,8 @@ ONE_EACH = [*{getattr(METHODS[m], "__self__", m): m for m in METHODS}.values(), 
 class Stranger(Temperature):
     """Reads a number out of the tensor, which no exporter can follow."""
 
-    def map(self, logits):
-        return logits / (2.0 if float(logits.sum()) > 0 else 3.0)
+    def map(self, xp, z):
+        return z / (2.0 if float(xp.sum(z)) > 0 else 3.0)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ class Heads(nn.Module):
     def __init__(self, methods):
         super().__init__()
         self.network = Network()
-        self.calibrators = nn.ModuleDict({method: fitted(method) for method in methods})
+        self.calibrators = nn.ModuleDict({method: as_module(fitted(method)) for method in methods})
 
     def forward(self, x):
         logits = self.network(x)

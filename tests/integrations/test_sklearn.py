@@ -21,7 +21,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from strategies import calibrated
 from trueup import METHODS, metrics
-from trueup.calibrators.temperature import Temperature
+from trueup.calibrators import Temperature
 from trueup.integrations.sklearn import CalibratedClassifier, LogitCalibrator
 
 NAMES = np.array(["ant", "bee", "cat", "dog"])
@@ -267,7 +267,7 @@ def test_votes_of_a_support_vector_machine_are_taken_apart():
     assert ours.votes_ in (0.0, 0.25, 0.5)
     votes = np.round(machine.decision_function(X[test]))
     expected = Temperature.fit(margins + ours.votes_ * votes, np.searchsorted(ours.classes_, y[test]))
-    assert ours.calibrator_.temperature == pytest.approx(expected.temperature.item(), rel=1e-6)
+    assert ours.calibrator_.temperature == pytest.approx(expected.temperature, rel=1e-6)
     theirs = CalibratedClassifierCV(FrozenEstimator(machine), method="temperature").fit(X[test], y[test])
     assert log_loss(y[test], ours.predict_proba(X[test])) < log_loss(y[test], theirs.predict_proba(X[test])) - 0.01
     assert CalibratedClassifier(LogisticRegression(), "temperature").fit(X[train], y[train]).votes_ is None
@@ -313,7 +313,7 @@ def test_frozen_classifiers_are_not_fitted_again():
     network = LogisticRegression().fit(X[:450], y[:450])
     found = CalibratedClassifier(FrozenEstimator(network), "temperature").fit(X[450:], y[450:])
     expected = Temperature.fit(network.decision_function(X[450:]), np.searchsorted(network.classes_, y[450:]))
-    assert found.calibrator_.temperature.item() == pytest.approx(expected.temperature.item(), rel=1e-9)
+    assert found.calibrator_.temperature == pytest.approx(expected.temperature, rel=1e-9)
 
 
 def test_classifiers_are_searched_and_cross_validated():

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import calibrated, pairs
-from trueup import Tally, from_probs, metrics
-from trueup.core.tally import TABLE_METRICS
+from trueup import from_probs, metrics
+from trueup._core.tally import TABLE_METRICS
+from trueup.metrics import Tally
 
 torchmetrics = pytest.importorskip("torchmetrics", reason="torchmetrics is not installed: trueup[torchmetrics]")
 
@@ -168,3 +169,16 @@ def test_without_torchmetrics_the_extra_is_named(monkeypatch):
         importlib.reload(streaming)
     monkeypatch.undo()
     importlib.reload(streaming)
+
+
+@pytest.mark.parametrize(("classes", "fold"), [(2, True), (2, False), (4, True)])
+def test_weights_of_rows_count_as_in_a_tally(classes, fold):
+    z, y = calibrated(240, classes, temperature=1.6, scale=1.5, seed=classes)
+    weights = np.random.default_rng(7).gamma(1.0, size=240)
+    expected = Tally.of(z, y, fold=fold, weights=weights).value("ece")
+    table, ece = CalibrationTable(classes, fold=fold), ECE(fold=fold)
+    for part in (slice(0, 90), slice(90, None)):
+        for metric in (table, ece):
+            metric.update(z[part], y[part], weights[part])
+    assert table.compute()["ece"].item() == pytest.approx(expected, abs=1e-12)
+    assert ece.compute().item() == pytest.approx(expected, abs=1e-12)

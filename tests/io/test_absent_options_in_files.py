@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import trueup
-from trueup.core.errors import InputError
+from trueup._core.errors import InputError
 from trueup.io import load, load_logits, save, save_logits, stream
 
 inf = np.inf
@@ -18,7 +18,7 @@ LABELS = np.array([0, 2, 3])
 def test_what_is_written_is_read(tmp_path, suffix):
     path = tmp_path / f"choice{suffix}"
     for dtype in (np.float32, np.float64):
-        save(path, (LOGITS.astype(dtype), LABELS))
+        save((LOGITS.astype(dtype), LABELS), path)
         z, y = load(path)
         assert np.array_equal(z, LOGITS)
         assert np.array_equal(y, LABELS)
@@ -29,7 +29,7 @@ def test_what_is_written_is_read(tmp_path, suffix):
 
 def test_json_stays_json(tmp_path):
     path = tmp_path / "choice.jsonl"
-    save(path, (LOGITS, LABELS))
+    save((LOGITS, LABELS), path)
     assert "null" in path.read_text()
     assert "Infinity" not in path.read_text()
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import trueup
-from trueup.core.errors import InputError
-from trueup.io import from_rows, load_table, open_predictions
+from trueup._core.errors import InputError
+from trueup.io import Shards, from_rows, load_table, open_predictions
 from trueup.io.rewrite import rewrite
-from trueup.io.shards import Shards, partitions_of
+from trueup.io.shards import partitions_of
 
 RNG = np.random.default_rng(0)
 Z, Y = 3 * RNG.normal(size=(40, 3)), RNG.integers(0, 3, 40)
@@ -37,17 +37,17 @@ def test_halves_have_groups_of_their_own(tmp_path):
 @pytest.mark.parametrize("suffix", PACKED)
 def test_values_survive_and_a_stream_is_the_whole(tmp_path, suffix):
     path = tmp_path / f"a{suffix}"
-    trueup.save(path, (Z, Y))
+    trueup.save((Z, Y), path)
     whole = trueup.load(path)
     assert np.array_equal(whole.logits, Z)
     assert np.array_equal(whole.labels, Y)
-    parts = list(trueup.stream(path, rows=7))
+    parts = list(trueup.io.stream(path, rows=7))
     assert [len(part.labels) for part in parts] == [7, 7, 7, 7, 7, 5]
     assert np.array_equal(np.concatenate([part.logits for part in parts]), Z)
     assert os.listdir(tmp_path) == [f"a{suffix}"]
     if suffix.endswith("gz"):
         first = path.read_bytes()
-        trueup.save(path, (Z, Y))
+        trueup.save((Z, Y), path)
         assert path.read_bytes() == first
         assert gzip.decompress(first)
 
@@ -88,7 +88,7 @@ def test_bad_lines_are_named(tmp_path, bad, said):
 
 def test_a_cut_gzip_is_refused(tmp_path):
     path = tmp_path / "a.jsonl.gz"
-    trueup.save(path, (Z, Y))
+    trueup.save((Z, Y), path)
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ValueError, match=r"a\.jsonl\.gz: not a readable \.jsonl\.gz file"):
         trueup.load(path)
@@ -134,7 +134,7 @@ def test_confidences_weights_and_groups_by_column(answers):
         pair = trueup.load(answers, confidence="stated", correct="right")
     assert np.array_equal(pair.logits, table.logits)
     with pytest.warns(UserWarning, match="2 rows"):
-        parts = list(trueup.stream(answers, rows=2, confidence="stated", correct="right"))
+        parts = list(trueup.io.stream(answers, rows=2, confidence="stated", correct="right"))
     assert np.array_equal(np.concatenate([part.logits for part in parts]), table.logits)
 
 
@@ -305,7 +305,7 @@ def test_types_of_parquet_survive(tmp_path):
 
 
 def test_a_failed_rewriting_leaves_nothing(tmp_path):
-    trueup.save(tmp_path / "a.csv", (Z, Y))
+    trueup.save((Z, Y), tmp_path / "a.csv")
 
     def fails(z):
         raise ValueError("no")
@@ -321,7 +321,7 @@ def test_a_failed_rewriting_leaves_nothing(tmp_path):
 def test_partitions_are_groups(tmp_path):
     for i, region in enumerate(("eu", "us%2Fwest")):
         (tmp_path / f"region={region}").mkdir()
-        trueup.save(tmp_path / f"region={region}" / "0.npz", (Z[i::2], Y[i::2]))
+        trueup.save((Z[i::2], Y[i::2]), tmp_path / f"region={region}" / "0.npz")
     shards = Shards.of(tmp_path, groups=("region",))
     assert len(shards) == 2
     table = shards.load(progress=False)
@@ -334,7 +334,7 @@ def test_partitions_are_groups(tmp_path):
 
 def test_many_rows_are_drawn_at_random(tmp_path):
     for i in range(4):
-        trueup.save(tmp_path / f"{i}.npz", (np.tile(Z, (25, 1)), np.tile(Y, 25)))
+        trueup.save((np.tile(Z, (25, 1)), np.tile(Y, 25)), tmp_path / f"{i}.npz")
     with pytest.warns(UserWarning, match="4,000 rows do not fit in memory"):
         some = Shards.of(tmp_path).load(most=3000, progress=False)
     assert 300 < len(some.labels) <= 1000
@@ -345,7 +345,7 @@ def test_many_rows_are_drawn_at_random(tmp_path):
 
 
 def test_shards_without_labels_are_counted(tmp_path):
-    from trueup.metrics.sharded import evaluate_shards
+    from trueup.metrics import evaluate_shards
 
     for i in range(2):
         lines(
@@ -371,7 +371,7 @@ def test_shards_without_labels_are_counted(tmp_path):
 def test_addresses_are_saved_to_and_loaded_from(suffix):
     fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
     address = f"memory://addresses/a{suffix}"
-    trueup.save(address, (Z, Y), storage_options={"skip_instance_cache": True})
+    trueup.save((Z, Y), address, storage_options={"skip_instance_cache": True})
     pair = trueup.load(address)
     assert np.array_equal(pair.logits, Z)
     assert np.array_equal(pair.labels, Y)
@@ -382,6 +382,6 @@ def test_addresses_are_saved_to_and_loaded_from(suffix):
 
 def test_an_address_of_files_is_written_by_renaming(tmp_path):
     pytest.importorskip("fsspec", reason="fsspec is not installed")
-    trueup.save(f"file://{tmp_path}/a.csv", (Z, Y))
+    trueup.save((Z, Y), f"file://{tmp_path}/a.csv")
     assert os.listdir(tmp_path) == ["a.csv"]
     assert np.array_equal(trueup.load(tmp_path / "a.csv").logits, Z)

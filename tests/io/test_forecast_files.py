@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from trueup.io.forecasts import levels_of_names, load_forecasts, save_columns
+from trueup.io import load_forecasts, save_columns
+from trueup.io.forecasts import levels_of_names
 
 RNG = np.random.default_rng(0)
 MEAN, STD, Y = RNG.normal(size=20), RNG.uniform(0.5, 2, size=20), RNG.normal(size=20)
@@ -80,7 +81,7 @@ def test_more_refusals(tmp_path):
         save_columns(tmp_path / "a.npy", {"mean": MEAN})
     with pytest.warns(UserWarning, match="cannot hold the columns name"):
         save_columns(tmp_path / "a.safetensors", {"mean": MEAN[:2], "name": np.array(["a", "b"])})
-    from trueup.io.load_save import load
+    from trueup.io import load
 
     save_columns(tmp_path / "b.csv", {"mean": MEAN, "std": STD, "target": Y})
     with pytest.raises(ValueError, match="forecasts of a number are read by load_forecasts"):

@@ -5,8 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from trueup import load, stream
-from trueup.io.predictions import Predictions
+from trueup import load
+from trueup.io import Predictions, stream
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 import trueup
-from trueup.core.errors import InputError
+from trueup._core.errors import InputError
 from trueup.io import Shards, load_table
+from trueup.metrics import evaluate_shards
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def pixels(tmp_path):
 
 def test_pixels_become_rows_with_their_image(pixels):
     folder, z, y = pixels
-    expected = trueup.flatten(z, y, classes="first", ignore_index=255, clusters=True)
+    expected = trueup.convert.flatten(z, y, classes="first", ignore_index=255, clusters=True)
     for name, axis in (("first", "first"), ("last", "last")):
         table = load_table(folder / f"{name}.npz", class_axis=axis, ignore_index=255)
         assert np.array_equal(table.logits, expected[0])
@@ -57,7 +58,7 @@ def test_labels_by_the_dozen(tmp_path):
     y[3, 2] = -1
     np.savez(tmp_path / "tags.npz", logits=x, labels=y)
     table = load_table(tmp_path / "tags.npz", multilabel=True, ignore_index=-1, classes=("a", "b", "c", "d"))
-    expected = trueup.from_multilabel(x, y, ignore_index=-1, names=["a", "b", "c", "d"])
+    expected = trueup.io.from_multilabel(x, y, ignore_index=-1, names=["a", "b", "c", "d"])
     assert np.array_equal(table.logits, expected.logits)
     assert table.groups["label"].tolist() == expected.groups["label"].tolist()
     assert table.clusters.tolist() == expected.clusters.tolist()
@@ -75,12 +76,12 @@ def test_a_column_of_clusters(tmp_path):
     (tmp_path / "b.csv").write_text("\n".join(["logit_0,logit_1,label,patient", *lines[33:]]) + "\n")
     table = load_table(tmp_path / "a.csv", clusters="patient")
     assert table.clusters.tolist() == [f"p{k}" for k in patient[:33]]
-    scores = trueup.evaluate_shards(Shards.of(tmp_path / "*.csv", clusters="patient"), fold=True, progress=False)
+    scores = evaluate_shards(Shards.of(tmp_path / "*.csv", clusters="patient"), fold=True, progress=False)
     whole = trueup.evaluate(z, y, clusters=patient, fold=True)
     assert scores.clusters == 10
     assert scores.caption() == "60 rows, 2 classes, 15 bins, 10 clusters (patient): intervals by patient"
     assert scores["nll"].low == pytest.approx(whole["nll"].low)
     with pytest.raises(InputError, match="groups must be left out of shards with clusters"):
-        trueup.evaluate_shards(Shards.of(tmp_path / "*.csv", clusters="patient", groups=("patient",)), progress=False)
+        evaluate_shards(Shards.of(tmp_path / "*.csv", clusters="patient", groups=("patient",)), progress=False)
     with pytest.raises(ValueError, match="ward"):
         load_table(tmp_path / "a.csv", clusters="ward")

@@ -11,15 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from trueup.core.errors import Hint, InputError
-from trueup.io import formats
-from trueup.io.load_save import load, load_logits, save, stream
-from trueup.io.predictions import Predictions, open_predictions
+from optional import torch
+from trueup._core.errors import Hint, InputError
+from trueup.io import Predictions, formats, load, load_logits, open_predictions, save, stream
 
 SUFFIXES = [".npz", ".npy", ".csv", ".parquet", ".safetensors"]
 BINARY = [suffix for suffix in SUFFIXES if suffix != ".csv"]
@@ -69,7 +67,7 @@ def arrays_in(path, **columns):
 def test_round_trip_is_exact(tmp_path, suffix, dtype, kind):
     whole = pair(dtype=dtype)
     given_pair = whole if kind == "numpy" else tuple(map(torch.from_numpy, whole))
-    save(tmp_path / f"a{suffix}", given_pair)
+    save(given_pair, tmp_path / f"a{suffix}")
     back = load(tmp_path / f"a{suffix}")
     same(back, whole._replace(logits=whole.logits.astype(np.float64)) if suffix == ".csv" else whole)
     assert type(back) is Predictions
@@ -89,7 +87,7 @@ def test_any_finite_number_survives(suffix, data):
     labels = data.draw(hnp.arrays(np.int64, len(logits), elements=st.integers(0, logits.shape[1] - 1)))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"a{suffix}")
-        save(path, (logits, labels))
+        save((logits, labels), path)
         expected = logits.astype(np.float64) if suffix == ".csv" else logits
         same(load(path), Predictions(expected, labels))
         same(joined(stream(path, rows=2)), Predictions(expected, labels))
@@ -98,7 +96,7 @@ def test_any_finite_number_survives(suffix, data):
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_no_rows(tmp_path, suffix):
     empty = Predictions(np.zeros((0, 4)), np.zeros(0, np.int64))
-    save(tmp_path / f"a{suffix}", empty)
+    save(empty, tmp_path / f"a{suffix}")
     same(load(tmp_path / f"a{suffix}"), empty)
     (part,) = stream(tmp_path / f"a{suffix}")
     same(part, empty)
@@ -109,7 +107,7 @@ def test_any_memory_layout_is_saved_by_rows(tmp_path, suffix):
     whole = pair(n=20)
     path = tmp_path / f"a{suffix}"
     for logits in (np.asfortranarray(whole.logits), np.repeat(whole.logits, 2, axis=1)[:, ::2], whole.logits.tolist()):
-        save(path, (logits, whole.labels.tolist()))
+        save((logits, whole.labels.tolist()), path)
         same(load(path), whole)
         same(joined(stream(path, rows=3)), whole)
 
@@ -120,7 +118,7 @@ def test_bfloat16_becomes_float32(tmp_path, suffix):
         torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).bfloat16(),
         torch.tensor([0, 1, 2, 0, 1]),
     )
-    save(tmp_path / f"a{suffix}", (logits.requires_grad_(), labels))
+    save((logits.requires_grad_(), labels), tmp_path / f"a{suffix}")
     back = load(tmp_path / f"a{suffix}")
     assert back.logits.dtype == (np.float64 if suffix == ".csv" else np.float32)
     np.testing.assert_array_equal(back.logits, logits.detach().float().numpy())
@@ -136,7 +134,7 @@ def test_safetensors_of_others_in_bfloat16(tmp_path):
 
 
 def test_csv_is_what_a_person_would_write(tmp_path):
-    save(tmp_path / "a.csv", (np.array([[0.1, -2.0], [1e-20, 3.0]], np.float32), [1, 0]))
+    save((np.array([[0.1, -2.0], [1e-20, 3.0]], np.float32), [1, 0]), tmp_path / "a.csv")
     assert (tmp_path / "a.csv").read_text() == (
         "logit_0,logit_1,label\n0.10000000149011612,-2.0,1\n9.999999682655225e-21,3.0,0\n"
     )
@@ -180,7 +178,7 @@ def test_probabilities_only_when_asked_for(tmp_path, suffix):
 
 
 def test_logits_taken_for_probabilities_are_refused(tmp_path):
-    save(tmp_path / "a.npz", pair())
+    save(pair(), tmp_path / "a.npz")
     with pytest.raises(ValueError, match=r"a\.npz: probs must lie in \[0, 1\]"):
         load(tmp_path / "a.npz", probs=True)
 
@@ -301,7 +299,7 @@ def test_parquet_whose_classes_change_on_the_way(tmp_path):
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    for call in (lambda: load(tmp_path / "a.parquet"), lambda: save(tmp_path / "b.parquet", pair())):
+    for call in (lambda: load(tmp_path / "a.parquet"), lambda: save(pair(), tmp_path / "b.parquet")):
         with pytest.raises(ImportError, match=r"pip install 'trueup\[parquet\]'"):
             call()
     assert os.listdir(tmp_path) == ["a.parquet"]
@@ -352,7 +350,7 @@ def test_errors_in_a_stream_say_where(tmp_path):
 @pytest.mark.parametrize("rows", [1, 2, 7, 22, 23, 24, 1000])
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_parts_make_the_whole(tmp_path, suffix, rows):
-    save(tmp_path / f"a{suffix}", pair(dtype=np.float32))
+    save(pair(dtype=np.float32), tmp_path / f"a{suffix}")
     parts = list(stream(tmp_path / f"a{suffix}", rows=rows))
     assert [len(part.labels) for part in parts] == [len(range(23)[i : i + rows]) for i in range(0, 23, rows)]
     same(joined(parts), load(tmp_path / f"a{suffix}"))
@@ -384,7 +382,7 @@ def test_fortran_and_big_endian_npy(tmp_path):
 
 def test_memory_map_stays_on_disk(tmp_path):
     path, whole = tmp_path / "a.npy", pair(dtype=np.float32)
-    save(path, whole)
+    save(whole, path)
     mapped, loaded = load(path, mmap=True), load(path)
     assert isinstance(mapped.logits, np.memmap)
     assert not mapped.logits.flags.writeable
@@ -397,14 +395,14 @@ def test_memory_map_stays_on_disk(tmp_path):
     same(loaded, whole)
     mapped.labels[0] = loaded.labels[0] = 1  # labels are few and belong to the caller
     for suffix in (".npz", ".csv", ".parquet", ".safetensors"):
-        save(tmp_path / f"a{suffix}", whole)
+        save(whole, tmp_path / f"a{suffix}")
         with pytest.raises(ValueError, match=r"mmap=True needs a \.npy file"):
             load(tmp_path / f"a{suffix}", mmap=True)
 
 
 def test_what_is_loaded_from_safetensors_is_no_view_of_the_file(tmp_path):
     path, whole = tmp_path / "a.safetensors", pair()
-    save(path, whole)
+    save(whole, path)
     loaded, parts = load(path), list(stream(path, rows=5))
     with open(path, "r+b") as file:
         file.write(bytes(path.stat().st_size))
@@ -414,7 +412,7 @@ def test_what_is_loaded_from_safetensors_is_no_view_of_the_file(tmp_path):
 
 @pytest.mark.parametrize("rows", [0, -1, 2.0, True, None])
 def test_rows_are_a_positive_number(tmp_path, rows):
-    save(tmp_path / "a.npz", pair())
+    save(pair(), tmp_path / "a.npz")
     with pytest.raises(ValueError, match="rows must be a positive whole number"):
         stream(tmp_path / "a.npz", rows=rows)
 
@@ -437,7 +435,7 @@ def private_memory():
 )
 def test_a_stream_takes_the_memory_of_a_few_parts(tmp_path, suffix, n, rows, most):
     rng = np.random.default_rng(0)
-    save(tmp_path / f"a{suffix}", (rng.normal(size=(n, 10)), rng.integers(0, 10, n)))
+    save((rng.normal(size=(n, 10)), rng.integers(0, 10, n)), tmp_path / f"a{suffix}")
     for _ in stream(tmp_path / f"a{suffix}", rows=n // 10):  # pools and caches fill before the measure
         break
     before, grown, seen = private_memory(), 0, 0
@@ -481,7 +479,7 @@ def test_any_failure_of_a_parser_is_told_in_one_line(tmp_path, monkeypatch, mess
 
 
 def test_npy_with_bytes_left_over(tmp_path):
-    save(tmp_path / "a.npy", pair(n=6, classes=3))
+    save(pair(n=6, classes=3), tmp_path / "a.npy")
     with open(tmp_path / "a.npy", "ab") as file:
         file.write(b"more")
     complain(tmp_path / "a.npy", match=r"a\.npy \(6, 3\) float64 takes 144 bytes, got 148")
@@ -490,7 +488,7 @@ def test_npy_with_bytes_left_over(tmp_path):
 @pytest.mark.parametrize("suffix", BINARY)
 def test_truncated_at_every_length(tmp_path, suffix):
     path = tmp_path / f"a{suffix}"
-    save(path, pair(n=6, classes=3))
+    save(pair(n=6, classes=3), path)
     for file in formats.file_list(path):
         whole = file.read_bytes()
         for length in [*range(0, len(whole), 1 + len(whole) // 80), len(whole) - 1]:
@@ -502,7 +500,7 @@ def test_truncated_at_every_length(tmp_path, suffix):
 
 def test_truncated_csv_never_loses_more_than_its_end(tmp_path):
     path, whole = tmp_path / "a.csv", pair(n=6, classes=3)
-    save(path, whole)
+    save(whole, path)
     text, ends = path.read_bytes(), set()
     for length in range(len(text)):
         path.write_bytes(text[:length])
@@ -529,7 +527,7 @@ def test_foreign_content(tmp_path, suffix):
     others = {}
     for other in SUFFIXES:
         if other != suffix:
-            save(tmp_path / f"other{other}", pair(n=6))
+            save(pair(n=6), tmp_path / f"other{other}")
             others[other] = (tmp_path / f"other{other}").read_bytes()
     others |= {
         "empty": b"",
@@ -558,7 +556,7 @@ def outcome(path):
 @pytest.mark.parametrize("suffix", BINARY)
 def test_damaged_bytes_never_raise_anything_else(tmp_path, suffix):
     path = tmp_path / f"a{suffix}"
-    save(path, pair(n=6, classes=3))
+    save(pair(n=6, classes=3), path)
     whole, rng = path.read_bytes(), np.random.default_rng(0)
     for at in rng.integers(0, len(whole), 120):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ rng.integers(1, 256)]) + whole[at + 1 :])
@@ -582,7 +580,7 @@ def test_a_damaged_number_in_a_compressed_npz(tmp_path, rows):
 @pytest.mark.parametrize("suffix", [".npz", ".parquet"])
 def test_a_damaged_number_is_noticed_by_its_checksum(tmp_path, suffix):
     path, whole = tmp_path / f"a{suffix}", pair(n=40, classes=3)
-    save(path, whole)
+    save(whole, path)
     data = path.read_bytes()
     at = data.index(whole.logits[20].tobytes())
     path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
@@ -613,7 +611,7 @@ def test_suffixes_of_pickles(tmp_path, suffix):
     path = tmp_path / f"a{suffix}"
     torch.save(pair()._asdict(), path)
     before = path.read_bytes()
-    for call in (lambda: load(path), lambda: stream(path), lambda: save(path, pair())):
+    for call in (lambda: load(path), lambda: stream(path), lambda: save(pair(), path)):
         with pytest.raises(ValueError, match=r"must be one of \.npz .*; pickles are never read or written"):
             call()
     assert path.read_bytes() == before
@@ -634,7 +632,7 @@ def test_unknown_suffix_and_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"lone\.labels\.npy: no such file; the labels of lone\.npy are wanted"):
         load(tmp_path / "lone.npy")
     with pytest.raises(FileNotFoundError, match="there is no folder"):
-        save(tmp_path / "nowhere" / "a.npz", pair())
+        save(pair(), tmp_path / "nowhere" / "a.npz")
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
@@ -692,16 +690,16 @@ def interrupt(monkeypatch, where, suffix):
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_an_interrupted_save_changes_nothing(tmp_path, monkeypatch, suffix, where):
     path, old, new = tmp_path / f"a{suffix}", pair(n=6), pair(n=9, seed=1)
-    save(path, old)
+    save(old, path)
     listed = sorted(os.listdir(tmp_path))
     with monkeypatch.context() as patch:
         interrupt(patch, where, suffix)
         for target in (path, tmp_path / f"b{suffix}"):
             with pytest.raises(Stop):
-                save(target, new)
+                save(new, target)
     assert sorted(os.listdir(tmp_path)) == listed
     same(load(path), old)
-    save(path, new)
+    save(new, path)
     same(load(path), new)
     assert sorted(os.listdir(tmp_path)) == listed
 
@@ -714,7 +712,7 @@ def test_file_and_folder_reach_the_disk_in_order(tmp_path, monkeypatch, suffix):
     monkeypatch.setattr(os, "replace", lambda a, b: (events.append("replace"), replace(a, b)))
     if not Path("/proc/self/fd").exists():
         pytest.skip("needs /proc to see which file is synchronised")
-    save(tmp_path / f"a{suffix}", pair())
+    save(pair(), tmp_path / f"a{suffix}")
     count = len(formats.file_list(tmp_path / f"a{suffix}"))
     assert events == [".tmp"] * count + ["replace"] * count + [""]
 
@@ -728,31 +726,31 @@ def test_a_file_system_that_refuses_to_synchronise_a_folder_keeps_the_file(tmp_p
         sync(handle)
 
     monkeypatch.setattr(os, "fsync", refusing)
-    save(tmp_path / "a.npz", pair())
+    save(pair(), tmp_path / "a.npz")
     same(load(tmp_path / "a.npz"), pair())
 
 
 def test_save_checks_the_pair(tmp_path):
     with pytest.raises(ValueError, match="labels must lie in"):
-        save(tmp_path / "a.npz", ([[1.0, 2.0]], [2]))
+        save(([[1.0, 2.0]], [2]), tmp_path / "a.npz")
     assert not os.listdir(tmp_path)
 
 
 def test_save_keeps_links_and_permissions(tmp_path):
     (tmp_path / "real").mkdir()
     path, link = tmp_path / "real" / "a.npz", tmp_path / "link.npz"
-    save(path, pair(n=3))
+    save(pair(n=3), path)
     path.chmod(0o640)
     link.symlink_to(path)
-    save(link, pair(n=4))
+    save(pair(n=4), link)
     assert link.is_symlink()
     assert path.stat().st_mode & 0o777 == 0o640
     assert len(load(path).labels) == 4
 
 
 def test_a_file_can_be_rewritten_from_its_own_map(tmp_path):
-    save(tmp_path / "a.npy", pair())
-    save(tmp_path / "a.npy", load(tmp_path / "a.npy", mmap=True))
+    save(pair(), tmp_path / "a.npy")
+    save(load(tmp_path / "a.npy", mmap=True), tmp_path / "a.npy")
     same(load(tmp_path / "a.npy"), pair())
 
 
@@ -825,7 +823,7 @@ def test_seven_networks_in_one_file(logits_folder):
 def test_zeros_become_the_same_in_every_part_of_a_stream(tmp_path, suffix):
     votes = np.array([[1.0, 0.0], [0.6, 0.4], [0.0, 1.0], [0.9, 0.1]])
     path = tmp_path / f"forest{suffix}"
-    save(path, (votes, [0, 1, 1, 0]))
+    save((votes, [0, 1, 1, 0]), path)
     whole = load(path, probs=True)
     assert np.exp(whole.logits).min() == pytest.approx(0.05)
     parts = list(stream(path, rows=1, probs=True))

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import trueup
-from trueup.core.errors import Hint, message_of
-from trueup.io.predictions import open_predictions
-from trueup.io.shards import BadShard, Shards, map_shards
+from trueup._core.errors import Hint, message_of
+from trueup.io import BadShard, Shards, open_predictions
+from trueup.io.shards import map_shards
 
 Z, Y = np.arange(12.0).reshape(6, 2), np.zeros(6, int)
 
@@ -35,7 +35,7 @@ def count_rows(part):
 def test_each_shard_is_opened_once_a_pass(tmp_path, opened):
     files = [tmp_path / f"{i}.npz" for i in range(3)]
     for file in files:
-        trueup.save(file, (Z, Y))
+        trueup.save((Z, Y), file)
     opened.clear()
     assert map_shards(count_rows, Shards.of(tmp_path), progress=False)[0] == 18
     assert opened == [str(file) for file in files]

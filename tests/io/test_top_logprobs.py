@@ -5,10 +5,10 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 import trueup
-from trueup.core.errors import InputError
+from optional import torch
+from trueup._core.errors import InputError
 from trueup.io import from_rows, load
 
 TOP = [{"token": "B", "logprob": math.log(0.6)}, {"token": " B", "logprob": math.log(0.1)}]
@@ -17,17 +17,17 @@ TOP += [{"token": "A", "logprob": math.log(0.2)}, {"token": "?", "logprob": -999
 
 def test_the_rest_has_what_is_left():
     for kind in (np.array, torch.tensor):
-        logits = trueup.from_topk(kind([[math.log(0.5), math.log(0.3)], [math.log(0.9), math.log(0.1)]]))
+        logits = trueup.convert.from_topk(kind([[math.log(0.5), math.log(0.3)], [math.log(0.9), math.log(0.1)]]))
         probs = np.exp(np.asarray(logits))
         assert np.allclose(probs, [[0.5, 0.3, 0.2], [0.9, 0.1, 1e-6]], atol=1e-6)
         assert np.allclose(probs.sum(axis=1), 1, atol=1e-12)
-    half = trueup.from_topk(np.log(np.array([[0.5, 0.25]], np.float16)))
+    half = trueup.convert.from_topk(np.log(np.array([[0.5, 0.25]], np.float16)))
     assert half.dtype == np.float16
     assert np.allclose(np.exp(half.astype(float)), [[0.5, 0.25, 0.25]], atol=1e-3)
 
 
 def test_what_was_not_told_is_absent():
-    logits = trueup.from_topk(np.array([[math.log(0.5), -9999.0], [math.log(0.5), -np.inf]]))
+    logits = trueup.convert.from_topk(np.array([[math.log(0.5), -9999.0], [math.log(0.5), -np.inf]]))
     assert np.isneginf(logits[:, 1]).all()
     assert np.allclose(np.exp(logits[:, [0, 2]]), 0.5)
     assert trueup.metrics.nll(logits, [0, 2]) == pytest.approx(math.log(2))
@@ -35,11 +35,11 @@ def test_what_was_not_told_is_absent():
 
 def test_refusals():
     with pytest.raises(InputError, match=r"sum to at most 1 in each row, got 1\.4 in row 1"):
-        trueup.from_topk(np.log([[0.5, 0.3], [0.7, 0.7]]))
+        trueup.convert.from_topk(np.log([[0.5, 0.3], [0.7, 0.7]]))
     with pytest.raises(InputError, match="shape"):
-        trueup.from_topk(np.zeros(3))
+        trueup.convert.from_topk(np.zeros(3))
     with pytest.raises(InputError, match="finite"):
-        trueup.from_topk(np.array([[np.nan, -1.0]]))
+        trueup.convert.from_topk(np.array([[np.nan, -1.0]]))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 
 from trueup import metrics
 from trueup.losses import AvUC, SoftBinnedECE, avuc, cross_entropy, dca, entropy_threshold, soft_binned_ece
-from trueup.losses.soft_binned import soft_binned_error
+from trueup.losses._batch import soft_binned_error
 
 rng = torch.Generator().manual_seed(0)
 Z = torch.randn(400, 5, generator=rng, dtype=torch.float64) * 3

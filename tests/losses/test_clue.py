@@ -6,6 +6,7 @@ import os
 import pickle
 import sys
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,8 @@ from torch import distributed as dist
 from torch import nn
 
 import reference
-from trueup.losses.clue import CLUE, clue, error_and_entropy, error_and_variance, training_passes
-from trueup.models.dropout import insert_dropout, mc_dropout
+from trueup.losses import CLUE, clue, error_and_entropy, error_and_variance, training_passes
+from trueup.models import insert_dropout, mc_dropout
 from trueup.models.networks import CNN, MLP
 from two_ranks import run_two_ranks
 
@@ -169,8 +170,8 @@ def test_options_are_checked():
         CLUE(level="all")
     with pytest.raises(ValueError, match="group must be at least 1, got 0"):
         clue(error, error, group=0)
-    with pytest.raises(ValueError, match='task must be "classification" or "regression", got \'tokens\''):
-        CLUE(task="tokens")
+    with pytest.raises(ValueError, match="measure must be a function such as error_and_variance, got 'tokens'"):
+        CLUE(measure="tokens")
     with pytest.raises(ValueError, match="passes must be at least 1, got 0"):
         CLUE(passes=0)
     with pytest.raises(ValueError, match="ramp must be a number of steps of at least 0, got -1"):
@@ -202,7 +203,7 @@ def test_a_calibrated_forecast_has_the_error_it_expects():
 def test_tokens_are_samples_and_masks_leave_out(classes, level):
     tokens, y = draws(3, 2, 4, 5), labels_of(2, 4, classes=5)
     given = tokens if classes == "last" else tokens.movedim(-1, 2)
-    loss = CLUE(level=level, classes=classes, group=2, ignore_index=-1)
+    loss = CLUE(level=level, group=2, measure=partial(error_and_entropy, classes=classes, ignore_index=-1))
     kept = torch.tensor([[True, True, False, True], [False, True, False, True]])
     whole = CLUE(level=level, group=2)
     torch.testing.assert_close(loss.of_samples(given, y), whole.of_samples(tokens.reshape(3, 8, 5), y.reshape(-1)))
@@ -220,7 +221,7 @@ def test_tokens_must_say_where_their_classes_are():
     with pytest.raises(ValueError, match='classes must be "first"'):
         CLUE().of_samples(draws(3, 2, 4, 5), labels_of(2, 4))
     with pytest.raises(ValueError, match=r"labels must have shape \(2, 4\)"):
-        CLUE(classes="last").of_samples(draws(3, 2, 4, 5), labels_of(2))
+        CLUE(measure=partial(error_and_entropy, classes="last")).of_samples(draws(3, 2, 4, 5), labels_of(2))
     with pytest.raises(ValueError, match=r"labels must lie in 0\.\.2, got 0\.\.7"):
         CLUE().of_samples(draws(3, 2, 3), torch.tensor([0, 7]))
 
@@ -231,7 +232,10 @@ def test_gradients_of_samples(level, kind):
     samples, y = draws(3, 6, 4).requires_grad_(), labels_of(6)
     loss = CLUE(level=level, group=3)
     if kind != "classes":
-        loss, y = CLUE(level=level, group=3, task="regression", variance_head=kind == "variances"), draws(6, 4, seed=1)
+        loss, y = (
+            CLUE(level=level, group=3, measure=partial(error_and_variance, variance_head=kind == "variances")),
+            draws(6, 4, seed=1),
+        )
         y = y[:, :2] if kind == "variances" else y
     assert torch.autograd.gradcheck(lambda z: loss.of_samples(z, y), samples)
 
@@ -243,8 +247,8 @@ def test_extreme_outputs_are_finite(level, dtype):
     outputs = torch.tensor(rng.choice([-1e4, 0.0, 1e4], size=(3, 40, 4)), dtype=dtype)
     for loss, y in (
         (CLUE(level=level), labels_of(40)),
-        (CLUE(level=level, task="regression"), draws(40, 4)),
-        (CLUE(level=level, task="regression", variance_head=True), draws(40, 2)),
+        (CLUE(level=level, measure=error_and_variance), draws(40, 4)),
+        (CLUE(level=level, measure=partial(error_and_variance, variance_head=True)), draws(40, 2)),
     ):
         z = outputs.clone().requires_grad_()
         found = loss.of_samples(z, y)
@@ -301,7 +305,7 @@ def test_a_variance_head_learns_the_noise():
     y = 2 * torch.randn(1000, generator=generator)
     free = torch.tensor([1.0, 0.0]).requires_grad_()
     optimiser = torch.optim.Adam([free], lr=0.1)
-    loss = CLUE(task="regression", variance_head=True, passes=1)
+    loss = CLUE(measure=partial(error_and_variance, variance_head=True), passes=1)
     for _ in range(200):
         optimiser.zero_grad()
         loss.of_samples(free.expand(1, 1000, 2), y).backward()
@@ -423,9 +427,15 @@ def test_inputs_by_keyword_and_outputs_with_logits():
     ids = labels_of(2, 5, classes=9)
     targets = torch.where(torch.arange(5) < 3, ids, -100)
     model = Language()
-    CLUE(classes="last")(model, {"input_ids": ids, "attention_mask": torch.ones(2, 5)}, targets).backward()
+    CLUE(measure=partial(error_and_entropy, classes="last"))(
+        model, {"input_ids": ids, "attention_mask": torch.ones(2, 5)}, targets
+    ).backward()
     assert all((p.grad != 0).any() for p in model.parameters())
-    measured = CLUE(classes="last").eval().of_samples(mc_dropout(model, {"input_ids": ids}), targets)
+    measured = (
+        CLUE(measure=partial(error_and_entropy, classes="last"))
+        .eval()
+        .of_samples(mc_dropout(model, {"input_ids": ids}), targets)
+    )
     assert measured.isfinite()
     assert not measured.requires_grad
 

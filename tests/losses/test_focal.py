@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from trueup.core.loss_sums import label_rest
 from trueup.losses import FLSD53, DualFocal, Focal, dual_focal, flsd53, focal
+from trueup.losses._focal import label_rest
 
 Z = torch.tensor([[0.3, -1.0, 2.0], [1.5, 0.2, -0.7], [0.0, 0.1, 0.2]], dtype=torch.float64)
 Y = torch.tensor([0, 0, 1])

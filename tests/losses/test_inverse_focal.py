@@ -7,7 +7,7 @@ import torch
 from scipy.optimize import minimize_scalar
 
 from trueup.losses import InverseFocal, inverse_focal
-from trueup.losses.inverse_focal import MAX_MONOTONE_GAMMA
+from trueup.losses._focal import MAX_MONOTONE_GAMMA
 
 Z, Y = torch.tensor([[1.0, 0.0, -1.0]], dtype=torch.float64), torch.tensor([0])
 

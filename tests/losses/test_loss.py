@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from trueup.losses import Focal, LabelSmoothing, Loss, focal
-from trueup.losses.base import per_sample
+from trueup.losses import Focal, LabelSmoothing, Loss, focal, per_sample
 
 Z = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
 Y = torch.tensor([0, 2])

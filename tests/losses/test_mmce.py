@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import reference
 from trueup import metrics
 from trueup.losses import MMCE, MMCEWeighted, cross_entropy, mmce, mmce_weighted
-from trueup.losses.mmce import laplacian_form
+from trueup.losses._batch import laplacian_form
 
 rng = torch.Generator().manual_seed(0)
 Z = torch.randn(200, 5, generator=rng, dtype=torch.float64) * 2

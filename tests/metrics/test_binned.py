@@ -2,10 +2,10 @@ import itertools
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optional import torch
 from reference import binned_errors, equal_mass_index, scores_and_outcomes, softmax, top_label
 from reference import sce as slow_sce
 from strategies import calibrated, pairs
@@ -162,7 +162,7 @@ def test_piece_is_at_least_ece_and_by_hand():
     c, a = scores_and_outcomes(logits, labels)
     cell = equal_mass_index(near, 5) * 15 + np.ceil(c * 15) - 1
     slow = binned_errors(cell, c, a)["ece"]
-    assert metrics.piece(logits, labels, features=features, proximity_bins=5) == pytest.approx(slow, abs=1e-12)
+    assert metrics.piece(logits, labels, features=features, bins=(15, 5)) == pytest.approx(slow, abs=1e-12)
     assert metrics.piece(logits, labels) == metrics.piece(logits, labels, features=logits)
 
 

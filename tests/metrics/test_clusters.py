@@ -9,9 +9,10 @@ from scipy import stats
 
 import trueup
 from strategies import calibrated, images
-from trueup import Tally, metrics
-from trueup.core.clusters import BLOCKS, as_clusters, degrees_of_freedom
-from trueup.core.errors import InputError
+from trueup import metrics
+from trueup._core.clusters import BLOCKS, as_clusters, degrees_of_freedom
+from trueup._core.errors import InputError
+from trueup.metrics import Tally
 from trueup.metrics.groups import evaluate_groups
 from trueup.metrics.intervals import Scored, intervals
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import trueup
-from trueup.calibrators.groupwise import per_group
-from trueup.core.errors import InputError
+from trueup._core.errors import InputError
+from trueup.calibrators import per_group
 from trueup.metrics import d_ece, from_detections
 
 
@@ -61,8 +61,8 @@ def test_from_rows_to_a_repaired_detector(tmp_path):
     assert scores.groups["class", "dog"].difference.high < 0
     assert not scores.groups["class", "car"].stands_out
     fitted = per_group("platt")(*table, groups=table.groups["class"], clusters=table.clusters)
-    trueup.save_calibrator(fitted, tmp_path / "boxes.safetensors")
-    after = trueup.load_calibrator(tmp_path / "boxes.safetensors")(table.logits, groups=table.groups["class"])
+    trueup.save(fitted, tmp_path / "boxes.safetensors")
+    after = trueup.load(tmp_path / "boxes.safetensors")(table.logits, groups=table.groups["class"])
     now = trueup.evaluate(after, table.labels, **table.options())
     assert now["ece"].value < scores["ece"].value / 2
     assert not now.groups["class", "dog"].stands_out

@@ -12,19 +12,11 @@ from scipy.optimize import minimize
 
 import reference
 from strategies import calibrated, pairs
-from trueup import (
-    Monitor,
-    Tally,
-    as_event,
-    compare,
-    evaluate,
-    from_binary,
-    from_confidence,
-    from_probs,
-    metrics,
-)
-from trueup.core import native
-from trueup.core.errors import LooksLikeProbabilities
+from trueup import Monitor, compare, evaluate, from_probs, metrics
+from trueup._core import native
+from trueup._core.errors import LooksLikeProbabilities
+from trueup.convert import as_event, from_log_odds
+from trueup.metrics import Tally
 from trueup.metrics.events import EVENT_METRICS, Points, event_values
 from trueup.metrics.hypothesis_tests import brownian_range_tail
 
@@ -37,7 +29,7 @@ def risk_score(n=20_000, seed=0):
     """A doctor's score: mean 22.0 %, prevalence 14 %, calibration slope 0.76."""
     rng = np.random.default_rng(seed)
     x = rng.normal(-1.55, 1.0, n)
-    return from_confidence(sigmoid(x)), (rng.random(n) < sigmoid(0.76 * x - 0.83)).astype(int)
+    return from_probs(sigmoid(x)), (rng.random(n) < sigmoid(0.76 * x - 0.83)).astype(int)
 
 
 def detector(n=20_000, seed=0):
@@ -65,7 +57,7 @@ class TestWhatFoldingHides:
 
     def test_a_detector_is_seen_to_be_miscalibrated(self):
         p, happened = detector()
-        logits = from_confidence(p)
+        logits = from_probs(p)
         scores = evaluate(logits, happened)
         index = np.minimum((np.ceil(p * 15) - 1).astype(int), 14)
         by_hand = sum(abs((happened - p)[index == b].sum()) for b in range(15)) / len(p)
@@ -80,14 +72,14 @@ class TestWhatFoldingHides:
     def test_a_slope_alone_is_named(self):
         x = np.random.default_rng(1).normal(size=20_000) * 1.5
         happened = (np.random.default_rng(2).random(20_000) < sigmoid(x / 2)).astype(int)
-        assert "right on average, but its predictions are too extreme" in evaluate(from_binary(x), happened).verdict()
-        assert "not extreme enough" in evaluate(from_binary(x / 4), happened).verdict()
+        assert "right on average, but its predictions are too extreme" in evaluate(from_log_odds(x), happened).verdict()
+        assert "not extreme enough" in evaluate(from_log_odds(x / 4), happened).verdict()
 
     def test_stated_confidences_below_one_half_are_not_turned_over(self):
         rng = np.random.default_rng(0)
         stated = rng.choice([0.05, 0.1, 0.2, 0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.92, 0.95, 0.98, 0.99], 5000)
         right = (rng.random(5000) < 0.6 * stated).astype(int)
-        scores = evaluate(from_confidence(stated), right)
+        scores = evaluate(from_probs(stated), right)
         assert scores["predicted"].value == pytest.approx(stated.mean(), abs=1e-12)
         assert scores["observed"].value == right.mean()
 
@@ -139,30 +131,30 @@ class TestMonitor:
 
 class TestDoors:
     def test_confidences_are_the_probability_of_class_one(self):
-        assert np.exp(from_confidence(np.array([0.3])))[0] == pytest.approx([0.7, 0.3])
+        assert np.exp(from_probs(np.array([0.3])))[0] == pytest.approx([0.7, 0.3])
         with pytest.warns(UserWarning, match="2 of 3 confidences are exactly 0 or 1; they were moved by 0.0001"):
-            ends = np.exp(from_confidence(np.array([0.0, 0.2, 1.0])))
+            ends = np.exp(from_probs(np.array([0.0, 0.2, 1.0])))
         assert ends[0, 1] == pytest.approx(1e-4)
         assert ends[2, 1] == pytest.approx(1.0)
         with pytest.warns(UserWarning, match="moved by 5e-06"):  # so that the order stays
-            close = from_confidence(np.array([0.99999, 1.0]))
+            close = from_probs(np.array([0.99999, 1.0]))
         assert close[1, 0] < close[0, 0]
 
     @pytest.mark.parametrize(
         ("bad", "message"),
         [
             ([20.0, 90.0], "divide per cent by 100"),
-            ([-3.0, 0.2], "log-odds go through from_binary"),
+            ([-3.0, 0.2], "log-odds go through from_log_odds"),
             ([0.2, math.nan], "must be finite"),
-            ([[0.2, 0.8]], "must have shape"),
+            ([[[0.2, 0.8]]], "must have shape"),
         ],
     )
     def test_confidences_that_are_none(self, bad, message):
         with pytest.raises(ValueError, match=message):
-            from_confidence(np.array(bad))
+            from_probs(np.array(bad))
 
     def test_the_error_names_the_door(self):
-        with pytest.raises(ValueError, match="from_confidence"):
+        with pytest.raises(ValueError, match="from_probs"):
             evaluate(np.array([0.9, 0.3]), [1, 0])
 
     def test_rounded_probabilities_come_in(self):
@@ -180,12 +172,12 @@ class TestDoors:
             evaluate(p, labels, n_resamples=20)
         assert len(caught) == 1
         assert caught[0].filename == __file__
-        with pytest.warns(LooksLikeProbabilities, match="from_confidence"):
-            from_binary(p[:, 0])
+        with pytest.warns(LooksLikeProbabilities, match="from_probs"):
+            from_log_odds(p[:, 0])
 
     def test_one_hot_rows_and_few_log_odds_are_not_doubted(self):
         metrics.accuracy(np.eye(3), [0, 1, 2])
-        from_binary(np.array([0.2, 0.7]))
+        from_log_odds(np.array([0.2, 0.7]))
 
 
 @given(pairs(max_rows=30))
@@ -203,7 +195,7 @@ def test_corp_equals_the_slow_loop_and_has_no_negative_part(pair):
 def test_corp_by_hand():
     # Sorted: 0.1 no, 0.3 yes, 0.4 no, 0.8 yes; 0.3 and 0.4 are pooled to ½. S(p) = (.01 + .49 + .16 + .04)/4 = .175,
     # S(p̂) = (0 + .25 + .25 + 0)/4 = .125, S(ȳ) = .25.
-    parts = metrics.corp(from_confidence(np.array([0.4, 0.1, 0.8, 0.3])), [0, 0, 1, 1])
+    parts = metrics.corp(from_probs(np.array([0.4, 0.1, 0.8, 0.3])), [0, 0, 1, 1])
     assert parts == pytest.approx((0.175, 0.05, 0.125, 0.25))
 
 
@@ -223,7 +215,7 @@ def test_slope_and_intercept_equal_a_general_minimiser(seed, n, weighted):
 
     best = minimize(loss, [0.0, 0.5], method="Nelder-Mead", options={"xatol": 1e-10, "fatol": 1e-15, "maxiter": 4000}).x
     options = {"weights": w} if weighted else {}
-    z = from_binary(x)
+    z = from_log_odds(x)
     found = metrics.calibration_intercept(z, y, **options), metrics.calibration_slope(z, y, **options)
     assert found == pytest.approx(tuple(best), abs=1e-6)
     shift = metrics.calibration_in_the_large(z, y, **options)
@@ -231,7 +223,7 @@ def test_slope_and_intercept_equal_a_general_minimiser(seed, n, weighted):
 
 
 def test_slope_where_there_is_none():
-    z = from_binary(np.array([-1.0, 0.5, 2.0]))
+    z = from_log_odds(np.array([-1.0, 0.5, 2.0]))
     for labels in ([0, 0, 0], [1, 1, 1], [0, 0, 1]):  # never, always, separated
         assert math.isnan(metrics.calibration_slope(z, labels))
     assert math.isnan(metrics.calibration_slope(np.zeros((4, 2)), [0, 1, 0, 1]))
@@ -243,7 +235,7 @@ def test_the_walds_interval_covers():
         rng = np.random.default_rng(seed)
         x = rng.normal(size=400) * 1.5
         y = (rng.random(400) < sigmoid(0.8 * x + 0.2)).astype(int)
-        found = evaluate(from_binary(x), y, metrics=["calibration_slope"], n_resamples=1)["calibration_slope"]
+        found = evaluate(from_log_odds(x), y, metrics=["calibration_slope"], n_resamples=1)["calibration_slope"]
         covered += found.low <= 0.8 <= found.high
     assert 88 <= covered <= 100
 
@@ -281,7 +273,7 @@ def test_tests_of_calibration_hold_their_level_and_find_what_is_wrong():
         x = rng.normal(size=300)
         y = (rng.random(300) < sigmoid(x)).astype(int)
         for name in false:
-            false[name] += getattr(metrics, name)(from_binary(x), y).p_value <= 0.05
+            false[name] += getattr(metrics, name)(from_log_odds(x), y).p_value <= 0.05
     assert all(count <= 20 for count in false.values()), false
     logits, labels = risk_score(2000)
     assert metrics.kuiper_test(logits, labels).p_value < 1e-4
@@ -290,10 +282,10 @@ def test_tests_of_calibration_hold_their_level_and_find_what_is_wrong():
 
 @pytest.mark.parametrize("name", ["kuiper_test", "hosmer_lemeshow"])
 def test_what_is_certain_and_does_not_happen_is_not_calibrated(name):
-    certain, labels = from_binary(np.full(100, 1000.0)), np.arange(100) % 2
+    certain, labels = from_log_odds(np.full(100, 1000.0)), np.arange(100) % 2
     found = getattr(metrics, name)(certain, labels)
     assert (found.statistic, found.p_value) == (np.inf, 0.0)
-    some = from_binary(np.where(np.arange(100) < 50, 1000.0, 0.3))
+    some = from_log_odds(np.where(np.arange(100) < 50, 1000.0, 0.3))
     assert getattr(metrics, name)(some, labels).p_value < 1e-3
     assert not getattr(metrics, name)(certain, np.ones(100, int)).p_value < 1
 
@@ -301,7 +293,7 @@ def test_what_is_certain_and_does_not_happen_is_not_calibrated(name):
 def test_many_clusters_are_taken_a_chunk_at_a_time(monkeypatch):
     rng = np.random.default_rng(1)
     x, clusters = rng.normal(size=400), rng.permutation(np.arange(400) // 4)
-    logits, labels = from_binary(x), (rng.random(400) < sigmoid(x)).astype(int)
+    logits, labels = from_log_odds(x), (rng.random(400) < sigmoid(x)).astype(int)
     whole = metrics.kuiper_test(logits, labels, clusters=clusters)
     monkeypatch.setattr(native, "BLOCK", 7 * 1400)
     parts = metrics.kuiper_test(logits, labels, clusters=clusters)
@@ -340,7 +332,7 @@ def test_intervals_of_miscalibration_and_ici_cover_calibration_and_its_absence()
         x = rng.normal(size=1000) * 1.5
         for slope in (1.0, 0.5):
             y = (rng.random(1000) < sigmoid(slope * x)).astype(int)
-            found = evaluate(from_binary(x), y, metrics=["miscalibration", "ici"], n_resamples=160)
+            found = evaluate(from_log_odds(x), y, metrics=["miscalibration", "ici"], n_resamples=160)
             for name in ("miscalibration", "ici"):
                 covered[slope, name] += found[name].low - 1e-9 <= truth[slope, name] <= found[name].high + 1e-9
     assert all(count >= 34 for count in covered.values()), covered
@@ -356,7 +348,7 @@ def test_stated_confidences_of_language_models(data, model, said, right, values)
         rows = [(row["stated_confidence"], row["correct"]) for row in csv.DictReader(file) if row["stated_confidence"]]
     stated, correct = np.array(rows, dtype=float).T
     assert len(np.unique(stated)) == values
-    scores = evaluate(from_confidence(stated, floor=1e-9), correct.astype(int), metrics=["predicted", "observed"])
+    scores = evaluate(from_probs(stated, floor=1e-9), correct.astype(int), metrics=["predicted", "observed"])
     assert scores["predicted"].value == pytest.approx(said, abs=5e-5)
     assert scores["observed"].value == pytest.approx(right, abs=5e-5)
     assert "overestimates" in scores.verdict()

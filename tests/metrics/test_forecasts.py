@@ -6,14 +6,13 @@ import re
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import ndtr, ndtri
 from sklearn.metrics import mean_pinball_loss
 
-from trueup.metrics import regression
-from trueup.metrics.forecast_table import compare_forecasts, evaluate_forecasts
+from optional import torch
+from trueup.metrics import compare_forecasts, evaluate_forecasts, regression
 from trueup.metrics.forecasts import LEVELS
 
 TAU = np.array([0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95])

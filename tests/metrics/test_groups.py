@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from trueup import compare, evaluate, from_confidence
-from trueup.calibrators.groupwise import per_group
+from trueup import compare, evaluate, from_probs
+from trueup.calibrators import per_group
 from trueup.metrics.groups import GroupTally, evaluate_groups
 from trueup.monitor import Monitor
-from trueup.report.audit import audit
+from trueup.reports import report
 
 RNG = np.random.default_rng(0)
 P = RNG.uniform(0.05, 0.6, 3000)
@@ -103,7 +103,7 @@ def test_a_smaller_group_shows_less():
 
 
 def test_scores_of_evaluate_and_compare():
-    z = from_confidence(P)
+    z = from_probs(P)
     scores = evaluate(z, Y, groups=WARD, metrics=("nll",), n_resamples=19)
     assert str(scores.groups) in str(scores)
     assert "B" in scores._repr_html_()
@@ -134,11 +134,11 @@ def test_bad_input_is_named():
 
 @pytest.mark.parametrize("wrong", [WARD[1:], {"ward": WARD[1:]}], ids=["array", "mapping"])
 def test_groups_of_another_length_are_one_clear_error_everywhere(wrong):
-    z, labels = from_confidence(P), Y
+    z, labels = from_probs(P), Y
     doors = {
         "evaluate": lambda: evaluate(z, labels, groups=wrong, n_resamples=19),
         "compare": lambda: compare(raw=(z, labels), half=(z / 2, labels), groups=wrong, n_resamples=19),
-        "audit": lambda: audit((z, labels), methods=["temperature"], groups=wrong, progress=False),
+        "audit": lambda: report((z, labels), methods=["temperature"], groups=wrong, progress=False).audit,
         "monitor": lambda: Monitor(2).update(z, labels, groups=wrong),
         "per_group": lambda: per_group("temperature")(z, labels, groups=wrong),
     }

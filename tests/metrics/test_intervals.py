@@ -5,11 +5,12 @@ import pytest
 
 from reference import equal_mass_index, scores_and_outcomes
 from strategies import calibrated
-from trueup import Tally, metrics
-from trueup.core.bins import Bins, equal_width
-from trueup.core.tally import TABLE_METRICS
+from trueup import metrics
+from trueup._core.bins import equal_width
+from trueup._core.tally import TABLE_METRICS
+from trueup.metrics import Bins, Tally
 from trueup.metrics.intervals import Interval, Scored, differences, intervals
-from trueup.metrics.resampling import BootstrapBins, Classwise, solve
+from trueup.metrics.resampling import BootstrapBins, Classwise, Resampling, solve
 
 
 @cache
@@ -30,7 +31,7 @@ def test_intervals_of_calibration_errors_cover_the_truth(temperature, n):
     covered = {"ece": 0, "sce": 0}
     for seed in range(100):
         tally = Tally.of(*calibrated(n, 5, temperature=temperature, seed=seed))
-        for name, found in intervals(tally, ("ece", "sce"), n_resamples=200, seed=seed).items():
+        for name, found in intervals(tally, ("ece", "sce"), Resampling(n_resamples=200, seed=seed)).items():
             covered[name] += found.low <= {"ece": ece, "sce": sce}[name] <= found.high
     assert covered["ece"] >= 88  # 95 expected; 88 is three standard deviations below
     assert covered["sce"] >= 88
@@ -56,7 +57,7 @@ def test_noise_on_cells_is_the_noise_of_resampled_rows(adaptive):
     logits, labels = calibrated(1500, 4, temperature=1.5)
     c, a = scores_and_outcomes(logits, labels)
     grid = Tally.of(logits, labels).grid
-    noisy = BootstrapBins.of_grid(grid, adaptive, 4000, 0)
+    noisy = BootstrapBins.of_grid(grid, adaptive, Resampling(n_resamples=4000))
     index = equal_mass_index(c, 15) if adaptive else np.ceil(c * 15).astype(int) - 1
     rng = np.random.default_rng(1)
     sums = np.stack(
@@ -135,7 +136,7 @@ class TestPaired:
             logits, labels = calibrated(1500, 5, temperature=1.6, seed=seed)
             one = Scored.of(logits, labels)
             two = Scored.of(logits / 1.6, labels, beside=one)
-            found = differences(one, two, ("ece", "sce", "nll"), n_resamples=200, seed=seed)
+            found = differences(one, two, ("ece", "sce", "nll"), Resampling(n_resamples=200, seed=seed))
             # The second network's logits are the first's at scale 2/1.6, so its own binned truth is zero.
             covered["ece"] += found["ece"].low <= truth <= found["ece"].high
             covered["sce"] += found["sce"].low <= sce_truth <= found["sce"].high

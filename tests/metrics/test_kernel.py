@@ -7,13 +7,14 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kstest
 
+from optional import torch
 from reference import mmce_squared, scores_and_outcomes, skce_matrix, softmax
-from trueup.metrics.kernel import median_distance, mmce, skce, skce_biased, skce_linear, skce_test
+from trueup.metrics import mmce, skce, skce_biased, skce_linear, skce_test
+from trueup.metrics.kernel import median_distance
 
 EVERY = (skce, skce_biased, skce_linear, mmce)
 
@@ -73,7 +74,7 @@ def test_skce_is_the_same_in_tiles_of_any_size(pair, half):
     z, y = pair
     whole = [metric(z, y) for metric in (skce, skce_biased, skce_linear)], skce_test(z, y, n_resamples=20)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trueup.core.native.TILE_ROWS", 2 * half)
+        patch.setattr("trueup._core.native.TILE_ROWS", 2 * half)
         assert [metric(z, y) for metric in (skce, skce_biased, skce_linear)] == pytest.approx(whole[0], abs=1e-9)
         assert skce_test(z, y, n_resamples=20).p_value == whole[1].p_value
 

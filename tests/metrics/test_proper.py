@@ -6,7 +6,8 @@ from sklearn.metrics import brier_score_loss, log_loss, top_k_accuracy_score
 
 from reference import softmax, top_label
 from strategies import pairs
-from trueup import from_binary, metrics
+from trueup import metrics
+from trueup.convert import from_log_odds
 
 
 @given(pairs())
@@ -30,7 +31,7 @@ def test_scikit_learns_binary_brier_is_half_of_ours(pair):
 
 
 def test_likelihood_is_never_clipped():
-    assert metrics.nll(from_binary(np.array([2000.0])), [0]) == pytest.approx(2000)
+    assert metrics.nll(from_log_odds(np.array([2000.0])), [0]) == pytest.approx(2000)
 
 
 @given(pairs())
@@ -92,7 +93,7 @@ def test_the_decomposition_adds_up_to_the_score(pair, bins, top):
 def test_decomposition_by_hand():
     # Two forecasts of .8 (one comes true), two of .2 (none does): base ¼, frequencies ½ and 0.
     p = np.array([0.8, 0.8, 0.2, 0.2])
-    parts = metrics.brier_decomposition(from_binary(np.log(p / (1 - p))), [1, 0, 0, 0], bins=5)
+    parts = metrics.brier_decomposition(from_log_odds(np.log(p / (1 - p))), [1, 0, 0, 0], bins=5)
     assert parts.reliability == pytest.approx(2 * (0.3**2 + 0.2**2) / 2)
     assert parts.resolution == pytest.approx(2 * (0.25**2 + 0.25**2) / 2)
     assert parts.uncertainty == pytest.approx(2 * 0.25 * 0.75)

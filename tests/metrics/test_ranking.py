@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
+from optional import torch
 from trueup.metrics import ranking
 
 PAIR = [ranking.auroc, ranking.aupr, ranking.fpr95, ranking.aurc, ranking.eaurc]

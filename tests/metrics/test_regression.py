@@ -6,14 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
 import reference
-from trueup.metrics import regression
-from trueup.metrics.regression import REGRESSION
+from optional import torch
+from trueup.metrics import REGRESSION, regression
 
 numbers = st.floats(-5, 5).map(lambda x: round(x, 6))
 forecasts = st.lists(st.tuples(numbers, st.floats(0.01, 4), numbers), min_size=1, max_size=30)

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-import torch
 
+from optional import torch
 from reference import image_class_errors
-from trueup.core.errors import InputError
+from trueup._core.errors import InputError
 from trueup.metrics import SegmentationTally
 
 

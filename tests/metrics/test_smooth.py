@@ -6,12 +6,13 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from optional import torch
 from reference import kernel_density_error, ks_error, ranked_rows, scores_and_outcomes, smooth_error, softmax
-from trueup.metrics.smooth import _cosines, _triweight_waves, kde_ece, ks, ks_classwise, ks_within, smooth_ece
+from trueup.metrics import kde_ece, ks, ks_classwise, ks_within, smooth_ece
+from trueup.metrics.smooth import _cosines, _triweight_waves
 
 EVERY = (ks, ks_within, ks_classwise, smooth_ece, kde_ece)
 
@@ -98,8 +99,8 @@ def test_all_classes_together_are_certain():
 def test_ks_classwise_is_the_same_in_any_number_of_chunks(monkeypatch):
     z, y = draw(0, 40, 7)
     whole = ks_classwise(z, y), ks_within(z, y, top=3)
-    monkeypatch.setattr("trueup.core.native.STEP", 100)
-    monkeypatch.setattr("trueup.core.native.BLOCK", 100)
+    monkeypatch.setattr("trueup._core.native.STEP", 100)
+    monkeypatch.setattr("trueup._core.native.BLOCK", 100)
     assert (ks_classwise(z, y), ks_within(z, y, top=3)) == pytest.approx(whole, abs=1e-14)
 
 

@@ -4,11 +4,12 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
+from optional import torch
 from strategies import calibrated
 from trueup import METRICS, Predictions, compare, evaluate
-from trueup.metrics.sharded import evaluate_shards
+from trueup.metrics import evaluate_shards
+from trueup.metrics.resampling import Resampling
 from trueup.metrics.table import DEFAULT
 
 PAIR = calibrated(2000, 4, temperature=2.0)
@@ -34,8 +35,8 @@ def test_all_tables_have_the_same_defaults():
     for column in ("weights", "groups", "clusters", "names"):  # of shards they are columns of the files
         del ours[column]
     assert 1000 in ours.values()  # resamples
-    for other in (compare, evaluate_shards):
-        assert ours.items() <= defaults(other).items()
+    assert ours.items() <= defaults(compare).items()
+    assert ours.items() <= (defaults(evaluate_shards) | defaults(Resampling)).items()
 
 
 def test_numpy_torch_and_predictions_agree():

@@ -6,9 +6,8 @@ import torch
 from torch import nn
 
 import trueup
-from trueup.calibrators.compose import choose
-from trueup.calibrators.temperature import Temperature
-from trueup.core.errors import InputError
+from trueup._core.errors import InputError
+from trueup.calibrators import Temperature, choose
 from trueup.metrics import SegmentationTally
 from trueup.models import evaluate_loader, outputs
 
@@ -50,12 +49,12 @@ def test_a_segmentation_network_from_end_to_end(classes, tmp_path):
     assert table.logits.shape == (8 * 34, 3)
     assert table.clusters.tolist() == np.repeat(np.arange(8), 34).tolist()
 
-    wrapped = trueup.on_model(Temperature.fit)(model, loader, **how)
+    wrapped = trueup.calibrate(model, loader, **how)
     assert float(wrapped.after.temperature) == pytest.approx(float(Temperature.fit(*table).temperature))
     x = loader[0][0]
     before, after = model(x), wrapped(x)
     assert after["logits"].shape == before["logits"].shape
-    assert torch.allclose(after["logits"], before["logits"] / wrapped.after.temperature.float())
+    assert torch.allclose(after["logits"], before["logits"] / wrapped.after.temperature)
     assert after["out"] is before["out"] or torch.equal(after["out"], before["out"])
 
     calibrated = trueup.collect(wrapped, loader, **how)
@@ -75,8 +74,8 @@ def test_a_segmentation_network_from_end_to_end(classes, tmp_path):
     assert (tally.images, int(tally.pixels.sum())) == (8, 272)
     assert better.value().value < tally.value().value
 
-    trueup.save_calibrator(wrapped.after, tmp_path / "t.safetensors")
-    again = trueup.Calibrated(model, after=trueup.load_calibrator(tmp_path / "t.safetensors"), classes=classes)
+    trueup.save(wrapped.after, tmp_path / "t.safetensors")
+    again = trueup.models.Calibrated(model, after=trueup.load(tmp_path / "t.safetensors"), classes=classes)
     assert torch.equal(again(x)["logits"], after["logits"])
 
 
@@ -115,7 +114,7 @@ def test_methods_that_choose_keep_images_together():
         return Temperature.fit(logits, labels)
 
     fit = choose({"identity": trueup.METHODS["identity"], "spy": spy}, folds=4)
-    wrapped = trueup.on_model(fit)(model, segmentations(model), classes="first", ignore_index=255, progress=False)
+    wrapped = trueup.calibrate(model, segmentations(model), fit, classes="first", ignore_index=255, progress=False)
     assert wrapped.after.choice.chosen == "spy"
     assert all(n % 34 == 0 for n in seen)  # whole images, of 34 pixels each
 
@@ -126,9 +125,9 @@ def test_outputs_must_say_where_their_classes_are():
     with pytest.raises(ValueError, match=r'batch 0: labels must have shape \(n,\).*classes="first" or "last"'):
         trueup.collect(model, loader, progress=False)
     with pytest.raises(ValueError, match='classes must be "first"'):
-        trueup.Calibrated(model, after=Temperature(2.0))(loader[0][0])
+        trueup.models.Calibrated(model, after=Temperature(2.0))(loader[0][0])
     with pytest.raises(InputError, match='classes must be "first"'):
-        trueup.Calibrated(model, after=Temperature(2.0), classes="middle")
+        trueup.models.Calibrated(model, after=Temperature(2.0), classes="middle")
     with pytest.raises(ValueError, match="batch 0: labels must have shape"):
         trueup.collect(model, loader, classes="last", progress=False)
     with pytest.raises(ValueError, match="batch 0: labels must lie in 0..2, got 0..255"):
@@ -140,11 +139,11 @@ def test_flat_outputs_stay_a_pair():
     assert isinstance(trueup.collect(nn.Identity(), [(x, y)], progress=False), trueup.Predictions)
     table = trueup.collect(nn.Identity(), [(x, y)], classes="last", progress=False)
     assert table.clusters.tolist() == [0, 1, 2, 3, 4, 5]
-    assert torch.equal(trueup.Calibrated(nn.Identity(), after=Temperature(2.0), classes="first")(x), x / 2)
+    assert torch.equal(trueup.models.Calibrated(nn.Identity(), after=Temperature(2.0), classes="first")(x), x / 2)
 
 
 def test_torch_export_keeps_the_shape():
-    wrapped = trueup.Calibrated(nn.Conv2d(1, 3, 1), after=Temperature(2.0), classes="first").eval()
+    wrapped = trueup.models.Calibrated(nn.Conv2d(1, 3, 1), after=Temperature(2.0), classes="first").eval()
     x = torch.randn(2, 1, 4, 4)
     exported = torch.export.export(wrapped, (x,)).module()
     assert torch.allclose(exported(x), wrapped(x))
@@ -157,7 +156,7 @@ def test_streaming_metrics_take_tokens_and_pixels(shape):
     z = torch.from_numpy(rng.normal(size=(*shape, 5)))
     y = torch.from_numpy(rng.integers(0, 5, shape))
     y[0, 0] = -1
-    flat = trueup.flatten(z, y, classes="last", ignore_index=-1)
+    flat = trueup.convert.flatten(z, y, classes="last", ignore_index=-1)
     for kind in (torchmetrics.ECE, torchmetrics.NLL, torchmetrics.Brier):
         last, first = (kind(class_axis=axis, ignore_index=-1) for axis in ("last", "first"))
         plain = kind()

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trueup import METHODS
-from trueup.calibrators.linear import Vector
-from trueup.calibrators.temperature import Temperature
-from trueup.core import progress
+from trueup._core import progress
+from trueup.calibrators import Temperature, Vector
 from trueup.integrations.onnx import TOLERANCE, check_export
+from trueup.models import Calibrated, calibrate, collect
 from trueup.models.batches import logits_of, tensors_in, with_logits
-from trueup.models.calibrated import Calibrated, collect, device_of, embedding_of, input_position, on_model
+from trueup.models.calibrated import device_of, embedding_of, input_position
 
 CLASSES, WIDTH, N = 4, 6, 50
 X = torch.randn(N, WIDTH, generator=torch.Generator().manual_seed(0))
@@ -540,7 +540,7 @@ def test_copies(copied):
 def test_state_dict():
     one = clamped()
     state = one.state_dict()
-    assert {"before.delta", "after.temperature", "model.0.weight", "model.1.running_mean"} <= set(state)
+    assert {"before.delta", "calibrator.temperature", "model.0.weight", "model.1.running_mean"} <= set(state)
     other = Calibrated(network().eval(), Plus(torch.zeros(WIDTH)), Temperature(1.0))
     assert not torch.equal(one(X), other(X))
     other.load_state_dict(state)
@@ -600,16 +600,16 @@ def test_torch_export_of_tokens_and_dicts():
     assert not one.model.words._forward_hooks
 
 
-# on_model
+# calibrate
 
 
 def test_a_method_is_lifted_to_networks():
     model = network()
-    calibrated = on_model(METHODS["vector"])(model, loader())
+    calibrated = calibrate(model, loader(), "vector")
     assert calibrated.model is model
     assert calibrated.before is None
     wanted = METHODS["vector"](*collect(model, loader()))
-    assert torch.equal(calibrated.after.weight, wanted.weight)
+    np.testing.assert_array_equal(calibrated.after.weight, wanted.weight)
     model.eval()
     torch.testing.assert_close(calibrated(X), wanted(model(X)))
 
@@ -622,7 +622,7 @@ def test_options_of_a_lifted_method_go_to_collect(monkeypatch):
         return X[:, :4], Y
 
     monkeypatch.setattr("trueup.models.calibrated.collect", collect)
-    on_model(METHODS["identity"])(network(), loader(), device="cpu", progress=False)
+    calibrate(network(), loader(), "identity", device="cpu", progress=False)
     assert asked == {"device": "cpu", "progress": False}
 
 
@@ -630,7 +630,7 @@ def test_batch_norm_statistics_never_move():
     model = network().train()
     before = {name: value.clone() for name, value in model.named_buffers()}
     for _ in range(3):
-        on_model(METHODS["identity"])(model, loader())
+        calibrate(model, loader(), "identity")
     assert all(torch.equal(value, before[name]) for name, value in model.named_buffers())
     assert int(model[1].num_batches_tracked) == 0
 

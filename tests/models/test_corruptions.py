@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy.ndimage import gaussian_filter
 
 import reference
-from trueup.models import corruptions
-from trueup.models.corruptions import CAST, CORRUPTIONS, corrupt, corruptions_for
+from trueup.models import CORRUPTIONS, corrupt, corruptions
+from trueup.models.corruptions import CAST, corruptions_for
 
 names = pytest.mark.parametrize("name", CORRUPTIONS)
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import reference
-from trueup.models.batches import Batch
-from trueup.models.dropout import (
+from trueup.models import (
     insert_dropout,
     mc_dropout,
     moments,
@@ -20,7 +19,8 @@ from trueup.models.dropout import (
     predictive_entropy,
     probability_variance,
 )
-from trueup.models.networks import CNN, MLP, resnet8, wrn16x4
+from trueup.models.batches import Batch
+from trueup_studies.networks import CNN, MLP, resnet8, wrn16x4
 
 X = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 

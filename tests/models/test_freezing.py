@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from trueup.models.freezing import frozen
+from trueup.models import frozen
 
 X = torch.randn(8, 1, 6, 6, generator=torch.Generator().manual_seed(0))
 

@@ -33,9 +33,9 @@ def samples(n: int = 400) -> tuple[Tensor, Tensor]:
 def test_one_logit_is_calibrated_and_repaired_as_two(shape: tuple[int, ...]) -> None:
     x, y = samples()
     network = TwoClasses(OneLogit(shape))
-    calibrated = trueup.on_model(trueup.METHODS["temperature"])(network, [(x, y)], progress=False)
+    calibrated = trueup.calibrate(network, [(x, y)], progress=False)
     assert 3 < float(calibrated.after.temperature) < 5
-    torch.testing.assert_close(network(x), trueup.from_binary(4 * (x[:, 0] - x[:, 1])), check_dtype=False)
+    torch.testing.assert_close(network(x), trueup.convert.from_log_odds(4 * (x[:, 0] - x[:, 1])), check_dtype=False)
     moved = x * torch.tensor([0.2, 1.0])
     repaired = trueup.repair(network, [(moved, y)], progress=False)
     assert repaired.repair_record.parts == ("input",)

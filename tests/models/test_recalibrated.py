@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from trueup.calibrators.regression import IsotonicQuantiles, VarianceScaling
-from trueup.metrics.forecast_table import evaluate_forecasts
-from trueup.models.recalibrated import Recalibrated, collect_forecasts, recalibrate_model
+from trueup.calibrators import IsotonicQuantiles, VarianceScaling
+from trueup.metrics import evaluate_forecasts
+from trueup.models import Recalibrated, as_module, collect_forecasts, recalibrate
 
 RNG = np.random.default_rng(0)
 X = torch.from_numpy(RNG.normal(size=(400, 3))).float()
@@ -54,7 +54,7 @@ def test_forecasts_are_collected_fitted_and_put_behind_the_network(kind):
     mean, std, targets = collect_forecasts(model, loader())
     assert mean.shape == std.shape == targets.shape == (400,)
     np.testing.assert_allclose(targets, Y)
-    recalibrated = recalibrate_model(VarianceScaling.fit)(model, loader())
+    recalibrated = recalibrate(model, loader(), "variance")
     assert float(recalibrated.recalibrator.scale) == pytest.approx(2.5, rel=0.1)
     output = recalibrated(X)
     assert type(output) is type(model(X))
@@ -70,7 +70,7 @@ def test_any_other_output_is_told_by_a_function():
     read = lambda output: (output[:, 0], output[:, 1])  # noqa: E731
     with pytest.raises(ValueError, match="batch 0: the model's output must be a pair"):
         collect_forecasts(model, loader())
-    recalibrated = recalibrate_model(IsotonicQuantiles.fit)(model, loader(Y[:, None]), forecast=read)
+    recalibrated = recalibrate(model, loader(Y[:, None]), IsotonicQuantiles.fit, forecast=read)
     _, std = recalibrated(X)
     assert float(std.detach().mean()) == pytest.approx(2.5, rel=0.15)
     with pytest.raises(ValueError, match="recalibrator must be of the class Recalibrator, got Linear"):
@@ -87,7 +87,8 @@ def test_any_other_output_is_told_by_a_function():
 def test_recalibrators_and_their_quantiles_export(recalibrator, tmp_path):
     inputs = (torch.linspace(-2, 2, 7), torch.linspace(0.5, 2, 7))
     rows = torch.export.Dim("rows")
-    for module in (recalibrator, recalibrator.at_levels([0.05, 0.5, 0.95]), Recalibrated(_Pair(), recalibrator)):
+    maps = recalibrator, recalibrator.at_levels([0.05, 0.5, 0.95])
+    for module in (*(as_module(each) for each in maps), Recalibrated(_Pair(), recalibrator)):
         shapes = ({0: rows}, {0: rows})
         if isinstance(module, Recalibrated):
             shapes = (shapes,)  # its arguments are those of the network
@@ -97,10 +98,10 @@ def test_recalibrators_and_their_quantiles_export(recalibrator, tmp_path):
     torch.testing.assert_close(recalibrator.at_levels([0.05, 0.5, 0.95])(*inputs), wanted)
     again = pickle.loads(pickle.dumps(recalibrator))
     torch.testing.assert_close(again(*inputs), recalibrator(*inputs))
-    other = (
+    other = as_module(
         IsotonicQuantiles([0.0, 1.0, 2.0], [0.3, 0.5, 0.7]) if len(recalibrator.config()) == 2 else VarianceScaling(1.0)
     )
-    other.load_state_dict(recalibrator.state_dict())
+    other.load_state_dict(as_module(recalibrator).state_dict())
     torch.testing.assert_close(other(*inputs), recalibrator(*inputs))
     with pytest.raises(ValueError, match="levels must lie between 0 and 1"):
         recalibrator.at_levels([0.0, 0.5])

@@ -10,9 +10,9 @@ from torch import nn
 
 import reference
 from trueup import metrics
-from trueup.models.corruptions import corrupt, corruptions_for
-from trueup.models.networks import CNN, Normalise, load_weights, resnet20
-from trueup.models.shift import by_severity, evaluate_ood, evaluate_shift
+from trueup.models import Shifts, by_severity, corrupt, evaluate_ood, evaluate_shift
+from trueup.models.corruptions import corruptions_for
+from trueup_studies.networks import CNN, Normalise, load_weights, resnet20
 
 
 def images(n=12, channels=3, seed=0):
@@ -25,7 +25,7 @@ def numbers(row):
 
 def test_rows_are_the_metrics_of_the_shifted_images():
     model, x, y = CNN(5, seed=3).train(), images(), torch.arange(12) % 5
-    rows = evaluate_shift(model, x, y, severities=(0, 2, 5), batch_size=5, seed=7, bins=4)
+    rows = evaluate_shift(model, x, y, Shifts(None, (0, 2, 5), seed=7), batch_size=5, bins=4)
     assert [(r.corruption, r.severity) for r in rows] == [(c, s) for c in corruptions_for(3) for s in (0, 2, 5)]
     assert model.training
     for row in rows:
@@ -48,7 +48,7 @@ def test_severity_zero_is_computed_once():
         return batch.mean(dim=(2, 3))
 
     x, y = images(), torch.arange(12) % 3
-    rows = evaluate_shift(model, x, y, corruptions=["haze", "contrast"], severities=(0, 1))
+    rows = evaluate_shift(model, x, y, Shifts(["haze", "contrast"], (0, 1)))
     assert len(calls) == 3
     assert sum(call.equal(x) for call in calls) == 1
     assert numbers(rows[0]) == numbers(rows[2])
@@ -57,13 +57,13 @@ def test_severity_zero_is_computed_once():
 
 def test_bytes_and_one_channel():
     x, y = (images(channels=1) * 255).byte(), np.arange(12) % 2
-    rows = evaluate_shift(CNN(2, channels=1), x, y, severities=(1,))
+    rows = evaluate_shift(CNN(2, channels=1), x, y, Shifts(None, (1,)))
     assert {r.corruption for r in rows} == set(corruptions_for(1))
-    assert rows == evaluate_shift(CNN(2, channels=1), x.float() / 255, y, severities=(1,))
+    assert rows == evaluate_shift(CNN(2, channels=1), x.float() / 255, y, Shifts(None, (1,)))
 
 
 def test_by_severity_is_the_mean_over_corruptions():
-    rows = evaluate_shift(CNN(3), images(), torch.arange(12) % 3, severities=(0, 3), corruptions=["haze", "contrast"])
+    rows = evaluate_shift(CNN(3), images(), torch.arange(12) % 3, Shifts(["haze", "contrast"], (0, 3)))
     found = by_severity(rows)
     assert [(r.corruption, r.severity) for r in found] == [("mean", 0), ("mean", 3)]
     np.testing.assert_allclose(numbers(found[1]), np.mean([numbers(rows[1]), numbers(rows[3])], axis=0))
@@ -77,8 +77,8 @@ def test_by_severity_is_the_mean_over_corruptions():
         ({"images": np.zeros((2, 3, 8, 8))}, "images must be a torch tensor .*, got ndarray"),
         ({"images": torch.full((12, 3, 8, 8), 2.0)}, r"images must lie in \[0, 1\], before normalisation"),
         ({"labels": torch.zeros(11, dtype=torch.int64)}, r"labels must have shape \(12,\), one an image, got \(11,\)"),
-        ({"corruptions": ["rain"]}, "corruptions must be among brightness, .* got 'rain'"),
-        ({"severities": (6,)}, r"severity must be a whole number in 0..5, got 6"),
+        ({"shifts": Shifts(["rain"])}, "corruptions must be among brightness, .* got 'rain'"),
+        ({"shifts": Shifts(None, (6,))}, r"severity must be a whole number in 0..5, got 6"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
     ],
 )
@@ -139,9 +139,7 @@ def test_real_networks_lose_calibration_with_severity(data):
     with np.load(data / "images" / "cifar10_test.npz") as file:
         x, y = torch.from_numpy(file["images"][:200]).permute(0, 3, 1, 2), torch.from_numpy(file["labels"][:200]).long()
     model = nn.Sequential(Normalise(), load_weights(resnet20(), data / "weights" / "cifar10_resnet20.th"))
-    clean, mild, hard = by_severity(
-        evaluate_shift(model, x, y, severities=(0, 2, 5), corruptions=["gaussian_noise", "contrast"])
-    )
+    clean, mild, hard = by_severity(evaluate_shift(model, x, y, Shifts(["gaussian_noise", "contrast"], (0, 2, 5))))
     assert clean.accuracy > 0.85
     assert clean.accuracy > mild.accuracy > hard.accuracy
     assert clean.nll < mild.nll < hard.nll

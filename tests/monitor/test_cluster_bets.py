@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-import torch
 from scipy.special import logsumexp
 
+from optional import torch
 from strategies import calibrated, images
 from trueup import Monitor
-from trueup.core.errors import InputError
+from trueup._core.errors import InputError
+from trueup.monitor import MonitorSizes
 from trueup.monitor.betting import GLOBAL_BETS, log_odds, log_payoffs, log_payoffs_of_clusters
 
 
@@ -50,7 +51,7 @@ def test_a_cluster_is_one_bet():
 
 def test_the_order_within_a_batch_does_not_matter_and_blocks_may_be_crossed():
     z, y, image = images(12, 25, seed=3)
-    one, two = Monitor(4, block=40, window=60), Monitor(4, block=40, window=60)
+    one, two = Monitor(4, sizes=MonitorSizes(block=40, window=60)), Monitor(4, sizes=MonitorSizes(block=40, window=60))
     one.update(z, y, clusters=image)
     order = np.argsort(np.arange(300) % 25, kind="stable")  # images interleaved, in the same order of beginning
     two.update(torch.from_numpy(z[order]), y[order], clusters=image[order])

@@ -7,12 +7,15 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trueup import as_event, evaluate, metrics
-from trueup.monitor import Monitor, load_monitor, save_monitor
+from artifact_files import rewrite_artifact
+from optional import torch
+from trueup import evaluate, load, metrics, save
+from trueup.convert import as_event
+from trueup.io import load_artifact
+from trueup.monitor import Monitor, MonitorSizes
 
 
 def drawn(n, temperature=1.0, seed=0, classes=4):
@@ -33,7 +36,7 @@ def test_its_figures_are_those_of_the_metrics():
 
 def test_forgetting_halves_the_weight_of_what_is_a_half_life_older():
     z, y = drawn(700)
-    status = Monitor(4, half_life=100, block=130).update(z, y)
+    status = Monitor(4, sizes=MonitorSizes(half_life=100, block=130)).update(z, y)
     weight = 0.5 ** (np.arange(700)[::-1] / 100)
     correct = (z.argmax(axis=1) == y).astype(float)
     assert status.fading_accuracy == pytest.approx((weight @ correct) / weight.sum(), abs=1e-12)
@@ -41,7 +44,7 @@ def test_forgetting_halves_the_weight_of_what_is_a_half_life_older():
 
 def test_the_window_holds_the_last_rows():
     z, y = drawn(5000)
-    monitor = Monitor(4, window=1000)
+    monitor = Monitor(4, sizes=MonitorSizes(window=1000))
     status = monitor.update(z, y)
     assert 1000 <= status.recent_rows <= 1100
     last = slice(5000 - status.recent_rows, None)
@@ -52,9 +55,9 @@ def test_the_window_holds_the_last_rows():
 @given(cuts=st.lists(st.integers(0, 900), max_size=6))
 def test_however_rows_are_dealt_it_ends_the_same(cuts):
     z, y = drawn(900)
-    whole = Monitor(4, block=128, window=300)
+    whole = Monitor(4, sizes=MonitorSizes(block=128, window=300))
     whole.update(z, y)
-    parts = Monitor(4, block=128, window=300)
+    parts = Monitor(4, sizes=MonitorSizes(block=128, window=300))
     bounds = [0, *sorted(cuts), 900]
     for low, high in pairwise(bounds):
         parts.update(z[low:high], y[low:high])
@@ -66,7 +69,7 @@ def test_however_rows_are_dealt_it_ends_the_same(cuts):
 def test_calibrated_streams_hardly_ever_alarm():
     alarms = 0
     for seed in range(60):  # thousands in `make bench-monitor`
-        monitor = Monitor(3, alpha=0.1, block=100)
+        monitor = Monitor(3, alpha=0.1, sizes=MonitorSizes(block=100))
         alarms += monitor.update(*drawn(1000, seed=seed, classes=3)).alarm is not None
     # At most 6 are expected; more than 13 would come once in five hundred times at the promised rate.
     assert alarms <= 13
@@ -101,11 +104,11 @@ def test_p_value_is_of_the_strongest_evidence_ever():
 
 def test_a_checkpoint_goes_on_as_if_nothing_had_happened(tmp_path):
     path = tmp_path / "watch.safetensors"
-    one = Monitor(4, block=100, window=500)
+    one = Monitor(4, sizes=MonitorSizes(block=100, window=500))
     one.update(*drawn(1234))
-    save_monitor(one, path)
+    save(one, path)
     assert path.stat().st_size < 8192
-    other = load_monitor(path)
+    other = load(path)
     for monitor in (one, other):
         monitor.update(*drawn(4000, 1.6, seed=3))
     assert one.status() == other.status()
@@ -115,35 +118,28 @@ def test_a_checkpoint_goes_on_as_if_nothing_had_happened(tmp_path):
 def test_a_checkpoint_of_a_raised_alarm_keeps_it(tmp_path):
     monitor = Monitor(4)
     monitor.update(*drawn(4000, 2.0))
-    save_monitor(monitor, tmp_path / "a.safetensors")
-    assert load_monitor(tmp_path / "a.safetensors").alarm == monitor.alarm
+    save(monitor, tmp_path / "a.safetensors")
+    assert load(tmp_path / "a.safetensors").alarm == monitor.alarm
     json.dumps(monitor.status().to_dict())
 
 
 def test_bad_checkpoints_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"suffix must be .safetensors"):
-        save_monitor(Monitor(2), tmp_path / "a.json")
+        save(Monitor(2), tmp_path / "a.json")
     bad = tmp_path / "bad.safetensors"
     bad.write_bytes(b"nothing of the kind")
     with pytest.raises(ValueError, match="bad.safetensors"):
-        load_monitor(bad)
+        load(bad)
     from safetensors.numpy import save_file
 
     save_file({"x": np.zeros(2)}, bad)
     with pytest.raises(ValueError, match="must hold a monitor"):
-        load_monitor(bad)
+        load_artifact(bad, "monitor")
 
 
 def changed(path, change):
     """A checkpoint whose header is not what it was."""
-    content = path.read_bytes()
-    length = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + length])
-    inside = json.loads(header["__metadata__"]["trueup_monitor"])
-    change(inside)
-    header["__metadata__"]["trueup_monitor"] = json.dumps(inside)
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+    rewrite_artifact(path, lambda header, arrays: change(header["content"]))
 
 
 @pytest.fixture(scope="module")
@@ -177,12 +173,12 @@ def alarmed():
 )
 def test_a_forged_header_is_refused(tmp_path, alarmed, part, entry, value, message):
     path = tmp_path / "a.safetensors"
-    save_monitor(alarmed, path)
+    save(alarmed, path)
     changed(path, lambda header: None)
-    assert load_monitor(path).status() == alarmed.status()
+    assert load(path).status() == alarmed.status()
     changed(path, lambda header: (header if entry is None else header[part]).update({entry or part: value}))
     with pytest.raises(ValueError, match=re.escape(message)):
-        load_monitor(path)
+        load(path)
 
 
 def test_settings_are_all_that_another_needs():
@@ -195,11 +191,12 @@ def test_settings_are_all_that_another_needs():
         "classwise": False,
         "fold": True,
     }
-    monitor = Monitor(3, **options)
+    monitor = Monitor.from_settings({"classes": 3, **options})
     assert monitor.settings() == {"classes": 3, **options, "event": None, "promise": None}
-    assert {*monitor.settings(), "names"} == set(inspect.signature(Monitor).parameters)
+    taken = {*inspect.signature(Monitor).parameters, *inspect.signature(MonitorSizes).parameters}
+    assert {*monitor.settings(), "names", "sizes"} == taken
     named = Monitor(3, event="cat", names=["ant", "bee", "cat"])
-    assert Monitor(**named.settings()).settings() == named.settings()
+    assert Monitor.from_settings(named.settings()).settings() == named.settings()
     assert named.event == 2
 
 
@@ -256,7 +253,7 @@ def test_monitors_add_up():
 )
 def test_bad_settings_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        Monitor(**options)
+        Monitor.from_settings(options)
 
 
 def test_prometheus_reads_it():
@@ -279,8 +276,8 @@ def test_an_event_is_watched_in_the_logits_of_all_classes(tmp_path):
     assert status == expected
     assert status.event
     assert status.accuracy == pytest.approx((y == 2).mean())
-    save_monitor(monitor, tmp_path / "watch.safetensors")
-    again = load_monitor(tmp_path / "watch.safetensors")
+    save(monitor, tmp_path / "watch.safetensors")
+    again = load(tmp_path / "watch.safetensors")
     assert again.update(z, y) == monitor.update(z, y)
     with pytest.raises(ValueError, match=r"event must be a class, 0\.\.2: ant, bee, cat, got 'cow'"):
         Monitor(3, event="cow", names=["ant", "bee", "cat"])
@@ -291,7 +288,7 @@ def test_an_event_is_watched_in_the_logits_of_all_classes(tmp_path):
 def test_weights_weigh_the_figures_and_the_evidence_counts_rows(tmp_path):
     z, y = drawn(3000)
     w = np.random.default_rng(5).integers(0, 4, 3000).astype(float)
-    monitor = Monitor(4, window=500, half_life=1e12)
+    monitor = Monitor(4, sizes=MonitorSizes(window=500, half_life=1e12))
     status = monitor.update(z, y, weights=w)
     copies = np.repeat(np.arange(3000), w.astype(int))
     for name in ("ece", "nll", "accuracy"):
@@ -304,10 +301,10 @@ def test_weights_weigh_the_figures_and_the_evidence_counts_rows(tmp_path):
     assert status.evidence == Monitor(4).update(z[some], y[some]).evidence
     last = np.flatnonzero(some)[-status.recent_rows :]
     assert status.recent_ece == pytest.approx(metrics.ece(z[last], y[last], weights=w[last]), abs=1e-12)
-    halved = Monitor(4, window=500, half_life=1e12).update(z, y, weights=w / 2)
+    halved = Monitor(4, sizes=MonitorSizes(window=500, half_life=1e12)).update(z, y, weights=w / 2)
     assert halved.ece == pytest.approx(status.ece, abs=1e-12)
-    save_monitor(monitor, tmp_path / "watch.safetensors")
-    assert load_monitor(tmp_path / "watch.safetensors").status() == status
+    save(monitor, tmp_path / "watch.safetensors")
+    assert load(tmp_path / "watch.safetensors").status() == status
     with pytest.raises(ValueError, match="weights must"):
         monitor.update(z, y, weights=-w)
     assert monitor.status() == status
@@ -321,8 +318,8 @@ def test_groups_are_told_apart_and_survive_a_restart(tmp_path):
     assert monitor.by_group() is None
     for batch in batches[:2]:
         monitor.update(z[batch], y[batch], groups={"day": day[batch]})
-    save_monitor(monitor, tmp_path / "watch.safetensors")
-    again = load_monitor(tmp_path / "watch.safetensors")
+    save(monitor, tmp_path / "watch.safetensors")
+    again = load(tmp_path / "watch.safetensors")
     again.update(z[batches[2]], y[batches[2]], groups={"day": day[batches[2]]})
     whole = evaluate(z, y, groups={"day": day}, n_resamples=19).groups
     assert {row.name: row.rows for row in again.by_group().rows} == {"day=0": 1000, "day=1": 1000, "day=2": 1000}

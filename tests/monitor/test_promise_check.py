@@ -5,8 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from trueup.decisions import Recheck, threshold
-from trueup.monitor import Monitor, load_monitor, save_monitor
+from artifact_files import rewrite_artifact
+from trueup import load, save
+from trueup.decisions import EventRisk, Recheck, calibrated_threshold, threshold
+from trueup.monitor import Monitor, MonitorSizes
 
 
 def draw(n, temperature=1.0, seed=0, classes=4):
@@ -16,9 +18,9 @@ def draw(n, temperature=1.0, seed=0, classes=4):
 
 
 def test_the_check_is_that_of_the_answered_rows():
-    promise = threshold(*draw(4000), at_most=0.1)
+    promise = threshold(*draw(4000), max_risk=0.1)
     z, y = draw(3000, seed=1)
-    monitor = Monitor(4, promise=promise, block=70)
+    monitor = Monitor(4, promise=promise, sizes=MonitorSizes(block=70))
     for start in range(0, 3000, 450):
         status = monitor.update(z[start : start + 450], y[start : start + 450])
     answered = promise.answers(z)
@@ -32,18 +34,18 @@ def test_the_check_is_that_of_the_answered_rows():
 
 
 def test_a_broken_promise_is_found_and_stays_broken(tmp_path):
-    monitor = Monitor(4, promise={"threshold": 0.8, "at_most": 0.05})
+    monitor = Monitor(4, promise={"threshold": 0.8, "max_risk": 0.05})
     monitor.update(*draw(3000, temperature=3.0))
     assert monitor.status().promise["broken"]
-    save_monitor(monitor, tmp_path / "watch.safetensors")
-    again = load_monitor(tmp_path / "watch.safetensors")
+    save(monitor, tmp_path / "watch.safetensors")
+    again = load(tmp_path / "watch.safetensors")
     assert again.status() == monitor.status()
     assert again.update(*draw(20_000, 0.5)).promise["broken"]
 
 
 def test_the_false_discoveries_of_an_event():
     z, y = draw(5000, classes=3)
-    found = threshold(z, y, risk="false_discovery_rate", event=2, at_most=0.2)
+    found = threshold(z, y, risk=EventRisk(event=2), max_risk=0.2)
     flagged = found.answers(z)
     status = Monitor(3, event=2, promise=found).update(z, y)
     assert status.promise["answered"] == flagged.sum()
@@ -56,7 +58,7 @@ def test_the_false_discoveries_of_an_event():
 
 def test_what_is_expected_comes_true_and_leaves_when_labels_arrive(tmp_path):
     z, y = draw(5000, seed=1)
-    monitor = Monitor(4, promise={"threshold": 0.8, "at_most": 0.1})
+    monitor = Monitor(4, promise={"threshold": 0.8, "max_risk": 0.1})
     expected = monitor.expect(z).unlabelled
     right = z.argmax(axis=1) == y
     assert expected["accuracy"]["low"] < right.mean() < expected["accuracy"]["high"]
@@ -64,12 +66,12 @@ def test_what_is_expected_comes_true_and_leaves_when_labels_arrive(tmp_path):
     above = (p / p.sum(axis=1, keepdims=True)).max(axis=1) >= 0.8
     assert expected["answered"] == above.sum()
     assert expected["error"]["low"] < 1 - right[above].mean() < expected["error"]["high"]
-    save_monitor(monitor, tmp_path / "watch.safetensors")
-    again = load_monitor(tmp_path / "watch.safetensors")
+    save(monitor, tmp_path / "watch.safetensors")
+    again = load(tmp_path / "watch.safetensors")
     assert again.unlabelled == monitor.unlabelled
     status = again.update(z[:2000], y[:2000], awaited=True)
     assert (status.rows, status.unlabelled["rows"]) == (2000, 3000)
-    rest = Monitor(4, promise={"threshold": 0.8, "at_most": 0.1}).expect(z[2000:]).unlabelled
+    rest = Monitor(4, promise={"threshold": 0.8, "max_risk": 0.1}).expect(z[2000:]).unlabelled
     assert status.unlabelled["accuracy"]["value"] == pytest.approx(rest["accuracy"]["value"])
     assert again.update(z[2000:], y[2000:], awaited=True).unlabelled is None
     with pytest.raises(ValueError, match="awaited must be for the 0 rows that wait"):
@@ -79,7 +81,7 @@ def test_what_is_expected_comes_true_and_leaves_when_labels_arrive(tmp_path):
 
 def test_monitors_of_shards_add_up():
     z, y = draw(4000)
-    promise = {"threshold": 0.7, "at_most": 0.2, "certainty": 0.9}
+    promise = {"threshold": 0.7, "max_risk": 0.2, "level": 0.9}
     parts = []
     for rows in (slice(0, 1500), slice(1500, 4000)):
         parts.append(Monitor(4, promise=promise))
@@ -98,12 +100,12 @@ def test_monitors_of_shards_add_up():
 @pytest.mark.parametrize(
     ("promise", "message"),
     [
-        ({"threshold": 2, "at_most": 0.1}, "threshold between 0 and 1, got 2"),
-        ({"threshold": float("inf"), "at_most": 0.1}, "threshold between 0 and 1, got inf"),
-        ({"threshold": 0.5}, "promise must say its at_most"),
-        ({"threshold": 0.5, "at_most": 1.5}, "at_most must lie between 0 and 1"),
-        ({"threshold": 0.5, "at_most": 0.1, "risk": "cost"}, "bound the risk error or false_discovery_rate"),
-        ({"threshold": 0.5, "at_most": 0.1, "more": 1}, "promise must have the entries"),
+        ({"threshold": 2, "max_risk": 0.1}, "threshold between 0 and 1, got 2"),
+        ({"threshold": float("inf"), "max_risk": 0.1}, "threshold between 0 and 1, got inf"),
+        ({"threshold": 0.5}, "promise must say its max_risk"),
+        ({"threshold": 0.5, "max_risk": 1.5}, "max_risk must lie between 0 and 1"),
+        ({"threshold": 0.5, "max_risk": 0.1, "risk": "cost"}, "bound the risk error or false_discovery_rate"),
+        ({"threshold": 0.5, "max_risk": 0.1, "more": 1}, "promise must have the entries"),
         (0.8, "promise must be a Threshold, or a mapping"),
     ],
 )
@@ -115,35 +117,28 @@ def test_bad_promises_are_refused(promise, message):
 def test_forged_counts_are_refused(tmp_path):
     path = tmp_path / "watch.safetensors"
     for part, wrong in (("wrong", 10**6), ("answered", True), ("broken", 1)):
-        monitor = Monitor(4, promise={"threshold": 0.5, "at_most": 0.1})
+        monitor = Monitor(4, promise={"threshold": 0.5, "max_risk": 0.1})
         monitor.update(*draw(300))
-        save_monitor(monitor, path)
+        save(monitor, path)
         forge(path, lambda inside, part=part, wrong=wrong: inside["promise"].update({part: wrong}))
         with pytest.raises(ValueError, match="counts of its promise contradict"):
-            load_monitor(path)
+            load(path)
     for part, wrong in (("rows", -1), ("confidence", float("nan")), ("answered", 10**9), ("errors", "many")):
         monitor = Monitor(4)
         monitor.expect(draw(10)[0])
-        save_monitor(monitor, path)
+        save(monitor, path)
         forge(path, lambda inside, part=part, wrong=wrong: inside["unlabelled"].update({part: wrong}))
         with pytest.raises(ValueError, match="rows without labels contradict"):
-            load_monitor(path)
+            load(path)
 
 
 def forge(path, change):
-    content = path.read_bytes()
-    length = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + length])
-    inside = json.loads(header["__metadata__"]["trueup_monitor"])
-    change(inside)
-    header["__metadata__"]["trueup_monitor"] = json.dumps(inside)
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+    rewrite_artifact(path, lambda header, arrays: change(header["content"]))
 
 
 def test_a_monitor_does_not_call_a_promise_broken_that_is_kept_for_long():
     z = np.tile([[4.0, 0.0]], (40_000, 1))
-    monitor = Monitor(2, promise={"threshold": np.float32(0.5), "at_most": 0.05})
+    monitor = Monitor(2, promise={"threshold": np.float32(0.5), "max_risk": 0.05})
     status = monitor.update(z, np.arange(40_000) % 100 == 0)
     assert not status.promise["broken"]
     assert "Nothing speaks against" in status.promise["text"]
@@ -151,7 +146,7 @@ def test_a_monitor_does_not_call_a_promise_broken_that_is_kept_for_long():
 
 def test_a_promise_that_has_a_calibrator_wants_its_logits():
     z, y = draw(2000)
-    promise = threshold(2 * z, y, method="temperature", at_most=0.2)
+    promise = calibrated_threshold(2 * z, y, max_risk=0.2)
     with pytest.warns(UserWarning, match=r"give the monitor promise\.calibrator\(logits\)"):
         monitor = Monitor(4, promise=promise)
     assert not monitor.update(promise.calibrator(2 * z), y).promise["broken"]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trueup.io.predictions import Predictions
+from trueup.io import Predictions
 
 
 def stream(rows=700, classes=3, seed=0, temperature=1.0):

@@ -12,7 +12,7 @@ pytest.importorskip("fastapi", reason="the web page needs fastapi: pip install '
 pytest.importorskip("uvicorn", reason="the web page needs uvicorn: pip install 'trueup[serve]'")
 httpx = pytest.importorskip("httpx", reason="the tests of the web page need httpx")
 
-from trueup.io.predictions import Predictions  # noqa: E402
+from trueup.io import Predictions  # noqa: E402
 from trueup.serve.server import make_server  # noqa: E402
 from trueup.serve.settings import Settings  # noqa: E402
 

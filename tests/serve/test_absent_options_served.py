@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from serving import fitted, npz, overconfident, uploaded
 
-from trueup import load_calibrator, metrics
+from trueup import load, metrics
 
 
 def test_absent_options_go_through_the_app(client, tmp_path):
@@ -20,7 +20,7 @@ def test_absent_options_go_through_the_app(client, tmp_path):
     assert page.status_code == 200
     path = tmp_path / "calibrator.safetensors"
     path.write_bytes(client.get(f"/api/jobs/{job['id']}/calibrator").content)
-    assert np.array_equal(np.isneginf(load_calibrator(path)(z)), absent)
+    assert np.array_equal(np.isneginf(load(path)(z)), absent)
     answer = client.post(f"/api/jobs/{job['id']}/apply", json={"logits": [[1.0, 2.0, 0.0, None]]}).json()
     assert answer["logits"][0][3] is None
     assert answer["probs"][0][3] == 0

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from serving import fitted, npz, of, overconfident, served, upload, uploaded
 
-from trueup import METHODS, METRICS, evaluate, load_calibrator, metrics, save
+from trueup import METHODS, METRICS, evaluate, load, metrics, save
 from trueup.decisions import threshold
 from trueup.serve.settings import Settings
 
@@ -33,7 +33,7 @@ def test_every_format_is_read(client, pair, tmp_path, suffix):
     if suffix == ".parquet":
         pytest.importorskip("pyarrow")
     path = tmp_path / f"net{suffix}"
-    save(path, pair)
+    save(pair, path)
     found = uploaded(client, path.read_bytes(), path.name)
     assert (found["name"], found["rows"], found["test_rows"], found["classes"]) == (path.name, 400, None, 3)
     ece = client.get(f"/api/data/{found['id']}/evaluate").json()["methods"]["network"]["metrics"]["ece"]["value"]
@@ -100,7 +100,7 @@ def test_a_calibrator_is_taken_home(client, job, pair, tmp_path):
     answer = client.get(f"/api/jobs/{job['id']}/calibrator", params={"method": "temperature"})
     assert answer.headers["content-disposition"] == 'attachment; filename="temperature.safetensors"'
     path.write_bytes(answer.content)
-    calibrator = load_calibrator(path)
+    calibrator = load(path)
     assert calibrator.config() == METHODS["temperature"](*overconfident(seed=1)).config()
     rows = pair.logits[:5]
     applied = client.post(
@@ -124,18 +124,18 @@ def test_two_methods_are_compared(client, job, pair):
 
 def test_promises_and_sets_are_the_library(client, job, pair):
     result = job["result"]
-    found = client.get(f"/api/jobs/{job['id']}/promise?method=raw&certainty=0.9").json()
+    found = client.get(f"/api/jobs/{job['id']}/promise?method=raw&level=0.9").json()
     assert found["method"] == "raw"
     for place, share in enumerate(found["allowed"]):
-        promise = threshold(*pair, at_most=share, certainty=0.9)
+        promise = threshold(*pair, max_risk=share, level=0.9)
         assert found["threshold"][place] == (promise.threshold if promise.promised else None)
         assert found["coverage"][place] == promise.coverage
     assert "sliders" not in found["chart"]["layout"]
     assert client.get(f"/api/jobs/{job['id']}/promise").json()["method"] == result["chosen"]
-    sets = client.get(f"/api/jobs/{job['id']}/sets?alpha=0.2&score=lac").json()
-    assert (sets["alpha"], sets["score"]) == (0.2, "lac")
+    sets = client.get(f"/api/jobs/{job['id']}/sets?coverage=0.8&score=lac").json()
+    assert (sets["coverage"], sets["score"]) == (0.8, "lac")
     assert 0.7 < sets["scores"]["coverage"]["value"] < 0.9
-    assert client.get(f"/api/jobs/{job['id']}/sets?alpha=2").status_code == 422
+    assert client.get(f"/api/jobs/{job['id']}/sets?coverage=2").status_code == 422
 
 
 def test_the_report_is_taken_home(client, job):

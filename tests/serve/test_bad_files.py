@@ -233,7 +233,7 @@ def test_rows_are_limited_in_every_format(tmp_path):
     pair = overconfident(rows=30)
     for suffix in (".npz", ".csv", ".parquet", ".safetensors"):
         path = tmp_path / f"net{suffix}"
-        save(path, pair)
+        save(pair, path)
         read_with(path, rows=30, classes=3, numbers=90)
         for limit in ({"rows": 29}, {"numbers": 80}, {"classes": 2}):
             with pytest.raises(ValueError, match=rf"^net{suffix}: logit\w* has .*; at most .* are taken here"):

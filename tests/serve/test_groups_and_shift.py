@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from serving import finished, fitted, npz, overconfident, served, upload, uploaded
 
-from trueup import evaluate, load_calibrator
+from trueup import evaluate, load
 from trueup.decisions import estimate_performance, estimate_prior
 from trueup.serve import jobs
 from trueup.serve.upload_reader import MOST_GROUPS
@@ -94,14 +94,14 @@ def test_a_label_shift_is_that_of_the_library(client, tmp_path):
     assert begun.status_code == 202
     found = finished(client, begun.json()["id"], "label-shifts")
     assert found["state"] == "done", found["error"]
-    prior = estimate_prior(new, val=val, progress=False)
+    prior = estimate_prior(new, val=val)
     assert found["prior"] == prior.to_dict()
-    assert found["performance"] == estimate_performance(new, val=val, shift=True, progress=False).to_dict()
+    assert found["performance"] == estimate_performance(new, val=val, shift=True).to_dict()
     assert found["text"][0] == "The class frequencies moved (p ≤ 0.001)."
     assert "these intervals are too narrow" in found["text"][-1]  # the labelled rows are correlated
     path = tmp_path / "shift.safetensors"
     path.write_bytes(client.get(f"/api/label-shifts/{found['id']}/calibrator").content)
-    assert load_calibrator(path)(new) == pytest.approx(prior.calibrator(new), abs=1e-12)
+    assert load(path)(new) == pytest.approx(prior.calibrator(new), abs=1e-12)
     assert client.get(f"/api/jobs/{found['id']}").status_code == 404  # each id of its own kind
     assert client.get(f"/api/data/{rows['id']}/evaluate").status_code == 404
     assert client.delete(f"/api/label-shifts/{found['id']}").status_code == 204

@@ -13,7 +13,7 @@ from trueup.serve.server import run
 @pytest.fixture
 def gate(monkeypatch):
     """Audits wait until the gate is opened."""
-    opened, real = threading.Event(), room.audit
+    opened, real = threading.Event(), room.report
 
     def slow(*pair, on_step, **options):
         on_step("temperature", 0, 2)
@@ -21,7 +21,7 @@ def gate(monkeypatch):
         on_step("histogram", 1, 2)
         return real(*pair, **options)
 
-    monkeypatch.setattr(room, "audit", slow)
+    monkeypatch.setattr(room, "report", slow)
     yield opened
     opened.set()
 
@@ -37,7 +37,7 @@ def test_a_failure_is_recorded_and_the_next_fit_runs(monkeypatch, error, told):
     with served() as client:
         id = uploaded(client, of(overconfident()))["id"]
         with monkeypatch.context() as patch:
-            patch.setattr(room, "audit", broken)
+            patch.setattr(room, "report", broken)
             failed = fitted(client, id)
         assert (failed["state"], failed["error"], failed["result"]) == ("failed", told, None)
         answer = client.get(f"/api/jobs/{failed['id']}/report")

@@ -1,6 +1,5 @@
 """The page of monitors, driven as its reader would drive it, in a real browser."""
 
-import inspect
 import re
 import shutil
 import subprocess
@@ -10,7 +9,8 @@ import numpy as np
 import pytest
 from serving import assert_all_is_named, npz, served
 
-from trueup.monitor import Monitor, load_monitor
+from trueup import load
+from trueup.monitor import Monitor
 
 OPENED = "/monitor"
 """The page that `page` opens."""
@@ -59,7 +59,7 @@ def test_a_newcomer_sees_an_alarm(page, server, tmp_path):
     with page.expect_download() as waiting:
         page.click("#checkpoint")
     waiting.value.save_as(tmp_path / "watch.safetensors")
-    assert load_monitor(tmp_path / "watch.safetensors").rows == 20_000
+    assert load(tmp_path / "watch.safetensors").rows == 20_000
 
 
 def test_a_log_is_replayed_and_one_that_is_wrong_changes_nothing(page, said, tmp_path):
@@ -192,7 +192,7 @@ def test_a_monitor_is_made_from_a_checkpoint_and_deleted(page, server, said, tmp
 
 
 def test_the_hints_are_the_library_s_defaults(page):
-    defaults = {name: p.default for name, p in inspect.signature(Monitor).parameters.items()}
+    defaults = Monitor(2).settings()
     for name in ("alpha", "window", "half_life", "block"):
         assert float(page.get_attribute(f"#new-{name}", "placeholder")) == defaults[name]
 

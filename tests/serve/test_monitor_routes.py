@@ -13,8 +13,8 @@ from monitored import error, made, replay, state, stream, update, updated
 from serving import npz, of, served
 
 from trueup import save
-from trueup.io.predictions import Predictions
-from trueup.monitor import Monitor
+from trueup.io import Predictions
+from trueup.monitor import Monitor, MonitorSizes
 from trueup.serve.monitors import POINTS, History
 from trueup.serve.settings import Settings
 
@@ -23,7 +23,7 @@ parser = pytest.importorskip("prometheus_client.parser")
 
 def test_a_monitor_is_the_library_s(client):
     id = made(client, "the library", alpha=0.05, window=300, half_life=50, block=20, classwise=False, bins=7)
-    monitor = Monitor(3, alpha=0.05, window=300, half_life=50, block=20, classwise=False, bins=7)
+    monitor = Monitor(3, alpha=0.05, classwise=False, sizes=MonitorSizes(window=300, half_life=50, block=20, bins=7))
     found = state(client, id)
     assert found["status"] == monitor.status().to_dict()
     assert found["history"] == {"rows": []}
@@ -53,10 +53,10 @@ def test_a_log_of_any_format_is_replayed(client, tmp_path, suffix):
         np.save(file, log.labels)
         body = file.getvalue()
     else:
-        save(tmp_path / f"log{suffix}", log)
+        save(log, tmp_path / f"log{suffix}")
         body = (tmp_path / f"log{suffix}").read_bytes()
     id = made(client, f"log{suffix}", block=10, window=1000)
-    first, monitor = stream(17, seed=1), Monitor(3, block=10, window=1000)
+    first, monitor = stream(17, seed=1), Monitor(3, sizes=MonitorSizes(block=10, window=1000))
     updated(client, id, first)
     monitor.update(*first)
     answer = replay(client, id, body, f"log{suffix}")
@@ -188,7 +188,7 @@ def test_the_command_gives_the_folder(monkeypatch, tmp_path):
 
 
 def test_a_promise_and_rows_without_labels(client):
-    promise = {"threshold": 0.6, "at_most": 0.3, "certainty": 0.9, "risk": "error"}
+    promise = {"threshold": 0.6, "max_risk": 0.3, "level": 0.9, "risk": "error"}
     id = made(client, "promised", promise=promise)
     monitor, rows = Monitor(3, promise=promise), stream(400)
     expected = client.post(f"/api/monitors/{id}/expect", json={"logits": rows.logits.tolist()}).json()

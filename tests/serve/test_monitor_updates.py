@@ -9,7 +9,7 @@ import pytest
 from monitored import error, made, replay, state, stream, update, updated
 from serving import npz, of, served
 
-from trueup.monitor import Monitor
+from trueup.monitor import Monitor, MonitorSizes
 from trueup.serve.monitors import History, MonitorSession
 
 
@@ -84,7 +84,7 @@ def test_foreign_pages_are_refused_here_too(client, watched):
 
 
 def test_an_update_that_fails_halfway_is_undone(monkeypatch):
-    session = MonitorSession("id", "name", Monitor(3, block=10), History(500))
+    session = MonitorSession("id", "name", Monitor(3, sizes=MonitorSizes(block=10)), History(500))
     session.update(*stream(55))
     before, points = session.monitor.status(), session.history.columns()
     whole, calls = Monitor.update, []
@@ -116,7 +116,7 @@ def test_eight_threads_lose_no_rows(client):
     with ThreadPoolExecutor(8) as pool:
         seen = list(pool.map(lambda part: updated(client, id, part)["status"]["rows"], parts))
     assert sorted(seen) == [7 * (k + 1) for k in range(80)]  # each saw the rows of those before it, and its own
-    status, whole = state(client, id)["status"], Monitor(3, block=10, window=10**6)
+    status, whole = state(client, id)["status"], Monitor(3, sizes=MonitorSizes(block=10, window=10**6))
     whole.update(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
     for figure in ("rows", "accuracy", "confidence", "nll", "ece"):
         assert status[figure] == pytest.approx(getattr(whole.status(), figure))

@@ -1,5 +1,6 @@
 """Monitors that are kept: in the server's folder, over a restart, and in files that come back."""
 
+import json
 import time
 
 import numpy as np
@@ -7,8 +8,9 @@ import pytest
 from monitored import error, made, replay, state, stream, update, updated
 from serving import of, served
 
-from trueup import METHODS, save_calibrator
-from trueup.monitor import Monitor, load_monitor, save_monitor
+from artifact_files import rewrite_artifact
+from trueup import METHODS, load, save
+from trueup.monitor import Monitor, MonitorSizes
 from trueup.serve import monitors
 from trueup.serve.app import create_app
 from trueup.serve.settings import Settings
@@ -25,11 +27,11 @@ def test_a_restart_goes_on_exactly(tmp_path):
         assert (found["id"], found["name"], found["saved_rows"], found["updated"]) == (id, "prod/net “1” ✓", 333, None)
         assert state(client, id)["history"]["rows"] == [333]  # the charts begin anew
         found = updated(client, id, second)
-    monitor = Monitor(3, block=10)
+    monitor = Monitor(3, sizes=MonitorSizes(block=10))
     monitor.update(*first)
     assert found["status"] == monitor.update(*second).to_dict()
     assert found["status"]["alarm"] is not None
-    kept = load_monitor(folder / f"{id}.safetensors")
+    kept = load(folder / f"{id}.safetensors")
     np.testing.assert_array_equal(kept.evidence.wealth, monitor.evidence.wealth)
     assert kept.status() == monitor.status()
 
@@ -42,12 +44,12 @@ def test_checkpoints_are_written_meanwhile_and_if_wanted_before_each_answer(tmp_
         while state(client, id)["saved_rows"] < 20:
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        assert load_monitor(tmp_path / "a" / f"{id}.safetensors").rows == 20
+        assert load(tmp_path / "a" / f"{id}.safetensors").rows == 20
     with served(monitors_folder=tmp_path / "b", checkpoint_seconds=0) as client:
         id = made(client, "at once")
         for rows in (20, 40):
             assert updated(client, id, stream(20))["saved_rows"] == rows
-            assert load_monitor(tmp_path / "b" / f"{id}.safetensors").rows == rows
+            assert load(tmp_path / "b" / f"{id}.safetensors").rows == rows
 
 
 def test_a_full_disk_is_told_and_survived(tmp_path, monkeypatch):
@@ -56,7 +58,7 @@ def test_a_full_disk_is_told_and_survived(tmp_path, monkeypatch):
 
     with served(monitors_folder=tmp_path, checkpoint_seconds=0) as client:
         id = made(client, "kept")
-        monkeypatch.setattr(monitors, "save_monitor", full)
+        monkeypatch.setattr(monitors, "save", full)
         found = updated(client, id, stream(20))
         assert (found["status"]["rows"], found["saved_rows"], found["problem"]) == (20, 0, "No space left on device")
         refused = client.post("/api/monitors", json={"name": "another", "classes": 3})
@@ -101,12 +103,12 @@ def test_a_folder_that_cannot_be_used_is_told(tmp_path):
 def test_checkpoints_put_there_by_hand_are_taken_by_their_names(tmp_path):
     monitor = Monitor(3)
     monitor.update(*stream(40))
-    save_monitor(monitor, tmp_path / "night shift.safetensors")
+    save(monitor, tmp_path / "night shift.safetensors")
     with served(monitors_folder=tmp_path) as client:
         (found,) = client.get("/api/monitors").json()
         assert (found["name"], found["status"]["rows"]) == ("night shift", 40)
         assert updated(client, found["id"], stream(2))["status"]["rows"] == 42
-    assert load_monitor(tmp_path / "night shift.safetensors").rows == 42
+    assert load(tmp_path / "night shift.safetensors").rows == 42
 
 
 def test_monitors_do_not_expire_as_data_does():
@@ -124,7 +126,7 @@ def test_a_checkpoint_goes_home_and_comes_back(client, tmp_path):
     answer = client.get(f"/api/monitors/{id}/file")
     assert answer.headers["content-disposition"] == 'attachment; filename="M-ller-S-hne-1.safetensors"'
     (tmp_path / "home.safetensors").write_bytes(answer.content)
-    monitor = load_monitor(tmp_path / "home.safetensors")
+    monitor = load(tmp_path / "home.safetensors")
     back = client.post("/api/monitors/restore", params={"name": "back"}, content=answer.content)
     assert back.status_code == 201
     assert back.json()["status"] == monitor.status().to_dict()
@@ -139,25 +141,25 @@ def checkpoint(tmp_path, change):
     path = tmp_path / "changed.safetensors"
     monitor = Monitor(3)
     monitor.update(*stream(40))
-    save_monitor(monitor, path)
-    size, text = int.from_bytes(path.read_bytes()[:8], "little"), path.read_bytes()
-    header = change(text[8 : 8 + size])
-    assert header != text[8 : 8 + size]
-    return len(header).to_bytes(8, "little") + header + text[8 + size :]
+    save(monitor, path)
+    before = path.read_bytes()
+    rewrite_artifact(path, lambda header, arrays: header.update(json.loads(change(json.dumps(header)))))
+    assert path.read_bytes() != before
+    return path.read_bytes()
 
 
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        (rb"\"classes\": 3", rb"\"classes\": 1000000000", "classes must be at most 20,000 here"),
-        (rb"\"classes\": 3", rb"\"classes\": 4", "do not fit its settings"),
-        (rb"\"bins\": 15", rb"\"bins\": 100000000", "bins"),
-        (rb"\"rows\": 40", rb"\"rows\": \"x\"", "the checkpoint"),
-        (rb"\"begun\": 1", rb"\"begun\": -9", "begun"),
-        (b"trueup_monitor", b"trueup_marmalad", "must hold a monitor"),
-        (rb"\"settings\"", rb"\"sittings\"", "settings must be named values, got None"),
-        (rb"\"settings\": ", rb"\"settings\": [[1, 2]], \"others\": ", "settings must be named values, got [[1, 2]]"),
-        (rb"\"seen\": ", rb"\"seen\": 7, \"others\": ", "seen must be named values, got 7"),
+        ('"classes": 3', '"classes": 1000000000', "classes must be at most 20,000 here"),
+        ('"classes": 3', '"classes": 4', "do not fit its settings"),
+        ('"bins": 15', '"bins": 100000000', "bins"),
+        ('"rows": 40', '"rows": "x"', "the checkpoint"),
+        ('"begun": 1', '"begun": -9', "begun"),
+        ('"kind": "monitor"', '"kind": "calibrator"', "must hold a monitor"),
+        ('"settings"', '"sittings"', "settings must be named values, got None"),
+        ('"settings": ', '"settings": [[1, 2]], "others": ', "settings must be named values, got [[1, 2]]"),
+        ('"seen": ', '"seen": 7, "others": ', "seen must be named values, got 7"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
@@ -170,7 +172,7 @@ def test_a_forged_checkpoint_is_refused(client, tmp_path, old, new, told):
 
 
 def test_other_files_are_no_checkpoints(client, tmp_path):
-    save_calibrator(METHODS["temperature"](*stream()), tmp_path / "cal.safetensors")
+    save(METHODS["temperature"](*stream()), tmp_path / "cal.safetensors")
     for body in (b"", b"junk", (tmp_path / "cal.safetensors").read_bytes(), of(stream(10))):
         assert error(client.post("/api/monitors/restore", params={"name": "forged"}, content=body), 422)
     assert "name" in error(client.post("/api/monitors/restore", content=b""), 422)

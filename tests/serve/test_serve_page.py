@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from serving import assert_all_is_named, npz, overconfident, served
 
-from trueup import load_calibrator, metrics
+from trueup import load, metrics
 from trueup.serve import api, jobs
 from trueup.serve.example import example
 
@@ -62,7 +62,7 @@ def test_from_the_example_to_the_calibrator(page, tmp_path):
     with page.expect_download() as waiting:
         page.click("#calibrator")
     waiting.value.save_as(tmp_path / "cal.safetensors")
-    assert load_calibrator(tmp_path / "cal.safetensors")(test.logits).shape == test.logits.shape
+    assert load(tmp_path / "cal.safetensors")(test.logits).shape == test.logits.shape
     with page.expect_download() as waiting:
         page.click("#report")
     assert waiting.value.suggested_filename == "report.html"
@@ -72,15 +72,15 @@ def test_from_the_example_to_the_calibrator(page, tmp_path):
 
 def test_a_promise_is_chosen_with_the_slider(page):
     measured(page)
-    page.wait_for_selector("#sets-text[data-drawn='0.1']")
+    page.wait_for_selector("#sets-text[data-drawn='0.9']")
     assert page.locator("#promise-chart .main-svg").count() > 0
     last = page.locator("#allowed").get_attribute("max")
     page.locator("#allowed").fill(last)
     assert "At most 30\u00a0% wrong: answer from a confidence of" in page.inner_text("#promise-text")
     page.locator("#allowed").fill("0")
     assert "cannot be promised" in page.inner_text("#promise-text")
-    page.locator("#alpha").fill("20")
-    page.wait_for_selector("#sets-text[data-drawn='0.2']")
+    page.locator("#coverage").fill("80")
+    page.wait_for_selector("#sets-text[data-drawn='0.8']")
     assert "they hold the truth in" in page.inner_text("#sets-text")
 
 

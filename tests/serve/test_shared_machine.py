@@ -11,7 +11,8 @@ import pytest
 import uvicorn
 from serving import of, overconfident, served, upload
 
-from trueup.monitor import Monitor, load_monitor, save_monitor
+from trueup import load, save
+from trueup.monitor import Monitor
 from trueup.serve.guard import Guard, cookie_name
 from trueup.serve.server import run
 from trueup.serve.settings import is_loopback
@@ -132,8 +133,8 @@ def test_monitors_share_the_disk(tmp_path):
 
 @pytest.fixture
 def folder_with_damage(tmp_path):
-    save_monitor(Monitor(3), tmp_path / "good.safetensors")
-    save_monitor(Monitor(4), tmp_path / "nameless.safetensors")
+    save(Monitor(3), tmp_path / "good.safetensors")
+    save(Monitor(4), tmp_path / "nameless.safetensors")
     (tmp_path / "nameless.json").write_text("{")
     whole = (tmp_path / "good.safetensors").read_bytes()
     (tmp_path / "bad.safetensors").write_bytes(whole[: len(whole) // 2])
@@ -150,7 +151,7 @@ def test_a_damaged_monitor_is_set_aside_and_the_others_served(folder_with_damage
     assert not list(folder_with_damage.glob(".*.tmp"))
     (told,) = [record.getMessage() for record in caplog.records if "bad.safetensors" in record.getMessage()]
     assert "renamed to bad.safetensors.damaged" in told
-    assert load_monitor(folder_with_damage / "good.safetensors").classes == 3
+    assert load(folder_with_damage / "good.safetensors").classes == 3
 
 
 def test_folders_of_a_killed_server_are_swept(tmp_path, monkeypatch):
@@ -172,7 +173,7 @@ def test_a_token_is_made_for_other_machines_and_told(host, monkeypatch):
     monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: started.append(self.config.app))
     run(host, 0, on_listening=told.append)
     (guard,) = [each for each in started[0].user_middleware if each.cls is Guard]
-    token = guard.kwargs["token"]
+    token = guard.kwargs["settings"].token
     assert (token is None) == (host == "127.0.0.1")
     assert told[0].endswith("/" if token is None else f"/?token={token}")
     assert token is None or len(token) >= 32

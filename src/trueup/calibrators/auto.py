@@ -8,19 +8,18 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from trueup._core.arrays import as_weighted, find_absent, given, take_weighted, to_array, warn_users
+from trueup._core.clusters import Clusters, weighted_clusters
+from trueup._core.errors import silence_warnings
+from trueup._core.namespace import NUMPY
+from trueup._core.optimize import FitError
+from trueup._core.progress import track
+from trueup._core.registry import METHODS
+from trueup._core.splits import k_fold, stratified_folds
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import DETECTED, Choice, Fit, chain, simplest, standard_error, weighted_mean
 from trueup.calibrators.pool import HeldOut, Mixture, UniformMixture
-from trueup.core.arrays import as_weighted, find_absent, given, take_weighted, warn_users
-from trueup.core.clusters import Clusters, weighted_clusters
-from trueup.core.errors import silence_warnings
-from trueup.core.optimize import FitError
-from trueup.core.progress import track
-from trueup.core.splits import k_fold, stratified_folds
-from trueup.registry import METHODS
 
 FEW_ROWS, FEW_ROWS_OF_CLASS = 500, 5
 """With fewer rows, on the whole or in a tenth of the classes, candidates have few parameters."""
@@ -140,7 +139,7 @@ def auto(
     if score not in ("nll", "brier"):
         raise ValueError(f'score must be "nll" or "brier", got {score!r}')
     z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds)
-    together = weighted_clusters(clusters, weights, len(torch.as_tensor(labels)), at_least=2)
+    together = weighted_clusters(clusters, weights, len(to_array(labels, "labels")), at_least=2)
     _warn_of_empty_classes(z, y, w)
     with silence_warnings():  # of fits to folds: what comes of them is judged by its held-out loss
         size = _size(z, y, w)
@@ -154,15 +153,15 @@ def auto(
         return trial.conclude()
 
 
-def _warn_of_empty_classes(z: Tensor, y: Tensor, w: Tensor | None) -> None:
+def _warn_of_empty_classes(z: np.ndarray, y: np.ndarray, w: np.ndarray | None) -> None:
     """Say which classes have no rows though many were to be expected: nobody but the user knows if they can occur."""
-    empty = (torch.bincount(y, weights=w, minlength=z.shape[1]) == 0).nonzero()[:, 0]
+    empty = np.flatnonzero(np.bincount(y, weights=w, minlength=z.shape[1]) == 0)
     if not len(empty):
         return
-    probs = torch.softmax(z.double(), dim=1)[:, empty]
-    expected = (probs if w is None else probs * w[:, None]).sum(dim=0)
+    probs = NUMPY.softmax(z.astype(np.float64))[:, empty]
+    expected = probs.sum(axis=0) if w is None else w @ probs
     many = expected >= _EXPECTED
-    if bool(many.any()):
+    if many.any():
         which = " or ".join(str(k) for k in empty[many].tolist())
         warn_users(
             f"no row is of class {which}, where the logits expect {float(expected[many].sum()):.0f} of {len(z)} rows. "
@@ -170,14 +169,14 @@ def _warn_of_empty_classes(z: Tensor, y: Tensor, w: Tensor | None) -> None:
         )
 
 
-def _size(z: Tensor, y: Tensor, w: Tensor | None) -> str:
-    if bool((z.argmax(dim=1) == y).all()):
+def _size(z: np.ndarray, y: np.ndarray, w: np.ndarray | None) -> str:
+    if (z.argmax(axis=1) == y).all():
         return "every row right"
-    rows = torch.bincount(y, weights=w, minlength=z.shape[1])
+    rows = np.bincount(y, weights=w, minlength=z.shape[1])
     if (absent := find_absent(z)) is not None:
-        rows = rows[~absent.all(dim=0)]  # an option that no row has needs no map
+        rows = rows[~absent.all(axis=0)]  # an option that no row has needs no map
     classes = len(rows)
-    if not bool(rows.all()):
+    if not rows.all():
         return "the same for all classes"
     if float(rows.sum()) < FEW_ROWS or int((rows < FEW_ROWS_OF_CLASS).sum()) >= classes / 10:
         few = "few rows" if classes <= SOME_CLASSES else "few rows, many classes"
@@ -189,10 +188,10 @@ def _size(z: Tensor, y: Tensor, w: Tensor | None) -> str:
     return "up to 200 classes" if classes <= MANY_CLASSES else "more classes"
 
 
-def _candidates(z: Tensor, y: Tensor, w: Tensor | None, size: str) -> dict[str, Fit]:
+def _candidates(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, size: str) -> dict[str, Fit]:
     fits = {name: _method(name) for name in CANDIDATES[size]}
     after = [name for name in fits if name in AFTER_MIXTURE]
-    if after and float(UniformMixture.fit(z, y, **given(w)).share) > 0:
+    if after and UniformMixture.fit(z, y, **given(w)).share > 0:
         fits |= {f"mixed_{name}": chain(UniformMixture.fit, name) for name in after}
     return fits
 
@@ -211,11 +210,11 @@ class _Trial:
 
     def __init__(
         self,
-        z: Tensor,
-        y: Tensor,
-        w: Tensor | None,
+        z: np.ndarray,
+        y: np.ndarray,
+        w: np.ndarray | None,
         fits: dict[str, Fit],
-        folds: Sequence[tuple[Tensor, Tensor]],
+        folds: Sequence[tuple[np.ndarray, np.ndarray]],
         score: str,
         *,
         cautious: Mapping[str, float] | None = None,
@@ -223,10 +222,10 @@ class _Trial:
     ) -> None:
         self.z, self.y, self.w, self.fits, self.folds, self.cautious = z, y, w, fits, folds, cautious
         # Held-out losses of some rows are enough where there are very many numbers; each fold has its share of them.
-        place = torch.from_numpy(stratified_folds(z, y, len(z))).to(z.device)
-        self.rows = (place < max(_SCORED // z.shape[1], 2 * len(folds))).nonzero()[:, 0]
-        self.clusters = None if clusters is None else clusters.take(self.rows.cpu().numpy())
-        fold = np.argmax(torch.stack([held_out[self.rows] for _, held_out in folds]).cpu().numpy(), axis=0)
+        turn = stratified_folds(z, y, len(z))
+        self.rows = np.flatnonzero(turn < max(_SCORED // z.shape[1], 2 * len(folds)))
+        self.clusters = None if clusters is None else clusters.take(self.rows)
+        fold = np.argmax(np.stack([held_out[self.rows] for _, held_out in folds]), axis=0)
         self.held_out = HeldOut(y[self.rows], fold, z.shape[1], score, None if w is None else w[self.rows])
         n = len(z) if w is None else float(w.sum())
         self.share = _UNIFORM_ROWS / (n + _UNIFORM_ROWS)
@@ -265,8 +264,7 @@ class _Trial:
         # What could be seen is a difference from the identity, or of the identity from the best of the others.
         others = {name: known for name, known in losses.items() if name != "identity"}
         rival = "identity" if names != ["identity"] else simplest(others, standard_errors=0.0, weights=each)
-        calibrator = self._refit(names, weights)
-        calibrator.choice = Choice(  # type: ignore[assignment]
+        choice = Choice(
             names[0] if len(names) == 1 else "mixture",
             {name: weighted_mean(losses[name], each) if name in losses else math.inf for name in self.fits},
             self.reasons,
@@ -275,13 +273,13 @@ class _Trial:
             loss=weighted_mean(loss, each),
             detectable=DETECTED * standard_error(losses[rival] - loss, each, self.clusters),
         )
-        return calibrator
+        return self._refit(names, weights).with_choice(choice)
 
     def _predict(self, k: int, name: str, model: Calibrator) -> None:
         """Note what the model of a fold says of the rows left out."""
         mine = self.held_out.fold == k
         ended = model if name == "identity" else Mixture([model], [1.0], share=self.share)
-        log_p = torch.log_softmax(ended(self.z[self.rows[torch.from_numpy(mine)]]).double(), dim=1)
+        log_p = NUMPY.log_softmax(ended(self.z[self.rows[mine]]).astype(np.float64))
         self.models.setdefault(name, []).append(model)
         self.held_out.add(name, mine, log_p)
 
@@ -316,7 +314,7 @@ class _Trial:
         if base is None:
             self._drop(name, "its base map could not be fitted")
             return
-        from trueup.calibrators.fold_networks import OrderInvariant, Residual, fit_folds  # few rows have no networks
+        from trueup.calibrators.neural import OrderInvariant, Residual, fit_folds  # few rows have no networks
 
         kind = OrderInvariant if name == "order_invariant" else Residual
         models = fit_folds(kind, self.z, self.y, self.folds, self.models[base], w=self.w)
@@ -341,7 +339,7 @@ class _Trial:
         base = self._base(name)
         if base is None:
             return self.fits[name](self.z, self.y, **given(self.w))
-        from trueup.calibrators.fold_networks import average_folds
+        from trueup.calibrators.neural import average_folds
 
         return average_folds(self.models[name], self.fits[base](self.z, self.y, **given(self.w)))
 

@@ -6,11 +6,10 @@ import math
 from typing import Any
 
 import numpy as np
-from scipy.optimize import minimize_scalar
 
+from trueup._core.arrays import as_weighted
 from trueup.calibrators.pool import Mixture
 from trueup.calibrators.temperature import Temperature, inverse_temperature, smoothed_loss
-from trueup.core.arrays import as_weighted
 
 _SMOOTH = 0.1  # rows that have all classes alike: the likelihood is then bounded where every row is right
 _NODES = np.linspace(-5.0, 5.0, 21)  # standard deviations of the posterior, whose tails are the prior's
@@ -41,6 +40,8 @@ def bayesian_temperature(logits: Any, labels: Any, *, scale: float = 0.5, weight
     ends = sorted((0.0, likeliest))  # the prior's mode and the likelihood's
     mode = likeliest
     if ends[1] - ends[0] > 1e-3:
+        from scipy.optimize import minimize_scalar  # slow to import
+
         mode = float(minimize_scalar(energy, bounds=ends, method="bounded", options={"xatol": 1e-3}).x)
     beta = math.exp(mode)
     width = 1 / math.sqrt(n * max(loss(beta)[2], 0.0) * beta**2 + 4 / 3 * scale**-2)

@@ -9,28 +9,26 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from trueup.calibrators.base import Calibrator
-from trueup.core.arrays import (
+from trueup._core.arrays import (
     NEVER,
-    as_tensors,
+    as_arrays,
     as_weighted,
     as_weights,
-    fill_absent,
-    find_absent,
     given,
+    match_kind,
     take_rows,
     take_weighted,
-    upcast_half,
+    to_array,
 )
-from trueup.core.clusters import Clusters, as_clusters, block_sums, mean_error, weighted_clusters
-from trueup.core.errors import silence_warnings
-from trueup.core.optimize import FitError
-from trueup.core.row_scores import score_rows
-from trueup.core.splits import k_fold
-from trueup.registry import METHODS
+from trueup._core.clusters import Clusters, as_clusters, block_sums, mean_error, weighted_clusters
+from trueup._core.errors import silence_warnings
+from trueup._core.namespace import NUMPY, Namespace
+from trueup._core.optimize import FitError
+from trueup._core.registry import METHODS
+from trueup._core.row_scores import event_class, score_rows
+from trueup._core.splits import k_fold
+from trueup.calibrators.base import Calibrator
 
 Fit = Callable[..., Calibrator]
 FOLDS = 5
@@ -48,8 +46,7 @@ class Chain(Calibrator):
     differentiable = True
 
     def __init__(self, steps: Sequence[Calibrator]) -> None:
-        super().__init__()
-        self.steps = torch.nn.ModuleList(steps)
+        self.steps = tuple(steps)
 
     @property
     def keeps_argmax(self) -> bool:  # type: ignore[override]
@@ -66,15 +63,40 @@ class Chain(Calibrator):
         """As long as every step is."""
         return all(step.sample_invariant for step in self.steps)
 
-    def map(self, logits: Tensor) -> Tensor:
+    def map(self, xp: Namespace, z: Any) -> Any:
         """Apply the steps in order."""
         for step in self.steps:
-            logits = step(logits)
-        return logits
+            z = step.forward(xp, z)
+        return z
 
-    def config(self) -> dict[str, Any]:
-        """The steps."""
-        return {"steps": list(self.steps)}
+
+def fit(logits: Any, labels: Any, method: Fit | str = "auto", **options: Any) -> Calibrator:
+    """Fit a calibrator by one of `METHODS`.
+
+    Parameters
+    ----------
+    logits : array (n, classes)
+        Network outputs on data that the network was not trained on, or log-probabilities; see `from_probs`.
+    labels : array (n,)
+        The true classes, 0 to K − 1.
+    method : str or function
+        A name in `METHODS`, or a function `(logits, labels, **options)` that returns a calibrator.
+    **options
+        Options of the method.
+
+    Returns
+    -------
+    Calibrator
+        It maps logits to logits, of any kind of array.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> z, y = np.repeat([[2.0, 0.0], [0.0, 2.0]], 50, axis=0), np.repeat([0, 1, 1, 0], [40, 10, 40, 10])
+    >>> fit(z, y, "temperature")
+    Temperature(temperature=1.4427)
+    """
+    return _resolve(method)(logits, labels, **options)
 
 
 def chain(*fits: Fit | str) -> Fit:
@@ -104,24 +126,19 @@ class OneVsRest(Calibrator):
     shift_invariant = True
 
     def __init__(self, calibrators: Sequence[Calibrator]) -> None:
-        super().__init__()
-        self.calibrators = torch.nn.ModuleList(calibrators)
+        self.calibrators = tuple(calibrators)
 
-    def map(self, logits: Tensor) -> Tensor:
-        """Calibrate each class's log-odds and put the probabilities together."""
-        self._check_classes(logits, len(self.calibrators))
-        absent = find_absent(logits)
-        odds = fill_absent(_log_odds(logits), absent)
+    def map(self, xp: Namespace, z: Any) -> Any:
+        """Calibrate each class's log-odds and normalise the probabilities."""
+        self._check_classes(z, len(self.calibrators))
+        absent = xp.find_absent(z)
+        odds = xp.fill_absent(_log_odds(xp, z), absent)
         binary = [
-            torch.log_softmax(calibrator(_binary(odds[:, k])), dim=1)[:, 1]
+            xp.log_softmax(calibrator.forward(xp, _binary(xp, odds[:, k])))[:, 1]
             for k, calibrator in enumerate(self.calibrators)
         ]
-        log_q = torch.stack(binary, dim=1)
-        return torch.log_softmax(log_q if absent is None else log_q.masked_fill(absent, NEVER), dim=1)
-
-    def config(self) -> dict[str, Any]:
-        """The calibrators."""
-        return {"calibrators": list(self.calibrators)}
+        log_q = xp.stack(binary, axis=1)
+        return xp.log_softmax(log_q if absent is None else xp.where(absent, NEVER, log_q))
 
 
 def one_vs_rest(fit: Fit | str) -> Fit:
@@ -135,55 +152,94 @@ def one_vs_rest(fit: Fit | str) -> Fit:
 
     def fitted(logits: Any, labels: Any, *, weights: Any = None) -> OneVsRest:
         z, y, w = as_weighted(logits, labels, weights, at_least=1)
-        odds = _log_odds(upcast_half(z))
+        odds = _log_odds(NUMPY, NUMPY.upcast_half(z))
 
         def of_class(k: int) -> Calibrator:
-            here = odds[:, k] > -torch.inf  # rows that have the option; none of them tell of one that no row has
-            rows = here if bool(here.any()) else torch.arange(1, device=z.device)
-            x = odds[rows, k] if bool(here.any()) else torch.zeros_like(odds[:1, k])
-            return method(_binary(x), (y[rows] == k).long(), **given(None if w is None else w[rows]))
+            rows = np.flatnonzero(odds[:, k] > -np.inf)  # those that have the option
+            x = odds[rows, k] if len(rows) else np.zeros_like(odds[:1, k])
+            rows = rows if len(rows) else np.arange(1)
+            return method(_binary(NUMPY, x), (y[rows] == k).astype(np.int64), **given(None if w is None else w[rows]))
 
         return OneVsRest([of_class(k) for k in range(z.shape[1])])
 
     return fitted
 
 
+class OneEvent(Calibrator):
+    """A calibrator of the probability of one class of several: (n, classes) → (n, 2), ln(1 − p) and ln p.
+
+    It takes the logits of all classes, or, where these are more than two, what `event_logits` makes of them.
+    """
+
+    keeps_argmax = False
+    shift_invariant = True
+
+    def __init__(self, calibrator: Calibrator, event: int, n_classes: int) -> None:
+        self.calibrator, self.event, self.n_classes = calibrator, int(event), int(n_classes)
+
+    @property
+    def sample_invariant(self) -> bool:  # type: ignore[override]
+        """As the calibrator is."""
+        return self.calibrator.sample_invariant
+
+    @property
+    def differentiable(self) -> bool:  # type: ignore[override]
+        """As the calibrator is."""
+        return self.calibrator.differentiable
+
+    def forward(self, xp: Namespace, z: Any, **extra: Any) -> Any:
+        """Map the logits of all classes, or of the event."""
+        if z.ndim == 2 and z.shape[1] == 2 < self.n_classes:
+            return self.calibrator.forward(xp, z, **extra)
+        return xp.astype(self.map(xp, xp.upcast_half(z), **extra), z.dtype)
+
+    def map(self, xp: Namespace, z: Any, **extra: Any) -> Any:
+        """The calibrated log-probabilities of the event."""
+        self._check_classes(z, self.n_classes)
+        others = xp.stack([z[:, k] for k in range(self.n_classes) if k != self.event], axis=1)
+        rest, this = xp.logsumexp(others), z[:, self.event]
+        if self.n_classes > 2:
+            rest, this = -xp.softplus(this - rest), -xp.softplus(rest - this)
+        return self.calibrator.forward(xp, xp.stack([rest, this], axis=1), **extra)
+
+
 def for_event(fit: Fit | str, event: int | str, *, names: Sequence[str] | None = None) -> Fit:
     """Fit a method to the probability of one class, a number or with `names` one of them.
 
-    The calibrator takes what `event_logits` makes of logits, and gives (ln(1 − p), ln p).
+    The calibrator takes the logits of all classes and gives (ln(1 − p), ln p).
 
-    >>> from trueup.core.conversion import event_logits
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(2000, 3))
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
     >>> calibrator = for_event("beta", 2)(3 * z, y)
-    >>> calibrator(event_logits(3 * z, 2)).shape
+    >>> calibrator(3 * z).shape
     (2000, 2)
     """
     method = _resolve(fit)
 
     def fit_event(logits: Any, labels: Any, **options: Any) -> Calibrator:
-        from trueup.core.conversion import as_event  # most fits are of no event
+        from trueup.convert import as_event  # most fits are of no event
 
-        return method(*as_event(logits, labels, event, names=names), **options)
+        z, y = as_arrays(logits, labels)
+        number = event_class(event, z.shape[1], names)
+        return OneEvent(method(*as_event(z, y, number), **options), number, z.shape[1])
 
     return fit_event
 
 
-def _log_odds(logits: Tensor) -> Tensor:
+def _log_odds(xp: Namespace, z: Any) -> Any:
     from trueup.calibrators.logistic import log_probs_and_rests
 
-    log_p, log_rest = log_probs_and_rests(logits)
+    log_p, log_rest = log_probs_and_rests(xp, z)
     return log_p - log_rest
 
 
-def _binary(odds: Tensor) -> Tensor:
-    return torch.stack([torch.zeros_like(odds), odds], dim=1)
+def _binary(xp: Namespace, odds: Any) -> Any:
+    return xp.stack([xp.zeros_like(odds), odds], axis=1)
 
 
-def cross_fit(fit: Fit | str, *, folds: int = 5) -> Callable[..., np.ndarray]:
-    """Calibrate every row by a calibrator that has not seen it: (logits, labels) → logits.
+def cross_fit(fit: Fit | str, *, folds: int = 5) -> Callable[..., Any]:
+    """Calibrate every row by a calibrator that has not seen it: (logits, labels) → logits, of the same kind of array.
 
     `weights` are those of the rows in the fits; rows of weight zero are calibrated too. Folds are stratified by label
     and spread copies of a row; the order of the rows does not matter. `clusters`, one value a row, keep correlated rows
@@ -197,15 +253,15 @@ def cross_fit(fit: Fit | str, *, folds: int = 5) -> Callable[..., np.ndarray]:
     """
     method = _resolve(fit)
 
-    def calibrated(logits: Any, labels: Any, *, weights: Any = None, clusters: Any = None) -> np.ndarray:
-        z, y = as_tensors(logits, labels, at_least=folds)
-        together = as_clusters(clusters, len(z), at_least=2)
-        w = None if weights is None else torch.from_numpy(as_weights(weights, len(z))).to(z.device)
-        out = torch.empty_like(z)
-        for train, test in k_fold(z, y, folds, together):
+    def calibrated(logits: Any, labels: Any, *, weights: Any = None, clusters: Any = None) -> Any:
+        z, y = as_arrays(logits, labels, at_least=folds)
+        blocks = as_clusters(clusters, len(z), at_least=2)
+        w = as_weights(weights, len(z))
+        out = np.empty_like(z)
+        for train, test in k_fold(z, y, folds, blocks):
             *pair, share = take_weighted(z, y, w, train)
-            out[test] = method(*pair, **given(share))(z[test])
-        return (out.float() if out.dtype == torch.bfloat16 else out).cpu().numpy()  # NumPy has no bfloat16
+            out[test] = method(*pair, **given(share))(take_rows(z, y, test)[0])
+        return match_kind(out, logits)
 
     return calibrated
 
@@ -314,22 +370,19 @@ def choose(
 
     def fit(logits: Any, labels: Any, *, weights: Any = None, clusters: Any = None) -> Calibrator:
         z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds)
-        together = weighted_clusters(clusters, weights, len(torch.as_tensor(labels)), at_least=2)
+        blocks = weighted_clusters(clusters, weights, len(to_array(labels, "labels")), at_least=2)
         losses, reasons = {}, {}
         for name, method in methods.items():
             try:
-                losses[name] = _held_out(method, z, y, w, folds, score, together)
+                losses[name] = _held_out(method, z, y, w, folds, score, blocks)
             except (FitError, ValueError) as error:
                 reasons[name] = str(error)
         if not losses:
             raise FitError(f"none of the methods could be fitted: {reasons}")
-        each = None if w is None else w.cpu().numpy()
-        name = simplest(losses, standard_errors=standard_errors, weights=each, clusters=together)
+        name = simplest(losses, standard_errors=standard_errors, weights=w, clusters=blocks)
         fitted: Calibrator = methods[name](z, y, **given(w))
-        fitted.choice = record_choice(  # type: ignore[assignment]
-            losses, name, raw="identity", reasons=reasons, weights=each, clusters=together
-        )
-        return fitted
+        choice = record_choice(losses, name, raw="identity", reasons=reasons, weights=w, clusters=blocks)
+        return fitted.with_choice(choice)
 
     return fit
 
@@ -381,17 +434,17 @@ def refinement(logits: Any, labels: Any, *, method: Fit | str = "temperature", s
     True
     """
     fit = _resolve(method)
-    z, y = as_tensors(logits, labels, at_least=FOLDS)
-    mixed = torch.empty(z.shape, dtype=torch.float64, device=z.device)
-    with silence_warnings(message="temperature stopped at its bound"):  # what that would do to the score is bounded too
+    z, y = as_arrays(logits, labels, at_least=FOLDS)
+    mixed = np.empty(z.shape)
+    with silence_warnings(message="temperature stopped at its bound"):  # its effect on the score is bounded
         for others, fold in k_fold(z, y, FOLDS):
             n = int(others.sum())
-            log_q = torch.log_softmax(fit(*take_rows(z, y, others))(z[fold]).double(), dim=1)
-            options = torch.isfinite(z[fold])
-            uniform = torch.where(options, -options.sum(dim=1, keepdim=True).double().log(), -math.inf)
+            log_q = NUMPY.log_softmax(fit(*take_rows(z, y, others))(take_rows(z, y, fold)[0]).astype(np.float64))
+            options = z[fold] > -np.inf
+            uniform = np.where(options, -np.log(options.sum(axis=1, keepdims=True)), -np.inf)
             # Where the n rows are all right, T is as good as zero, and one held-out error would outweigh all else.
-            # But n rows cannot tell a chance of error of about 1/(n + 1) from none: an error costs ≤ ln((n + 1) K).
-            mixed[fold] = torch.logaddexp(log_q + math.log(n / (n + 1)), uniform - math.log(n + 1))
+            # But n rows cannot tell a probability of error of about 1/(n + 1) from 0: an error costs ≤ ln((n + 1) K).
+            mixed[fold] = np.logaddexp(log_q + math.log(n / (n + 1)), uniform - math.log(n + 1))
     before, after = (float(getattr(score_rows(each, y), score).mean()) for each in (z, mixed))
     return Refinement(before, before - after, after)
 
@@ -413,12 +466,13 @@ def _resolve(fit: Fit | str) -> Fit:
 
 
 def _held_out(
-    method: Fit, z: Tensor, y: Tensor, w: Tensor | None, folds: int, score: str, clusters: Clusters | None
+    method: Fit, z: np.ndarray, y: np.ndarray, w: np.ndarray | None, folds: int, score: str, clusters: Clusters | None
 ) -> np.ndarray:
     """The score of every row under a calibrator that has not seen it."""
     scores = np.empty(len(z))
     for train, test in k_fold(z, y, folds, clusters):
         *pair, share = take_weighted(z, y, w, train)
-        calibrated = method(*pair, **given(share))(z[test])
-        scores[test.cpu().numpy()] = getattr(score_rows(calibrated, y[test]), score)
+        held_out, labels = take_rows(z, y, test)
+        calibrated = method(*pair, **given(share))(held_out)
+        scores[test] = getattr(score_rows(calibrated, labels), score)
     return scores

@@ -7,10 +7,11 @@ import math
 from typing import Any, Literal, Self
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from trueup.calibrators.base import Calibrator
+from trueup._core.arrays import NEVER, as_weighted, count_options
+from trueup._core.namespace import NUMPY, Namespace
+from trueup._core.optimize import FitError, warn_at_bound
+from trueup.calibrators.base import Calibrator, check_positive
 from trueup.calibrators.temperature import (
     MAX_BRIER_RATIO,
     brier_inverse_temperature,
@@ -18,8 +19,6 @@ from trueup.calibrators.temperature import (
     scale_of,
     shifted_chunks,
 )
-from trueup.core.arrays import NEVER, as_weighted, count_options
-from trueup.core.optimize import FitError, warn_at_bound
 
 Loss = Literal["brier", "nll"]
 
@@ -38,7 +37,7 @@ class EnsembleTemperature(Calibrator):
     >>> z = rng.normal(size=(5000, 10))
     >>> y = np.where(rng.random(5000) < 0.2, rng.integers(0, 10, 5000), (z + rng.gumbel(size=z.shape)).argmax(axis=1))
     >>> ets = EnsembleTemperature.fit(z, y)
-    >>> ets.weights.numpy().round(2)
+    >>> ets.weights.round(2)
     array([0.  , 0.82, 0.18])
     """
 
@@ -47,26 +46,24 @@ class EnsembleTemperature(Calibrator):
     sample_invariant = True
     differentiable = True
 
-    temperature: Tensor
-    weights: Tensor
+    temperature: float
+    weights: np.ndarray
 
-    def __init__(self, temperature: Tensor | float, weights: Any) -> None:
-        super().__init__()
+    def __init__(self, temperature: float, weights: Any) -> None:
         self.keep("temperature", temperature)
         self.keep("weights", weights)
-        if not (self.temperature.ndim == 0 and self.temperature > 0 and torch.isfinite(self.temperature)):
-            raise ValueError(f"temperature must be one positive number, got {temperature}")
+        check_positive(self.temperature, "temperature")
         w = self.weights
         if not (w.shape == (3,) and bool((w >= 0).all()) and abs(float(w.sum()) - 1) < 1e-9 and float(w[2]) < 1):
             raise ValueError(f"weights must be three, not negative, of sum 1, not all on the uniform, got {weights}")
 
-    def map(self, logits: Tensor) -> Tensor:
+    def map(self, xp: Namespace, z: Any) -> Any:
         """The logarithm of the mixture."""
-        z = logits.double()
-        uniform = torch.zeros_like(z) - torch.as_tensor(count_options(z), dtype=z.dtype).log()
-        scaled, plain = (torch.log_softmax(x, dim=1).clamp(min=NEVER) for x in (z / self.temperature, z))
-        parts = torch.stack([scaled, plain, uniform])
-        return torch.logsumexp(parts + torch.log(self.weights)[:, None, None], dim=0).to(logits.dtype)
+        x = xp.double(z)
+        uniform = xp.zeros_like(x) - xp.log_options(x, x.dtype)
+        scaled, plain = (xp.clip(xp.log_softmax(part), min=NEVER) for part in (x / self.temperature, x))
+        parts = xp.stack([scaled, plain, uniform]) + xp.log(self.weights)[:, None, None]
+        return xp.astype(xp.logsumexp(parts, axis=0), z.dtype)
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, loss: Loss = "nll", weights: Any = None) -> Self:
@@ -118,31 +115,33 @@ def simplex_minimum(square: np.ndarray, linear: np.ndarray) -> np.ndarray:
     return best
 
 
-def _uniform(z: Tensor) -> Tensor:
+def _uniform(z: np.ndarray) -> np.ndarray:
     """The uniform distribution's probability in each row, (n,): one over its options."""
-    return torch.ones(len(z), dtype=torch.float64, device=z.device) / torch.as_tensor(count_options(z)).flatten()
+    return np.ones(len(z)) / np.ravel(count_options(z))
 
 
-def _brier_weights(z: Tensor, y: Tensor, w: Tensor | None, beta: float) -> np.ndarray:
+def _brier_weights(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, beta: float) -> np.ndarray:
     uniform = _uniform(z)
     mean = float(uniform.mean() if w is None else (w @ uniform) / w.sum())
     square, linear = np.full((3, 3), mean), np.array([0.0, 0.0, mean])
     square[:2, :2] = 0.0
     for part, labels, share in shifted_chunks(z, y, w):
-        both = torch.stack([torch.softmax(beta * part, dim=1), torch.softmax(part, dim=1)])
-        square[:2, :2] += torch.einsum("ank,bnk->ab", share * both, both).cpu().numpy()
-        linear[:2] += (share * both.gather(2, labels.expand(2, -1, -1))).sum(dim=(1, 2)).cpu().numpy()
+        both = np.stack([NUMPY.softmax(beta * part), NUMPY.softmax(part)])
+        square[:2, :2] += np.einsum("ank,bnk->ab", share * both, both)
+        linear[:2] += (share * np.take_along_axis(both, labels[None], axis=2)).sum(axis=(1, 2))
     return simplex_minimum(square, linear)
 
 
-def _nll_weights(z: Tensor, y: Tensor, w: Tensor | None, beta: float, max_iter: int = 100) -> np.ndarray:
+def _nll_weights(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, beta: float, max_iter: int = 100) -> np.ndarray:
     """Newton's steps on −mean ln(w·a), a the label's three probabilities; each model is minimised on the simplex."""
     columns = [
-        torch.cat([torch.softmax(b * part, dim=1).gather(1, labels) for part, labels, _ in shifted_chunks(z, y)])
+        np.concatenate(
+            [np.take_along_axis(NUMPY.softmax(b * part), labels, axis=1) for part, labels, _ in shifted_chunks(z, y)]
+        )
         for b in (beta, 1.0)
     ]
-    a = torch.cat([*columns, _uniform(z)[:, None]], dim=1).cpu().numpy()
-    share = np.full(len(a), 1 / len(a)) if w is None else (w / w.sum()).cpu().numpy()
+    a = np.concatenate([*columns, _uniform(z)[:, None]], axis=1)
+    share = np.full(len(a), 1 / len(a)) if w is None else w / w.sum()
     mixture = np.full(3, 1 / 3)
     for _ in range(max_iter):
         mixed = a @ mixture

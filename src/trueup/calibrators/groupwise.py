@@ -7,18 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from trueup._core.arrays import as_weighted, as_weights, given, take_weighted, to_array, upcast_half
+from trueup._core.clusters import weighted_clusters
+from trueup._core.errors import InputError
+from trueup._core.namespace import NUMPY, Namespace
+from trueup._core.optimize import FitError
+from trueup._core.registry import METHODS
+from trueup._core.splits import exceeds_error, k_fold
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import Fit
-from trueup.core.arrays import as_weighted, as_weights, given, take_weighted, upcast_half
-from trueup.core.clusters import weighted_clusters
-from trueup.core.errors import InputError
-from trueup.core.optimize import FitError
-from trueup.core.splits import exceeds_error, k_fold
 from trueup.metrics.groups import as_groups, encode_groups
-from trueup.registry import METHODS
 
 STRENGTHS = (10_000.0, 3000.0, 1000.0, 300.0, 100.0, 30.0, 10.0, 3.0)
 """Rows that the map of all rows counts for beside a group's own, among which held-out rows choose."""
@@ -45,16 +44,16 @@ class PerGroup(Calibrator):
 
     sample_invariant = False  # the strength is chosen on folds
 
-    shares: Tensor
+    calibrators: tuple[Calibrator, ...]
+    shares: np.ndarray
 
     def __init__(self, base: Calibrator, calibrators: Sequence[Calibrator], names: Sequence[str], shares: Any) -> None:
-        super().__init__()
-        self.base, self.calibrators, self.names = base, torch.nn.ModuleList(calibrators), list(names)
+        self.base, self.calibrators, self.names = base, tuple(calibrators), list(names)
         self.keep("shares", shares)
         if not len(self.calibrators) == len(self.names) == len(self.shares):
             got = f"{len(self.calibrators)}, {len(self.names)} and {len(self.shares)}"
             raise ValueError(f"calibrators, names and shares must be as many as groups, got {got}")
-        if not bool(((self.shares >= 0) & (self.shares <= 1)).all()):
+        if not ((self.shares >= 0) & (self.shares <= 1)).all():
             raise ValueError(f"shares must lie in [0, 1], got {shares}")
 
     @property
@@ -72,18 +71,22 @@ class PerGroup(Calibrator):
         """As long as all maps are."""
         return all(step.differentiable for step in (self.base, *self.calibrators))
 
-    def map(self, logits: Tensor, *, groups: Any = None) -> Tensor:
+    def map(self, xp: Namespace, z: Any, *, groups: Any = None) -> Any:
         """The mixture of the row's group, as log-probabilities; that of all rows for a group not seen."""
         if groups is None:
             raise InputError("groups", "be given, as to the fit", "none")
         known = {name: k for k, name in enumerate(self.names)}
-        found = np.array([known.get(name, -1) for name in group_names(groups, len(logits))], dtype=np.int64)
-        out = torch.log_softmax(self.base(logits).double(), dim=1)
-        for k in np.unique(found[found >= 0]).tolist():
-            rows = torch.from_numpy(np.flatnonzero(found == k)).to(logits.device)
-            own = torch.log_softmax(self.calibrators[k](logits[rows]).double(), dim=1)
-            out = out.index_copy(0, rows, mix(out[rows], own, self.shares[k]))
-        return out.to(logits.dtype)
+        code = np.array([known.get(name, -1) for name in group_names(groups, z.shape[0])], dtype=np.int64)
+        common = xp.log_softmax(xp.double(self.base.forward(xp, z)))
+        parts, source, size = [common], np.arange(len(code)), len(code)
+        for k in np.unique(code[code >= 0]).tolist():
+            rows = np.flatnonzero(code == k)
+            of_group = xp.log_softmax(xp.double(self.calibrators[k].forward(xp, xp.take_rows(z, rows))))
+            parts.append(mix(xp, xp.take_rows(common, rows), of_group, self.shares[k]))
+            source[rows] = np.arange(size, size + len(rows))
+            size += len(rows)
+        mixed = xp.take_rows(xp.concat(parts), source) if len(parts) > 1 else common
+        return xp.astype(mixed, z.dtype)
 
     def config(self) -> dict[str, Any]:
         """The maps and their shares."""
@@ -100,26 +103,24 @@ def per_group(fit: Fit | str, *, folds: int = 5, strengths: Sequence[float] = ST
     >>> z, site = rng.normal(size=(4000, 3)) * 2, np.repeat(["A", "B"], 2000)
     >>> y = (z * np.where(site == "A", 1, 0.4)[:, None] + rng.gumbel(size=z.shape)).argmax(axis=1)
     >>> fitted = per_group("temperature")(z, y, groups=site)
-    >>> fitted.names, [round(float(own.temperature), 1) for own in fitted.calibrators]
+    >>> fitted.names, [round(each.temperature, 1) for each in fitted.calibrators]
     (['A', 'B'], [1.0, 2.5])
     """
     method = METHODS[fit] if isinstance(fit, str) else fit
 
     def fitted(logits: Any, labels: Any, *, groups: Any, weights: Any = None, clusters: Any = None) -> PerGroup:
         z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds)
-        rows = len(torch.as_tensor(labels))
+        rows = len(to_array(labels, "labels"))
         together = weighted_clusters(clusters, weights, rows, at_least=2)
         names = group_names(groups, rows)
         if (each := as_weights(weights, rows)) is not None:
             names = names[each > 0]
-        codes, known = encode_groups(names)
-        code = torch.from_numpy(codes).to(z.device)
+        code, known = encode_groups(names)
         losses, pooled = np.empty((len(strengths), len(z))), np.empty(len(z))
         for train, test in k_fold(z, y, folds, together):
             part = _Fitted.of(method, *take_weighted(z, y, w, train), code[train])
-            at = test.cpu().numpy()
-            pooled[at], losses[:, at] = part.held_out(z[test], y[test], code[test], strengths)
-        best = int((losses @ (np.ones(len(z)) if w is None else w.cpu().numpy())).argmin())
+            pooled[test], losses[:, test] = part.held_out(z[test], y[test], code[test], strengths)
+        best = int((losses @ (np.ones(len(z)) if w is None else w)).argmin())
         whole = _Fitted.of(method, z, y, w, code)
         if not exceeds_error(pooled - losses[best], w, errors=_ERRORS, clusters=together) or not whole.own:
             return PerGroup(whole.base, [], [], [])
@@ -129,9 +130,9 @@ def per_group(fit: Fit | str, *, folds: int = 5, strengths: Sequence[float] = ST
     return fitted
 
 
-def mix(common: Tensor, own: Tensor, share: Tensor) -> Tensor:
+def mix(xp: Namespace, common: Any, of_group: Any, share: Any) -> Any:
     """The logarithm of (1 − λ) p + λ q, of logarithms."""
-    return torch.logaddexp(common + torch.log1p(-share), own + torch.log(share))
+    return xp.logaddexp(common + xp.log1p(-share), of_group + xp.log(share))
 
 
 def group_names(groups: Any, rows: int) -> np.ndarray:
@@ -147,12 +148,12 @@ class _Fitted:
         self.base, self.own, self.rows = base, own, rows
 
     @classmethod
-    def of(cls, method: Fit, z: Tensor, y: Tensor, w: Tensor | None, code: Tensor) -> _Fitted:
+    def of(cls, method: Fit, z: np.ndarray, y: np.ndarray, w: np.ndarray | None, code: np.ndarray) -> _Fitted:
         base = method(z, y, **given(w))
         own, rows = {}, {}
-        for k in torch.unique(code).tolist():
+        for k in np.unique(code).tolist():
             part = take_weighted(z, y, w, code == k)
-            rows[k] = float(len(part[0]) if part[2] is None else part[2].sum() ** 2 / part[2].square().sum())
+            rows[k] = float(len(part[0]) if part[2] is None else part[2].sum() ** 2 / (part[2] @ part[2]))
             if rows[k] < _FEW_ROWS:
                 continue
             with warnings.catch_warnings():
@@ -167,17 +168,23 @@ class _Fitted:
         """λ of a group; none without a map of its own."""
         return self.rows[k] / (self.rows[k] + strength) if k in self.own else 0.0
 
-    def held_out(self, z: Tensor, y: Tensor, code: Tensor, strengths: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    def held_out(
+        self, z: np.ndarray, y: np.ndarray, code: np.ndarray, strengths: Sequence[float]
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The loss of each row under the map of all rows, and with every strength, (strengths, n)."""
-        common = torch.log_softmax(upcast_half(self.base(z)).double(), dim=1)
-        pooled = -common.gather(1, y[:, None])[:, 0]
-        losses = pooled.repeat(len(strengths), 1)
+        common = _log_probs(self.base, z)
+        pooled = -common[np.arange(len(y)), y]
+        losses = np.tile(pooled, (len(strengths), 1))
         for k, calibrator in self.own.items():
-            rows = (code == k).nonzero()[:, 0]
+            rows = np.flatnonzero(code == k)
             if not len(rows):
                 continue
-            own = torch.log_softmax(upcast_half(calibrator(z[rows])).double(), dim=1)
+            of_group = _log_probs(calibrator, z[rows])[np.arange(len(rows)), y[rows]]
             for i, strength in enumerate(strengths):
-                share = torch.tensor(self.share(k, strength), dtype=own.dtype, device=own.device)
-                losses[i, rows] = -mix(common[rows], own, share).gather(1, y[rows, None])[:, 0]
-        return pooled.cpu().numpy(), losses.cpu().numpy()
+                losses[i, rows] = -mix(NUMPY, -pooled[rows], of_group, self.share(k, strength))
+        return pooled, losses
+
+
+def _log_probs(calibrator: Calibrator, z: np.ndarray) -> np.ndarray:
+    log_p: np.ndarray = NUMPY.log_softmax(upcast_half(calibrator(z)).astype(np.float64))
+    return log_p

@@ -1,16 +1,22 @@
-"""Isotonic regression: the non-decreasing curve nearest to what came true."""
+"""Isotonic regression, and Venn–Abers prediction, which brackets a probability by two of them."""
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from scipy.optimize import isotonic_regression
-from torch import Tensor
 
+from trueup._core.arrays import as_logits, as_weighted, find_absent, match_kind, take_weighted, upcast_half
+from trueup._core.bins import tie_ends
+from trueup._core.namespace import NUMPY, Namespace
+from trueup._core.optimize import Certificate
+from trueup._core.row_scores import scores_and_outcomes
+from trueup._core.splits import k_fold
 from trueup.calibrators.base import (
     PADDING,
-    Calibrator,
+    ClassCurves,
     TopLabel,
     break_ties,
     clip_frequencies,
@@ -18,15 +24,11 @@ from trueup.calibrators.base import (
     interpolate,
     keep_curve,
     one_vs_rest,
+    order_weight,
     pad_curves,
     row_count,
-    row_weights,
 )
 from trueup.calibrators.temperature import Temperature
-from trueup.core.arrays import as_weighted, find_absent, upcast_half
-from trueup.core.bins import tie_ends
-from trueup.core.optimize import Certificate
-from trueup.core.row_scores import scores_and_outcomes
 
 
 class Isotonic(TopLabel):
@@ -42,31 +44,28 @@ class Isotonic(TopLabel):
     array([0.6667, 0.5   , 0.3333])
     """
 
-    sample_invariant = False  # twice the samples, and the curve's ends come closer to 0 and 1
-    differentiable = False
-
-    knots: Tensor
-    values: Tensor
+    knots: np.ndarray
+    values: np.ndarray
 
     def __init__(self, knots: Any, values: Any, event: bool = False) -> None:
         super().__init__()
         keep_curve(self, "knots", knots, values)
         self.event = event
 
-    def map_confidence(self, confidence: Tensor) -> Tensor:
+    def map_confidence(self, xp: Namespace, confidence: Any) -> Any:
         """The curve."""
-        return interpolate(confidence.double(), self.knots, self.values)
+        return interpolate(xp, confidence, self.knots, self.values)
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
         """Isotonic regression: pool adjacent violators."""
         z, y, w = as_weighted(logits, labels, weights, at_least=1)
         scores, outcomes = scores_and_outcomes(z, y, quick=True)
-        knots, values = pool_adjacent_violators(scores, outcomes > 0, row_weights(w))
+        knots, values = pool_adjacent_violators(scores, outcomes > 0, w)
         return cls(knots, clip_frequencies(values, row_count(z, w)), z.shape[1] == 2)
 
 
-class IsotonicOvR(Calibrator):
+class IsotonicOvR(ClassCurves):
     """Map each class's probability by its own isotonic curve, then normalise the row: q_k ∝ g_k(p_k) + 1e-9 p_k.
 
     With `fit_scaled`, p is the softmax of z/T, and T is fitted first. With `fit_centred` the curve goes straight from
@@ -83,25 +82,22 @@ class IsotonicOvR(Calibrator):
            [0.8333, 0.1667]])
     """
 
-    keeps_argmax = False
-    shift_invariant = True
-    sample_invariant = False  # twice the samples, and the curves' ends come closer to 0 and 1
-    differentiable = False
+    knots: np.ndarray
+    values: np.ndarray
+    temperature: float
 
-    knots: Tensor
-    values: Tensor
-    temperature: Tensor
-
-    def __init__(self, knots: Any, values: Any, temperature: Tensor | float = 1.0) -> None:
+    def __init__(self, knots: Any, values: Any, temperature: float = 1.0) -> None:
         super().__init__()
         keep_curve(self, "knots", knots, values)
         self.keep("temperature", Temperature(temperature).temperature)
 
-    def map(self, logits: Tensor) -> Tensor:
-        """The classes' curves, normalised."""
-        self._check_classes(logits, len(self.knots))
-        scaled = logits / self.temperature.to(logits.dtype)
-        return one_vs_rest(scaled, lambda p: interpolate(p, self.knots, self.values))
+    def curve(self, xp: Namespace, p: Any) -> Any:
+        """The classes' curves."""
+        return interpolate(xp, p, self.knots, self.values)
+
+    def map(self, xp: Namespace, z: Any) -> Any:
+        """The curves of the scaled logits, normalised."""
+        return super().map(xp, z / self.temperature)
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
@@ -113,7 +109,7 @@ class IsotonicOvR(Calibrator):
         """Isotonic regression after temperature: fit a temperature first, then the curves to what it gives."""
         z, y, w = as_weighted(logits, labels, weights, at_least=1)
         scaler = Temperature.fit(z, y, weights=w)
-        return cls._fit(scaler(upcast_half(z)), y, w, float(scaler.temperature), scaler.certificate)
+        return cls._fit(scaler(upcast_half(z)), y, w, scaler.temperature, scaler.certificate)
 
     @classmethod
     def fit_centred(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
@@ -127,7 +123,12 @@ class IsotonicOvR(Calibrator):
 
     @classmethod
     def _fit(
-        cls, z: Tensor, y: Tensor, w: Tensor | None, temperature: float, certificate: Certificate | None = None
+        cls,
+        z: np.ndarray,
+        y: np.ndarray,
+        w: np.ndarray | None,
+        temperature: float,
+        certificate: Certificate | None = None,
     ) -> Self:
         curves = [pool_adjacent_violators(*rows) for rows in each_class(z, y, w)]
         knots, values = zip(*curves, strict=True)
@@ -135,7 +136,7 @@ class IsotonicOvR(Calibrator):
         return fitted.with_certificate(certificate)
 
 
-class IsotonicPooled(Calibrator):
+class IsotonicPooled(ClassCurves):
     """Map every class's probability by one isotonic curve, then normalise the row: q_k ∝ g(p_k) + 1e-9 p_k.
 
     g is fitted to all pairs (p_ik, 1[y_i = k]) together, kept in [1/(nK+2), 1 − 1/(nK+2)], and keeps the classes'
@@ -152,28 +153,28 @@ class IsotonicPooled(Calibrator):
     """
 
     keeps_argmax = True
-    shift_invariant = True
-    sample_invariant = False  # twice the samples, and the curve's ends come closer to 0 and 1
-    differentiable = False
 
-    knots: Tensor
-    values: Tensor
+    knots: np.ndarray
+    values: np.ndarray
 
     def __init__(self, knots: Any, values: Any) -> None:
         super().__init__()
         keep_curve(self, "knots", knots, values)
 
-    def map(self, logits: Tensor) -> Tensor:
+    def map(self, xp: Namespace, z: Any) -> Any:
         """The curve of every class, normalised."""
-        out = one_vs_rest(logits, lambda p: interpolate(p, self.knots, self.values))
-        return break_ties(logits, out)
+        return break_ties(xp, z, super().map(xp, z))
+
+    def curve(self, xp: Namespace, p: Any) -> Any:
+        """One curve for all classes."""
+        return interpolate(xp, p, self.knots, self.values)
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
         """Isotonic regression, classes pooled: pool adjacent violators among all classes' probabilities."""
         z, y, w = as_weighted(logits, labels, weights, at_least=1)
         absent = find_absent(z)
-        offered = [True] * z.shape[1] if absent is None else (~absent.all(dim=0)).tolist()
+        offered = [absent is None or not bool(absent[:, k].all()) for k in range(z.shape[1])]
         classes = [rows for rows, some in zip(each_class(z, y, w), offered, strict=True) if some]
         starts = np.cumsum([0, *(len(scores) for scores, _, _ in classes)])
         scores = np.concatenate([scores for scores, _, _ in classes])
@@ -257,3 +258,179 @@ def centre_blocks(
     blocks = isotonic_regression(sums[2] / sums[0], weights=sums[0]).blocks[:-1]
     rows, totals, hits = np.add.reduceat(sums, blocks, axis=1)
     return totals / rows, hits / rows
+
+
+Curves: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Distinct scores, and the lower and upper probabilities between them."""
+_TIE = 1e-12
+"""Scores no further apart are equal: the same probability may come out of a softmax with other last digits."""
+
+
+class VennAbers(ClassCurves):
+    """Bracket each class's probability: p₀ and p₁ are isotonic fits with the row itself added as 0 and as 1.
+
+    One of the two is calibrated whatever the distribution; the single probability is p = p₁/(1 − p₀ + p₁), and with
+    several folds p = GM(p₁)/(GM(1 − p₀) + GM(p₁)) with geometric means over the folds. Several classes are taken one
+    against the rest and normalised. Not for ranking: a step function makes many rows equal.
+    Vovk, Petej & Fedorova, "Large-scale probabilistic predictors with and without guarantees of validity" (2015).
+
+    >>> logits = np.log([[0.6, 0.4], [0.7, 0.3], [0.8, 0.2], [0.9, 0.1]])
+    >>> fitted = VennAbers.fit(logits, [1, 0, 1, 0])
+    >>> low, high = fitted.brackets(np.log([[0.65, 0.35]]))
+    >>> low.round(4), high.round(4)
+    (array([[0.    , 0.3333]]), array([[0.6667, 1.    ]]))
+    """
+
+    scores: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+
+    def __init__(self, scores: Any, lower: Any, upper: Any) -> None:
+        super().__init__()
+        for name, value in (("scores", scores), ("lower", lower), ("upper", upper)):
+            self.keep(name, value)
+        shape = (*self.scores.shape[:-1], self.scores.shape[-1] + 1)
+        if self.scores.ndim != 3 or tuple(self.lower.shape) != shape or tuple(self.upper.shape) != shape:
+            shapes = [tuple(x.shape) for x in (self.scores, self.lower, self.upper)]
+            raise ValueError(f"scores must be (folds, curves, m), lower and upper one longer, got {shapes}")
+        if not ((self.lower >= 0) & (self.lower <= self.upper) & (self.upper <= 1)).all():
+            raise ValueError("lower and upper must lie in [0, 1], lower at most upper")
+
+    def map(self, xp: Namespace, z: Any) -> Any:
+        """The single probabilities, normalised."""
+        self._check_classes(z, self._classes)
+        if self._classes > 2:
+            return one_vs_rest(xp, z, lambda p: self.curve(xp, p))
+        p, weight = _two_probs(xp, xp.double(z)), order_weight(xp, z.dtype)
+        return xp.astype(xp.log((self.curve(xp, p) + weight * p) / (1 + weight)).T, z.dtype)
+
+    def brackets(self, logits: Any) -> tuple[Any, Any]:
+        """p₀ and p₁ of each class, (n, classes) each; geometric means over the folds of p₁ and of 1 − p₀."""
+        z = as_logits(logits).astype(np.float64)
+        self._check_classes(z, self._classes)
+        not_low, high = self._means(NUMPY, _two_probs(NUMPY, z) if self._classes == 2 else NUMPY.softmax(z).T)
+        return match_kind((1 - not_low).T, logits), match_kind(high.T, logits)
+
+    @property
+    def _classes(self) -> int:
+        """One curve serves two classes: that of class 1."""
+        return max(2, self.scores.shape[1])
+
+    def curve(self, xp: Namespace, p: Any) -> Any:
+        """The single probabilities."""
+        not_low, high = self._means(xp, p)
+        return high / (not_low + high)
+
+    def _means(self, xp: Namespace, p: Any) -> tuple[Any, Any]:
+        """Geometric means over the folds of 1 − p₀ and p₁ at probabilities (classes, n)."""
+        two = self._classes == 2
+        folds = [self._fold(xp, p[1:, :] if two else p, k) for k in range(self.scores.shape[0])]
+        not_low, high = (
+            x[0] if len(folds) == 1 else xp.exp(xp.mean(xp.log(xp.stack(x)), axis=0)) for x in zip(*folds, strict=True)
+        )
+        # What is not class 1 is class 0, whose brackets are those of class 1 turned around.
+        return (xp.concat([high, not_low]), xp.concat([not_low, high])) if two else (not_low, high)
+
+    def _fold(self, xp: Namespace, p: Any, fold: int) -> tuple[Any, Any]:
+        """1 − p₀ and p₁ of one fold: places #{c ≤ p} and #{c < p} among its scores, which differ where p is one."""
+        scores, lower, upper = (table[fold, ...] for table in (self.scores, self.lower, self.upper))
+        below = xp.searchsorted(scores + _TIE, p)
+        following = xp.take(scores, xp.clip(below, max=scores.shape[1] - 1))
+        up_to = xp.where((following - _TIE <= p) & (below < scores.shape[1]), below + 1, below)
+        return 1 - xp.take(lower, up_to), xp.take(upper, below)
+
+    @classmethod
+    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
+        """Venn–Abers: the inductive predictor, for which all rows calibrate."""
+        return cls._of([_curves(*as_weighted(logits, labels, weights, at_least=1))])
+
+    @classmethod
+    def fit_cross(cls, logits: Any, labels: Any, *, folds: int = 5, weights: Any = None) -> Self:
+        """Cross Venn–Abers: an inductive predictor on each of several stratified folds, and their geometric means."""
+        z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds)
+        return cls._of([_curves(*take_weighted(z, y, w, held_out)) for _, held_out in k_fold(z, y, folds)])
+
+    @classmethod
+    def _of(cls, folds: Sequence[list[Curves]]) -> Self:
+        curves = [curve for classes in folds for curve in classes]
+
+        def stacked(part: int, fill: float | None = None) -> np.ndarray:
+            return pad_curves([curve[part] for curve in curves], fill).reshape(len(folds), len(folds[0]), -1)
+
+        return cls(stacked(0, PADDING), stacked(1), stacked(2))
+
+
+def _curves(z: np.ndarray, y: np.ndarray, w: np.ndarray | None) -> list[Curves]:
+    if z.shape[1] == 2:
+        return [bracket_curves(_two_probs(NUMPY, z.astype(np.float64))[1], y == 1, w)]
+    return [bracket_curves(*rows) for rows in each_class(z, y, w)]
+
+
+def _two_probs(xp: Namespace, z: Any) -> Any:
+    """The probabilities of two classes, (2, n): a softmax over so few is ten times slower."""
+    odds = z[:, 1] - z[:, 0]
+    return xp.sigmoid(xp.stack([-odds, odds]))
+
+
+def bracket_curves(scores: np.ndarray, positive: np.ndarray, weights: np.ndarray | None = None) -> Curves:
+    """Distinct scores c (m,), and p₀ and p₁ (m + 1,): p₀ of a new score s is at #{c ≤ s}, p₁ at #{c < s}.
+
+    A row added as 1 joins the block of the next score at or above it, one added as 0 that of the score at or below, so
+    both are step functions with steps at the scores of the fit. The added row has weight one.
+
+    >>> c, low, high = bracket_curves(np.array([0.1, 0.2, 0.3]), np.array([False, True, False]))
+    >>> low.round(3), high.round(3)
+    (array([0.   , 0.   , 0.333, 0.333]), array([0.5  , 0.667, 0.667, 1.   ]))
+    """
+    order = np.argsort(scores)  # in any order among equals, which are counted together
+    ordered = scores[order]
+    first = np.flatnonzero(np.diff(ordered, prepend=-np.inf) > _TIE)
+    w = np.ones(len(ordered)) if weights is None else weights[order]
+    came_true = np.zeros(len(scores))
+    came_true[positive] = 1.0
+    count, hits = np.add.reduceat(np.stack([w, w * came_true[order]]), first, axis=1)
+    high = _isotonic_with_one(count, hits)
+    # Turned around, a row added as 0 is one added as 1.
+    low = 1 - _isotonic_with_one(count[::-1], (count - hits)[::-1])[::-1]
+    high = np.clip(high, 0.0, 1.0)  # sums of weights are rounded
+    return ordered[first], np.clip(low, 0.0, high), high
+
+
+def _isotonic_with_one(count: np.ndarray, hits: np.ndarray) -> np.ndarray:
+    """The isotonic value at each group of equal scores if one more positive is put there, and 1 above them all.
+
+    One walk along the cumulative sums (n, hits), led by a point (−1, −1) for the added row: the value is the slope of
+    the first side of their convex minorant, and the added row moves on by one group at each step.
+    """
+    x = [-1.0, 0.0, *np.cumsum(count).tolist()]
+    y = [-1.0, 0.0, *np.cumsum(hits).tolist()]
+    # The corners of the minorant, the leftmost last. The loops are written out: a call for each corner takes as long.
+    corner_x, corner_y = [x[-1]], [y[-1]]
+    for a, b in zip(reversed(x[:-1]), reversed(y[:-1]), strict=True):
+        while len(corner_x) > 1:
+            c, d = corner_x[-1], corner_y[-1]
+            if (c - a) * (corner_y[-2] - d) > (corner_x[-2] - c) * (d - b):
+                break  # else the minorant passes below this corner
+            corner_x.pop()
+            corner_y.pop()
+        corner_x.append(a)
+        corner_y.append(b)
+    values = []
+    for i in range(1, len(x) - 1):
+        left, base = corner_x[-1], corner_y[-1]
+        slope = (corner_y[-2] - base) / (corner_x[-2] - left)
+        values.append(slope)
+        a, b = x[i - 1] + x[i + 1] - x[i], y[i - 1] + y[i + 1] - y[i]
+        x[i], y[i] = a, b
+        if b < base + slope * (a - left) - 1e-12:
+            corner_x.pop()
+            corner_y.pop()
+            while len(corner_x) > 1:
+                c, d = corner_x[-1], corner_y[-1]
+                if (c - a) * (corner_y[-2] - d) > (corner_x[-2] - c) * (d - b):
+                    break
+                corner_x.pop()
+                corner_y.pop()
+            corner_x.append(a)
+            corner_y.append(b)
+    return np.array([*values, 1.0])

@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
-import torch
-from scipy.linalg import cho_factor, cho_solve
-from torch import Tensor
 
-from trueup.core import native
-from trueup.core.arrays import fill_absent, find_absent, upcast_half
-from trueup.core.loss_sums import vector_sums
-from trueup.core.native import one_thread
-from trueup.core.optimize import Certificate, Objective, Stage, lbfgs
-from trueup.core.row_scores import log_sum_exp
+from trueup._core import native
+from trueup._core.arrays import fill_absent, find_absent, upcast_half
+from trueup._core.loss_sums import vector_sums
+from trueup._core.namespace import NUMPY
+from trueup._core.optimize import Certificate, Objective, Stage, lbfgs
+from trueup._core.row_scores import log_sum_exp
 
 _SMALL_PROBLEM = 1 << 23
 _CURVATURE_NUMBERS = 1 << 19  # numbers among which the curvature is taken
-_FTOL = 1e-10  # by so much at most could a further step lower the mean loss
+_FTOL, _MATRIX_FTOL = 1e-10, 1e-12  # by so much at most could a further step lower the mean loss
 _COARSE_FTOL = 1e-9  # and by so much where single precision gives over to double
 _FOLD_FTOL = 1e-6  # and by so much in a fold, where only which penalty is better matters
 _FLOAT32_NOISE = 1e-8  # relative rounding of a mean over many rows in single precision
@@ -72,18 +69,18 @@ class Penalty:
 
 @dataclass(frozen=True)
 class Problem:
-    """Penalised likelihood of softmax(W u + b) on trusted tensors; u = z, or ln softmax(scale·z).
+    """Penalised likelihood of softmax(W u + b) on trusted arrays; u = z, or ln softmax(scale·z).
 
     An absent option has no part in the softmax, and its u is the mean of those that its row has.
     """
 
-    z: Tensor
-    y: Tensor
+    z: np.ndarray
+    y: np.ndarray
     penalty: Penalty
     on: Literal["logits", "log_probs"] = "logits"
     scale: float = 1.0
     vector: bool = False
-    w: Tensor | None = None
+    w: np.ndarray | None = None
     """Weights of the rows, if they have any."""
 
     @cached_property
@@ -92,11 +89,8 @@ class Problem:
         return float(len(self.z) if self.w is None else self.w.sum())
 
     def solve(
-        self,
-        start: float | np.ndarray,
-        *,
-        tolerance: float = 1e-7,
-    ) -> tuple[Tensor, Tensor, Certificate]:
+        self, start: float | np.ndarray, *, tolerance: float = 1e-7
+    ) -> tuple[np.ndarray, np.ndarray, Certificate]:
         """Minimise from a multiple of the identity, or from another problem's solution."""
         x = self.start_point(start)
         if self.vector and not isinstance(start, np.ndarray):
@@ -104,41 +98,35 @@ class Problem:
         quick = (
             Stage(self._objective(quick=True), _COARSE_FTOL, _FLOAT32_NOISE) if self._noise < _FLOAT32_NOISE else None
         )
-        with one_thread(self.z.numel()):
-            x, certificate = lbfgs(
-                self._objective(),
-                x,
-                tolerance=tolerance,
-                ftol=max(_FTOL, self._noise),
-                f_noise=self._noise,
-                max_iter=3000,
-                precondition=self.inverse(self.blocks(x)),
-                refresh=lambda x: self.inverse(self.blocks(x, careful=True)),
-                coarse=quick,
-            )
+        x, certificate = lbfgs(
+            Stage(self._objective(), max(_FTOL if self.vector else _MATRIX_FTOL, self._noise), self._noise),
+            x,
+            tolerance=tolerance,
+            max_iter=3000,
+            precondition=self.inverse(self.blocks(x)),
+            refresh=lambda x: self.inverse(self.blocks(x, careful=True)),
+            coarse=quick,
+        )
         return *self.weight_and_bias(x), certificate
 
-    def weight_and_bias(self, x: np.ndarray) -> tuple[Tensor, Tensor]:
+    def weight_and_bias(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """W and b at a point, of the least penalty."""
         classes = self.z.shape[1]
         x = self.canonical(x)
-        found, bias = torch.from_numpy(x[:-classes].copy()), torch.from_numpy(x[-classes:].copy())
-        return found if self.vector else found.reshape(classes, classes), bias
+        weight, bias = x[:-classes], x[-classes:]
+        return weight if self.vector else weight.reshape(classes, classes), bias
 
     def solve_coarse(self, start: np.ndarray, blocks: Blocks, likelihood: Likelihood) -> np.ndarray:
         """Minimise in single precision, with the curvature of a problem like this one: enough to compare penalties."""
         objective = self.penalise(likelihood, self.total)
-        with one_thread(self.z.numel()):
-            found, _ = lbfgs(
-                objective,
-                start,
-                ftol=_FOLD_FTOL,
-                f_noise=_FLOAT32_NOISE,
-                max_iter=3000,
-                precondition=self.inverse(blocks),
-                refresh=lambda x: self.inverse(self.blocks(x, careful=True)),
-            )
-        return self.canonical(found)
+        x, _ = lbfgs(
+            Stage(objective, _FOLD_FTOL, _FLOAT32_NOISE),
+            start,
+            max_iter=3000,
+            precondition=self.inverse(blocks),
+            refresh=lambda x: self.inverse(self.blocks(x, careful=True)),
+        )
+        return self.canonical(x)
 
     def start_point(self, start: float | np.ndarray) -> np.ndarray:
         """Weights and bias where a search begins: those given, or a multiple of the identity."""
@@ -152,23 +140,22 @@ class Problem:
         """The same with a bias that makes classes as frequent as they are, about: rare ones are far from none."""
         n, classes = self.total, self.z.shape[1]
         u, absent, share = self._subsample(2048)
-        probs = torch.softmax(mask_scores(u * float(x[0]), absent), dim=1)
-        mean_probs = weigh(probs, share).mean(dim=0).double().numpy()
+        probs = NUMPY.softmax(mask_scores(u * float(x[0]), absent))
+        mean_probs = weigh(probs, share).mean(axis=0, dtype=np.float64)
         return np.concatenate([x[:-classes], np.log((self._counts + 0.5) / (n * mean_probs + 0.5))])
 
     @cached_property
     def _counts(self) -> np.ndarray:
-        weights = None if self.w is None else self.w.cpu().numpy()
-        return np.bincount(self.y.cpu().numpy(), weights, minlength=self.z.shape[1])
+        return np.bincount(self.y, self.w, minlength=self.z.shape[1])
 
-    def _subsample(self, rows: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def _subsample(self, rows: int) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
         """Every so many-th row of u, where options are absent, and the rows' weights of mean one."""
         n, classes = self.z.shape
         some = slice(None, None, max(1, n // max(64, min(rows, _CURVATURE_NUMBERS // classes))))
-        u = self.scale * self.z[some].float().cpu()
-        share = None if self.w is None else (self.w[some] / self.w[some].mean()).float().cpu()[:, None]
+        u = self.scale * self.z[some].astype(np.float32)
+        share = None if self.w is None else (self.w[some] / self.w[some].mean()).astype(np.float32)[:, None]
         absent = find_absent(u)
-        return fill_absent(torch.log_softmax(u, dim=1) if self.on == "log_probs" else u, absent), absent, share
+        return fill_absent(NUMPY.log_softmax(u) if self.on == "log_probs" else u, absent), absent, share
 
     def canonical(self, x: np.ndarray) -> np.ndarray:
         """The same map with the least penalty.
@@ -188,11 +175,11 @@ class Problem:
     @property
     def _noise(self) -> float:
         """Relative rounding of the objective."""
-        return 1e-15 if self.vector or self._small or self.z.dtype == torch.float64 else _FLOAT32_NOISE
+        return 1e-15 if self.vector or self._small or self.z.dtype == np.float64 else _FLOAT32_NOISE
 
     @property
     def _small(self) -> bool:
-        return self.z.numel() <= _SMALL_PROBLEM
+        return self.z.size <= _SMALL_PROBLEM
 
     def _weights(self) -> np.ndarray:
         identity = np.eye(self.z.shape[1])
@@ -208,11 +195,11 @@ class Problem:
         classes = self.z.shape[1]
         u, absent, share = self._subsample(2048 if self.vector else 4096)
         x = self.canonical(self.start_point(start))
-        weight, bias = (torch.from_numpy(part).to(u) for part in (x[:-classes], x[-classes:]))
-        scores = u * weight + bias if self.vector else torch.addmm(bias, u, weight.view(classes, -1).T)
+        weight, bias = (part.astype(u.dtype) for part in (x[:-classes], x[-classes:]))
+        scores = (u * weight if self.vector else u @ weight.reshape(classes, classes).T) + bias
         scores = mask_scores(scores, absent)
         if careful and not self.vector and classes <= _FEW_CLASSES:
-            return _whole_curvature(u.double(), torch.softmax(scores.double(), dim=1), share)
+            return _whole_curvature(u.astype(np.float64), NUMPY.softmax(scores.astype(np.float64)), share)
         spread = weigh(class_variances(scores), share)
         if self.vector:
             return _vector_blocks(u, spread, self._counts)
@@ -260,47 +247,72 @@ class Problem:
     def _by_products(self, quick: bool) -> Likelihood:
         """Loss and gradient by matrix products, a chunk of rows at a time; small problems are worth double."""
         classes, shift = self.z.shape[1], self._shift
-        kind = torch.float32 if quick else torch.float64 if self._small else upcast_half(self.z[:0]).dtype
+        kind = np.dtype(np.float32 if quick else np.float64 if self._small else upcast_half(self.z[:0]).dtype)
 
-        def chunk(rows: slice) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-            part, share = self.z[rows], None if self.w is None else self.w[rows, None].to(kind)
+        def chunk(rows: slice) -> _Chunk:
+            part = self.z[rows]
             absent = find_absent(part)
             if shift is None:
-                u = self.scale * part.to(kind)
+                u = part.astype(kind) * kind.type(self.scale)
             else:  # in double, since the two may be large and near to each other
-                u = self.scale * part.double() - torch.from_numpy(shift[rows]).to(part.device)[:, None]
-            return fill_absent(u, absent).to(kind), absent, self.y[rows, None], share
+                u = self.scale * part.astype(np.float64) - shift[rows, None]
+            u = fill_absent(u, absent).astype(kind, copy=False)
+            share = None if self.w is None else self.w[rows].astype(kind)
+            return _Chunk(np.ascontiguousarray(u.T), None if absent is None else absent.T, self.y[rows], share)
 
         parts = list(native.row_chunks(len(self.z), classes, native.PRODUCT))
-        kept: list[tuple[Tensor, Tensor | None, Tensor, Tensor | None]] = []
+        kept: list[_Chunk] = []
 
         def likelihood(x: np.ndarray) -> np.ndarray:
-            loss = 0.0
-            slopes = torch.zeros(classes, classes + 1, dtype=torch.float64)
-            weight, bias = (
-                torch.from_numpy(part).to(self.z.device, kind)
-                for part in (x[:-classes].reshape(classes, classes), x[-classes:])
-            )
+            sums = np.zeros(1 + classes * (classes + 1))
+            slopes, offsets = sums[1:-classes].reshape(classes, classes), sums[-classes:]
+            weight, bias = x[:-classes].reshape(classes, classes).astype(kind), x[-classes:].astype(kind)
             if self._small and not kept:
                 kept.extend(map(chunk, parts))
-            for u, absent, label, share in kept or map(chunk, parts):
-                log_q = torch.log_softmax(mask_scores(torch.addmm(bias, u, weight.T), absent), dim=1)
-                loss -= float(weigh(log_q.gather(1, label), share).double().sum())
-                residual = log_q.exp_()
-                residual.scatter_add_(1, label, torch.full_like(label, -1, dtype=kind))
-                residual = weigh(residual, share)
-                slopes[:, :-1] += (residual.T @ u).double().cpu()
-                slopes[:, -1] += residual.sum(dim=0).double().cpu()
-            return np.concatenate([[loss], slopes[:, :-1].numpy().ravel(), slopes[:, -1].numpy()])
+            for rows in kept or map(chunk, parts):
+                loss, residual = loss_and_residual(weight @ rows.u + bias[:, None], *rows[1:])
+                sums[0] += loss
+                slopes += residual @ rows.u.T
+                offsets += residual.sum(axis=1)
+            return sums
 
         return likelihood
 
-    def rows(self, keep: Tensor) -> Self:
+    def rows(self, keep: np.ndarray) -> Self:
         """The same problem on the rows of a mask."""
         return replace(self, z=self.z[keep], y=self.y[keep], w=None if self.w is None else self.w[keep])
 
 
-def matrix_problem(z: Tensor, y: Tensor, penalty: Penalty, **settings: Any) -> Problem:
+class _Chunk(NamedTuple):
+    """Some rows, as columns: the features (classes, rows), where options are absent, the labels and the weights."""
+
+    u: np.ndarray
+    absent: np.ndarray | None
+    label: np.ndarray
+    share: np.ndarray | None
+
+
+def loss_and_residual(
+    scores: np.ndarray, absent: np.ndarray | None, label: np.ndarray, share: np.ndarray | None
+) -> tuple[float, np.ndarray]:
+    """The summed loss of scores (classes, rows), which are written over, and q less the one-hot label, weighted."""
+    if absent is not None:
+        scores[absent] = -np.inf
+    at = label, np.arange(len(label))
+    scores -= scores.max(axis=0)
+    losses = -scores[at].astype(np.float64)
+    np.exp(scores, out=scores)
+    total = scores.sum(axis=0)
+    losses += np.log(total)
+    scores /= total
+    scores[at] -= 1
+    if share is None:
+        return float(losses.sum()), scores
+    scores *= share
+    return float(losses @ share), scores
+
+
+def matrix_problem(z: np.ndarray, y: np.ndarray, penalty: Penalty, **settings: Any) -> Problem:
     """The problem of a whole matrix, which is smaller where rows are far fewer than classes."""
     whole = Problem(z, y, penalty, **settings)
     if 2 * len(z) > z.shape[1] or penalty.off <= 0:
@@ -310,14 +322,14 @@ def matrix_problem(z: Tensor, y: Tensor, penalty: Penalty, **settings: Any) -> P
     return RowSpanProblem.of(whole)
 
 
-def _vector_blocks(u: Tensor, spread: Tensor, counts: np.ndarray) -> Blocks:
+def _vector_blocks(u: np.ndarray, spread: np.ndarray, counts: np.ndarray) -> Blocks:
     """Of softmax(w ⊙ u + b), each class by itself: a block of 2 × 2 in (w_k, b_k); `spread` is p_k(1 − p_k).
 
     Of many classes few rows tell little: there a class is taken to have the curvature of its share of all labels, whose
     `counts` are known, and the moments of the logits that all classes have together.
     """
     scaled = spread * u
-    a, m, d = (x.sum(dim=0).double().numpy() for x in (scaled * u, scaled, spread))
+    a, m, d = (x.sum(axis=0, dtype=np.float64) for x in (scaled * u, scaled, spread))
     total = d.sum() + 1e-30
     expected = (counts + 1) / (counts + 1).sum() * total
     squares, centre = ((x + _PRIOR * x.sum() / total) / (d + _PRIOR) for x in (a, m))  # centre² ≤ squares: both means
@@ -338,7 +350,7 @@ def _vector_blocks(u: Tensor, spread: Tensor, counts: np.ndarray) -> Blocks:
     return inverse
 
 
-def _matrix_blocks(u: Tensor, spread: Tensor, *, careful: bool = False) -> Blocks:
+def _matrix_blocks(u: np.ndarray, spread: np.ndarray, *, careful: bool = False) -> Blocks:
     """Of softmax(W u + b), each class by itself: Σ p_k(1 − p_k) ũũᵀ with ũ = (u, 1).
 
     Many classes share a covariance, unless it is to be careful at K times the cost.
@@ -347,10 +359,10 @@ def _matrix_blocks(u: Tensor, spread: Tensor, *, careful: bool = False) -> Block
     return _own_blocks(u, spread) if u.shape[1] <= most else _pooled_blocks(u, spread)
 
 
-def _own_blocks(u: Tensor, spread: Tensor) -> Blocks:
+def _own_blocks(u: np.ndarray, spread: np.ndarray) -> Blocks:
     n, classes = u.shape
-    extended = torch.cat([u, torch.ones(n, 1)], dim=1)
-    blocks = torch.stack([(extended * spread[:, k, None]).T @ extended / n for k in range(classes)]).double().numpy()
+    extended = np.concatenate([u, np.ones((n, 1), u.dtype)], axis=1)
+    blocks = np.stack([(extended * spread[:, k, None]).T @ extended / n for k in range(classes)]).astype(np.float64)
     level = LEVEL * np.diagonal(blocks, axis1=1, axis2=2).mean() + 1e-12
 
     def inverse(off: float, diagonal: float, offset: float) -> Inverse:
@@ -361,25 +373,27 @@ def _own_blocks(u: Tensor, spread: Tensor) -> Blocks:
     return inverse
 
 
-def _whole_curvature(u: Tensor, probs: Tensor, share: Tensor | None) -> Blocks:
+def _whole_curvature(u: np.ndarray, probs: np.ndarray, share: np.ndarray | None) -> Blocks:
     """Of softmax(W u + b), all classes together: blocks Σ p_j(δ_jk − p_k) ũũᵀ with ũ = (u, 1).
 
     Where logits are all but bound to a plane, as those of a network whose last layer's rows add up to zero, classes by
     themselves say too little of the curvature across it, and a search would crawl.
     """
     n, classes = u.shape
-    extended = torch.cat([u, torch.ones_like(u[:, :1])], dim=1)
+    extended = np.concatenate([u, np.ones_like(u[:, :1])], axis=1)
     curvature = np.empty((classes, classes + 1, classes, classes + 1))
     for j in range(classes):
         for k in range(j + 1):
             spread = weigh((probs[:, j] * (float(j == k) - probs[:, k]))[:, None], share)
-            curvature[j, :, k] = curvature[k, :, j] = ((extended * spread).T @ extended / n).numpy()
+            curvature[j, :, k] = curvature[k, :, j] = (extended * spread).T @ extended / n
     numbers = classes * (classes + 1)
     matrix = curvature.reshape(numbers, numbers)
     level = _ROUNDING_LEVEL * matrix.diagonal().mean() + 1e-15
 
     def inverse(off: float, diagonal: float, offset: float) -> Inverse:
         ridge = _ridge(classes, off + level, diagonal + level, offset + level)
+        from scipy.linalg import cho_factor, cho_solve  # slow to import
+
         factor = cho_factor(matrix + np.diag(ridge.ravel()))
         return _by_class(classes, lambda rows: cho_solve(factor, rows.ravel()).reshape(rows.shape))
 
@@ -405,7 +419,7 @@ def _by_class(classes: int, solve: Inverse) -> Inverse:
     return apply
 
 
-def _pooled_blocks(u: Tensor, spread: Tensor) -> Blocks:
+def _pooled_blocks(u: np.ndarray, spread: np.ndarray) -> Blocks:
     """Blocks d_k [C + m_k m_kᵀ, m_k; m_kᵀ, 1].
 
     d_k is the sum of the weights p_k(1 − p_k) and m_k the mean of u under them. The covariance about it is taken as the
@@ -414,11 +428,11 @@ def _pooled_blocks(u: Tensor, spread: Tensor) -> Blocks:
     what else there is, the k-th entry's and the bias's penalty, is of rank one each.
     """
     n, classes = u.shape
-    d = (spread.sum(dim=0) / n).double().numpy() + 1e-12
-    mean = (spread.T @ u / n).double().numpy() / d[:, None]
-    gram = ((u * spread.sum(dim=1, keepdim=True)).T @ u / n).double().numpy()
+    d = spread.sum(axis=0, dtype=np.float64) / n + 1e-12
+    mean = (spread.T @ u / n).astype(np.float64) / d[:, None]
+    gram = ((u * spread.sum(axis=1, keepdims=True)).T @ u / n).astype(np.float64)
     pooled = (gram - (mean.T * d) @ mean) / d.sum()
-    own = (spread * u * u).sum(dim=0).double().numpy() / n / d - mean.diagonal() ** 2
+    variance = (spread * u * u).sum(axis=0, dtype=np.float64) / n / d - mean.diagonal() ** 2
     values, vectors = np.linalg.eigh(pooled)
     values = np.maximum(values, LEVEL * values.mean()) + 1e-12
     turned = mean @ vectors  # in the eigenvectors' frame, as all that follows
@@ -427,7 +441,7 @@ def _pooled_blocks(u: Tensor, spread: Tensor) -> Blocks:
         scales = 1 / (d[:, None] * values + off)  # of class k along each eigenvector
         # The k-th entry of class k: its own variance and the diagonal's penalty in place of the pooled ones.
         corner = ((vectors * scales) * vectors).sum(axis=1)
-        excess = diagonal - off + d * np.maximum(own - pooled.diagonal(), 0)  # never less: it has to stay positive
+        excess = diagonal - off + d * np.maximum(variance - pooled.diagonal(), 0)  # never less: it has to stay positive
         entry = scales * vectors
         entry_share = excess / (1 + excess * corner)
 
@@ -451,17 +465,19 @@ def _pooled_blocks(u: Tensor, spread: Tensor) -> Blocks:
     return inverse
 
 
-def mask_scores(scores: Tensor, absent: Tensor | None) -> Tensor:
+def mask_scores(scores: np.ndarray, absent: np.ndarray | None) -> np.ndarray:
     """Scores of −∞ for absent options, in place."""
-    return scores if absent is None else scores.masked_fill_(absent, -torch.inf)
+    if absent is not None:
+        scores[absent] = -np.inf
+    return scores
 
 
-def weigh(rows: Tensor, share: Tensor | None) -> Tensor:
+def weigh(rows: np.ndarray, share: np.ndarray | None) -> np.ndarray:
     """Rows times their weights, if they have any."""
     return rows if share is None else rows * share
 
 
-def class_variances(s: Tensor) -> Tensor:
+def class_variances(s: np.ndarray) -> np.ndarray:
     """The variance p(1 − p) of each class's indicator."""
-    p = torch.softmax(s, dim=1)
+    p: np.ndarray = NUMPY.softmax(s)
     return p * (1 - p)

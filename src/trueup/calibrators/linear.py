@@ -8,16 +8,14 @@ from functools import partial
 from typing import Any, Literal, Self
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from trueup._core.arrays import as_weighted
+from trueup._core.namespace import Namespace
+from trueup._core.optimize import Certificate, lbfgs
+from trueup._core.splits import k_fold
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.likelihood import MATRIX_PENALTY, VECTOR_PENALTY, Penalty, Problem, matrix_problem
 from trueup.calibrators.temperature import finite_inverse_temperature, near_inverse_temperature
-from trueup.core.arrays import as_weighted, fill_absent, find_absent
-from trueup.core.native import one_thread
-from trueup.core.optimize import Certificate, lbfgs
-from trueup.core.splits import k_fold
 
 PENALTIES = tuple(10.0**power for power in range(-2, 5))
 """Seven coefficients from 1e-2 to 1e4, as the literature searches."""
@@ -35,28 +33,26 @@ class Linear(Calibrator):
     sample_invariant = True
     differentiable = True
 
-    def __init__(self, weight: Tensor, bias: Tensor) -> None:
-        super().__init__()
+    weight: np.ndarray
+    bias: np.ndarray
+
+    def __init__(self, weight: Any, bias: Any) -> None:
         self.keep("weight", weight)
         self.keep("bias", bias)
-        classes = len(self.bias)
-        if tuple(self.weight.shape) not in ((classes,), (classes, classes)):
-            shapes = f"({classes},) or ({classes}, {classes})"
-            raise ValueError(f"weight must have shape {shapes}, got {tuple(self.weight.shape)}")
+        classes, shape = np.size(self.bias), np.shape(self.weight)
+        if shape not in ((classes,), (classes, classes)):
+            raise ValueError(f"weight must have shape ({classes},) or ({classes}, {classes}), got {shape}")
 
-    weight: Tensor
-    bias: Tensor
-
-    def map(self, logits: Tensor) -> Tensor:
+    def map(self, xp: Namespace, z: Any) -> Any:
         """Apply the weights, a vector or a matrix, and the bias."""
-        self._check_classes(logits, len(self.bias))
-        u = fill_absent(self.features(logits), find_absent(logits))
-        w, b = self.weight.to(u.dtype), self.bias.to(u.dtype)
+        self._check_classes(z, self.bias.shape[0])
+        u = xp.fill_absent(self.features(xp, z), xp.find_absent(z))
+        w, b = xp.astype(self.weight, u.dtype), xp.astype(self.bias, u.dtype)
         return (u * w if w.ndim == 1 else u @ w.T) + b
 
-    def features(self, logits: Tensor) -> Tensor:
+    def features(self, xp: Namespace, z: Any) -> Any:
         """What the map is linear in."""
-        return logits
+        return z
 
 
 class Vector(Linear):
@@ -69,7 +65,7 @@ class Vector(Linear):
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(4000, 3)) * 2
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
-    >>> Vector.fit(2 * z, y).weight.numpy().round(1)
+    >>> Vector.fit(2 * z, y).weight.round(1)
     array([0.5, 0.5, 0.5])
     """
 
@@ -101,8 +97,7 @@ class Vector(Linear):
             return float(sums[0] + pull @ x), gradient + 2 * pull
 
         x, certificate = lbfgs(objective, np.concatenate([[near_inverse_temperature(z, y, w)], np.zeros(classes)]))
-        bias = torch.from_numpy(x[1:] - x[1:].mean())
-        return cls(torch.full((classes,), x[0]), bias).with_certificate(certificate)
+        return cls(np.full(classes, x[0]), x[1:] - x[1:].mean()).with_certificate(certificate)
 
 
 class Matrix(Linear):
@@ -150,16 +145,16 @@ class Dirichlet(Linear):
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(2000, 3)) * 2
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
-    >>> Dirichlet.fit_odir(2 * z, y).weight.diagonal().numpy().round(1)
+    >>> Dirichlet.fit_odir(2 * z, y).weight.diagonal().round(1)
     array([0.5, 0.5, 0.5])
     """
 
     shift_invariant = True
     sample_invariant = False  # the penalty is chosen on folds, over which copies are spread
 
-    def features(self, logits: Tensor) -> Tensor:
+    def features(self, xp: Namespace, z: Any) -> Any:
         """Log-probabilities."""
-        return torch.log_softmax(logits, dim=1)
+        return xp.log_softmax(z)
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, weights: Any = None, **options: Any) -> Self:
@@ -189,22 +184,22 @@ class Structured(Linear):
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(2000, 3)) * 2
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
-    >>> Structured.fit_vector(2 * z, y).weight.numpy().round(1)
+    >>> Structured.fit_vector(2 * z, y).weight.round(1)
     array([1.1, 1. , 0.9])
     """
 
     shift_invariant = True
     sample_invariant = False  # twice the samples, and half the penalty
 
-    def __init__(self, temperature: Tensor | float, weight: Tensor, bias: Tensor) -> None:
+    temperature: float
+
+    def __init__(self, temperature: float, weight: Any, bias: Any) -> None:
         super().__init__(weight, bias)
         self.keep("temperature", temperature)
 
-    temperature: Tensor
-
-    def features(self, logits: Tensor) -> Tensor:
+    def features(self, xp: Namespace, z: Any) -> Any:
         """Log-probabilities after temperature scaling."""
-        return torch.log_softmax(logits / self.temperature.to(logits.dtype), dim=1)
+        return xp.log_softmax(z / self.temperature)
 
     @classmethod
     def fit_vector(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
@@ -257,7 +252,7 @@ class Structured(Linear):
         return cls(1 / beta, weight, bias).with_certificate(certificate)
 
 
-def _check_rows(z: Tensor) -> None:
+def _check_rows(z: np.ndarray) -> None:
     """Refuse to fit a whole matrix to fewer rows than classes, which it would repeat by heart in minutes."""
     n, classes = z.shape
     if n < classes:
@@ -267,27 +262,28 @@ def _check_rows(z: Tensor) -> None:
         )
 
 
-def _split_offset(z: Tensor) -> tuple[Tensor, float]:
+def _split_offset(z: np.ndarray) -> tuple[np.ndarray, float]:
     """Logits without a common offset that dwarfs their differences, and that offset.
 
     With it the weights and the bias would be all but collinear: a search would crawl, and a penalty on the bias mean
     nothing. A moderate one stays, so that the penalty is the published one.
     """
-    spread, middle = torch.std_mean(z[:: max(1, z.numel() >> 20)].double(), correction=0)
-    offset = float(middle)
-    return (z.double() - offset, offset) if abs(offset) > _FAR_OFF * float(spread) else (z, 0.0)
+    some = z[:: max(1, z.size >> 20)].astype(np.float64)
+    with np.errstate(invalid="ignore"):  # absent options: logits with an offset have none
+        offset, spread = float(some.mean()), float(some.std())
+    return (z.astype(np.float64) - offset, offset) if abs(offset) > _FAR_OFF * spread else (z, 0.0)
 
 
-def _shift_bias(weight: Tensor, bias: Tensor, offset: float) -> Tensor:
+def _shift_bias(weight: np.ndarray, bias: np.ndarray, offset: float) -> np.ndarray:
     """The bias for logits with the offset, from that for those without."""
-    bias = bias - offset * (weight if weight.ndim == 1 else weight.sum(dim=1))
-    return bias - bias.mean()
+    shifted = bias - offset * (weight if weight.ndim == 1 else weight.sum(axis=1))
+    return shifted - shifted.mean()
 
 
 def _fit_penalised(
-    z: Tensor,
-    y: Tensor,
-    w: Tensor | None,
+    z: np.ndarray,
+    y: np.ndarray,
+    w: np.ndarray | None,
     *,
     on: Literal["logits", "log_probs"] = "logits",
     l2: bool = False,
@@ -296,7 +292,7 @@ def _fit_penalised(
     bias_penalties: Sequence[float] | None = None,
     normalise: bool = True,
     folds: int = 5,
-) -> tuple[Tensor, Tensor, Certificate]:
+) -> tuple[np.ndarray, np.ndarray, Certificate]:
     """Fit with the penalty given, or that of least cross-validated loss; `bias_penalties` makes it a full grid."""
     _check_rows(z)
     classes = z.shape[1]
@@ -333,15 +329,13 @@ def _choose_penalty(
     least, worse = np.full(len(parts), np.inf), 0
     # What is made of the rows is the same for every penalty.
     learnt, asked = ([half.likelihood(quick=True) for half in halves] for halves in zip(*parts, strict=True))
-    with one_thread(whole.z.numel()):
-        blocks = whole.blocks(start)
+    blocks = whole.blocks(start)
     for penalty in path:
         points = [
             replace(train, penalty=penalty).solve_coarse(x, blocks, likelihood)
             for (train, _), x, likelihood in zip(parts, points, learnt, strict=True)
         ]
-        with one_thread(whole.z.numel()):
-            sums = [likelihood(x)[0] for likelihood, x in zip(asked, points, strict=True)]
+        sums = [likelihood(x)[0] for likelihood, x in zip(asked, points, strict=True)]
         losses = np.array(sums) / (share * n)
         if losses @ share < best[0]:
             best, least = (float(losses @ share), penalty, sum(points) / len(points)), losses

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from trueup._core import native
+from trueup._core.arrays import as_weighted, fill_absent, find_absent, take_weighted
+from trueup._core.namespace import NUMPY, Namespace
+from trueup._core.optimize import Certificate, Stage, lbfgs
+from trueup._core.splits import exceeds_error, k_fold
 from trueup.calibrators.base import Calibrator
+from trueup.calibrators.likelihood import loss_and_residual
 from trueup.calibrators.linear import Structured
-from trueup.core import native
-from trueup.core.arrays import as_weighted, fill_absent, find_absent, take_weighted, upcast_half
-from trueup.core.native import one_thread
-from trueup.core.optimize import Certificate, lbfgs
-from trueup.core.splits import exceeds_error, k_fold
 
 PENALTIES = (4.0, 1.0, 0.25, 0.0625)
 """Multiples of K/n that the held-out rows choose from for the matrix, the strongest first."""
@@ -34,9 +33,9 @@ class LowRank(Calibrator):
     structured vector scaling is left. It has 2 K (rank + 1) numbers where a matrix has K². Not for few classes, where
     `sms_cv` can have a whole matrix.
 
-    >>> zero = torch.zeros(3, 1)
-    >>> LowRank(2.0, torch.ones(3), torch.zeros(3), zero, zero)(torch.tensor([[2.0, 0.0, 0.0]]))
-    tensor([[-0.5514, -1.5514, -1.5514]])
+    >>> zero = np.zeros((3, 1))
+    >>> LowRank(2.0, np.ones(3), np.zeros(3), zero, zero)(np.array([[2.0, 0.0, 0.0]])).round(4)
+    array([[-0.5514, -1.5514, -1.5514]])
     """
 
     keeps_argmax = False
@@ -44,32 +43,28 @@ class LowRank(Calibrator):
     sample_invariant = False  # the penalty is chosen on held-out rows
     differentiable = True
 
-    temperature: Tensor
-    weight: Tensor
-    bias: Tensor
-    left: Tensor
-    right: Tensor
+    temperature: float
+    weight: np.ndarray
+    bias: np.ndarray
+    left: np.ndarray
+    right: np.ndarray
 
-    def __init__(self, temperature: Tensor | float, weight: Any, bias: Any, left: Any, right: Any) -> None:
-        super().__init__()
+    def __init__(self, temperature: float, weight: Any, bias: Any, left: Any, right: Any) -> None:
         parts = {"temperature": temperature, "weight": weight, "bias": bias, "left": left, "right": right}
         for name, value in parts.items():
             self.keep(name, value)
-        if not (
-            self.bias.ndim == 1
-            and self.weight.shape == self.bias.shape
-            and self.left.ndim == 2
-            and self.left.shape == self.right.shape
-            and len(self.left) == len(self.bias)
-        ):
-            shapes = ", ".join(str(tuple(self.get_buffer(name).shape)) for name in parts)
-            raise ValueError(f"weight and bias must be (K,), left and right (K, rank), got {shapes}")
+        shapes = [np.shape(getattr(self, name)) for name in parts]
+        classes, factors = shapes[2], shapes[3]
+        if len(factors) != 2 or shapes != [(), classes, factors[:1], factors, factors]:
+            shown = ", ".join(map(str, shapes))
+            raise ValueError(f"weight and bias must be (K,), left and right (K, rank), got {shown}")
 
-    def map(self, logits: Tensor) -> Tensor:
+    def map(self, xp: Namespace, z: Any) -> Any:
         """The scaled log-probabilities and what the few directions add."""
-        self._check_classes(logits, len(self.bias))
-        u = fill_absent(torch.log_softmax(logits.double() / self.temperature, dim=1), find_absent(logits))
-        return (u * self.weight + self.bias + _centre(u) @ self.right @ self.left.T).to(logits.dtype)
+        self._check_classes(z, self.bias.shape[0])
+        u = xp.fill_absent(xp.log_softmax(xp.double(z) / self.temperature), xp.find_absent(z))
+        centred = xp.clip(u - xp.mean(u, axis=1, keepdims=True), -_MAX_FEATURE, _MAX_FEATURE)
+        return xp.astype(u * self.weight + self.bias + centred @ self.right @ self.left.T, z.dtype)
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, rank: int = 8, weights: Any = None) -> Calibrator:
@@ -82,69 +77,67 @@ class LowRank(Calibrator):
             return start
         rank = min(rank, z.shape[1] - 1)
         train, held_out = (take_weighted(z, y, w, rows) for rows in k_fold(z, y, 5)[0])
-        with one_thread(z.numel()):
-            fold = Structured.fit_vector(*train[:2], weights=train[2])
-            problem, asked = _Problem(*train, fold), _Problem(*held_out, fold)
-            x = problem.start_point(rank)
-            best, least = None, asked.row_losses(problem.without_factors(x))
-            for multiple in PENALTIES:
-                x, _ = problem.solve(x, multiple, _PATH_FTOL)
-                gain = least - (losses := asked.row_losses(x))
-                # By more than its standard error: with few rows held out, one of the penalties gains by luck.
-                if exceeds_error(gain, held_out[2]):
-                    best, least = multiple, losses
-                elif best is not None:
-                    break
-            if best is None:
-                return start
-            whole = _Problem(z, y, w, start)
-            x, certificate = whole.solve(whole.start_point(rank), best, _FTOL)
-        return cls(start.temperature, *whole.parts(torch.from_numpy(x))).with_certificate(certificate)
+        fold = Structured.fit_vector(*train[:2], weights=train[2])
+        problem, asked = _Problem(*train, fold), _Problem(*held_out, fold)
+        x = problem.start_point(rank)
+        best, least = None, asked.row_losses(problem.without_factors(x))
+        for multiple in PENALTIES:
+            x, _ = problem.solve(x, multiple, _PATH_FTOL)
+            gain = least - (losses := asked.row_losses(x))
+            # By more than its standard error: with few rows held out, one of the penalties gains by luck.
+            if exceeds_error(gain, held_out[2]):
+                best, least = multiple, losses
+            elif best is not None:
+                break
+        if best is None:
+            return start
+        whole = _Problem(z, y, w, start)
+        x, certificate = whole.solve(whole.start_point(rank), best, _FTOL)
+        return cls(start.temperature, *whole.parts(x)).with_certificate(certificate)
 
 
-def _centre(u: Tensor) -> Tensor:
-    return (u - u.mean(dim=1, keepdim=True)).clamp(-_MAX_FEATURE, _MAX_FEATURE)
+class _Chunk(NamedTuple):
+    """Some rows, as columns: the features, those less their mean, where options are absent, labels and weights."""
 
-
-class _Rows(NamedTuple):
-    """Some rows: the features, those less their mean, where options are absent, the labels and the weights."""
-
-    u: Tensor
-    c: Tensor
-    absent: Tensor | None
-    label: Tensor
-    share: Tensor
+    u: np.ndarray
+    c: np.ndarray
+    absent: np.ndarray | None
+    label: np.ndarray
+    share: np.ndarray | None
 
 
 class _Problem:
     """Penalised likelihood in single precision, about a structured vector scaling."""
 
-    def __init__(self, z: Tensor, y: Tensor, w: Tensor | None, about: Structured) -> None:
+    def __init__(self, z: np.ndarray, y: np.ndarray, w: np.ndarray | None, about: Structured) -> None:
         self.classes, self.about = z.shape[1], about
         self.n = float(len(z) if w is None else w.sum())
-        share = torch.ones(len(z), dtype=torch.float64, device=z.device) if w is None else w
-        self.rows = []
+        self.chunks = []
         for at in native.row_chunks(len(z), self.classes, native.PRODUCT):
             absent = find_absent(z[at])
-            u = fill_absent(about.features(upcast_half(z[at]).double()), absent).float()
-            self.rows.append(_Rows(u, _centre(u), absent, y[at], share[at, None].float()))
+            u = fill_absent(about.features(NUMPY, z[at].astype(np.float64)), absent).T.astype(np.float32, order="C")
+            c = np.clip(u - u.mean(axis=0), -_MAX_FEATURE, _MAX_FEATURE)
+            share = None if w is None else w[at].astype(np.float32)
+            self.chunks.append(_Chunk(u, c, None if absent is None else absent.T, y[at], share))
 
-    def parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def parts(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Weight, bias, and the two factors."""
         k = self.classes
-        left, right = x[2 * k :].view(2, k, -1)
+        left, right = x[2 * k :].reshape(2, k, -1)
         return x[:k], x[k : 2 * k], left, right
 
     def start_point(self, rank: int) -> np.ndarray:
-        """The vector scaling, with factors along the directions in which the loss falls fastest, hardly begun."""
-        zero = torch.zeros(2 * self.classes * rank, dtype=torch.float64)
-        x = torch.cat([self.about.weight, self.about.bias, zero])
-        slope = torch.zeros(self.classes, self.classes)
-        for rows in self.rows:
-            slope -= _loss_and_residual(rows, *(part.float() for part in self.parts(x)))[1].T @ rows.c
-        left, _, right = torch.linalg.svd(slope)
-        factors = _START * torch.stack([left[:, :rank], right[:rank].T])
-        return torch.cat([x[: 2 * self.classes], factors.double().ravel()]).numpy()
+        """The vector scaling, with small factors along the directions in which the loss falls fastest."""
+        vector = np.concatenate([self.about.weight, self.about.bias])
+        slope = np.zeros((self.classes, self.classes), np.float32)
+        parts = self._single(np.concatenate([vector, np.zeros(2 * self.classes * rank)]))
+        for chunk in self.chunks:
+            slope -= loss_and_residual(_scores(chunk, *parts), *chunk[2:])[1] @ chunk.c.T
+        left, _, right = np.linalg.svd(slope)
+        return np.concatenate([vector, _START * left[:, :rank].ravel(), _START * right[:rank].T.ravel()])
+
+    def _single(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        return self.parts(x.astype(np.float32))
 
     def without_factors(self, x: np.ndarray) -> np.ndarray:
         """The vector scaling alone."""
@@ -163,35 +156,34 @@ class _Problem:
             pull = weights * (x - centre)
             return value / self.n + float(pull @ (x - centre)), gradient / self.n + 2 * pull
 
-        return lbfgs(objective, x, ftol=ftol, f_noise=_FLOAT32_NOISE, max_iter=2000)
+        return lbfgs(Stage(objective, ftol, _FLOAT32_NOISE), x, max_iter=2000)
 
     def row_losses(self, x: np.ndarray) -> np.ndarray:
         """The loss of each row, without a penalty."""
-        parts = self.parts(torch.from_numpy(x).float())
-        log_q = [_log_probs(rows, *parts).gather(1, rows.label[:, None])[:, 0] for rows in self.rows]
-        return -torch.cat(log_q).double().numpy()
+        parts, losses = self._single(x), []
+        for chunk in self.chunks:
+            scores = _scores(chunk, *parts)
+            if chunk.absent is not None:
+                scores[chunk.absent] = -np.inf
+            of_label = scores[chunk.label, np.arange(len(chunk.label))]
+            losses.append((NUMPY.logsumexp(scores, axis=0) - of_label).astype(np.float64))
+        return np.concatenate(losses)
 
     def _sums(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-        weight, bias, left, right = self.parts(torch.from_numpy(x).float())
+        parts = self._single(x)
+        _, _, left, right = parts
         loss, slopes = 0.0, np.zeros(len(x))
-        for rows in self.rows:
-            value, residual = _loss_and_residual(rows, weight, bias, left, right)
+        for chunk in self.chunks:
+            value, residual = loss_and_residual(_scores(chunk, *parts), *chunk[2:])
             loss += value
-            vector = (residual * rows.u).sum(dim=0), residual.sum(dim=0)
-            factors = ((rows.c @ right).T @ residual).T, ((residual @ left).T @ rows.c).T
-            slopes += np.concatenate([part.double().numpy().ravel() for part in (*vector, *factors)])
+            vector = (residual * chunk.u).sum(axis=1), residual.sum(axis=1)
+            factors = residual @ (chunk.c.T @ right), chunk.c @ (residual.T @ left)
+            slopes += np.concatenate([part.ravel() for part in (*vector, *factors)])
         return loss, slopes
 
 
-def _log_probs(rows: _Rows, weight: Tensor, bias: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    scores = torch.addcmul(bias, rows.u, weight).addmm_(rows.c @ right, left.T)
-    return torch.log_softmax(scores if rows.absent is None else scores.masked_fill_(rows.absent, -torch.inf), dim=1)
-
-
-def _loss_and_residual(rows: _Rows, *parts: Tensor) -> tuple[float, Tensor]:
-    """The summed loss of some rows, and q less the one-hot label, each row times its weight."""
-    log_q = _log_probs(rows, *parts)
-    loss = -float((rows.share * log_q.gather(1, rows.label[:, None])).double().sum())
-    residual = log_q.exp_()
-    residual[torch.arange(len(rows.label)), rows.label] -= 1
-    return loss, residual.mul_(rows.share)
+def _scores(chunk: _Chunk, weight: np.ndarray, bias: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    scores = left @ (right.T @ chunk.c)
+    scores += chunk.u * weight[:, None]
+    scores += bias[:, None]
+    return scores

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from trueup._core.errors import InputError
+from trueup._core.namespace import Namespace
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import Fit
 from trueup.calibrators.groupwise import STRENGTHS, PerGroup, mix, per_group
-from trueup.core.conversion import label_events
-from trueup.core.errors import InputError
+from trueup.convert import label_events
 
 
 class PerLabel(Calibrator):
@@ -31,7 +30,6 @@ class PerLabel(Calibrator):
     sample_invariant = False
 
     def __init__(self, calibrator: PerGroup, labels: int) -> None:
-        super().__init__()
         self.calibrator, self.labels = calibrator, labels
 
     @property
@@ -39,20 +37,20 @@ class PerLabel(Calibrator):
         """As long as all maps are."""
         return self.calibrator.differentiable
 
-    def map(self, logits: Tensor) -> Tensor:
+    def map(self, xp: Namespace, z: Any) -> Any:
         """Calibrate each label's log-odds."""
-        self._check_classes(logits, self.labels)
-        own = {name: k for k, name in enumerate(self.calibrator.names)}
+        self._check_classes(z, self.labels)
+        number = {name: k for k, name in enumerate(self.calibrator.names)}
         columns = []
         for label in range(self.labels):
-            x = logits[:, label].double()
-            pair = torch.stack([torch.zeros_like(x), x], dim=1)
-            log_p = torch.log_softmax(self.calibrator.base(pair), dim=1)
-            if (k := own.get(str(label))) is not None:
-                alone = torch.log_softmax(self.calibrator.calibrators[k](pair), dim=1)
-                log_p = mix(log_p, alone, self.calibrator.shares[k])
+            x = xp.double(z[:, label])
+            pair = xp.stack([xp.zeros_like(x), x], axis=1)
+            log_p = xp.log_softmax(self.calibrator.base.forward(xp, pair))
+            if (k := number.get(str(label))) is not None:
+                of_label = xp.log_softmax(self.calibrator.calibrators[k].forward(xp, pair))
+                log_p = mix(xp, log_p, of_label, self.calibrator.shares[k])
             columns.append(log_p[:, 1] - log_p[:, 0])
-        return torch.stack(columns, dim=1).to(logits.dtype)
+        return xp.astype(xp.stack(columns, axis=1), z.dtype)
 
     def config(self) -> dict[str, Any]:
         """The maps."""

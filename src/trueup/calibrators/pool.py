@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
-import torch
-from scipy.optimize import nnls
 from scipy.special import xlogy
-from torch import Tensor
 
-from trueup.calibrators.base import Calibrator, break_ties
+from trueup._core.arrays import NEVER, as_weighted, take_weighted, upcast_half
+from trueup._core.namespace import Namespace
+from trueup._core.row_scores import score_rows
+from trueup._core.splits import stratified_folds
+from trueup.calibrators.base import Calibrator, break_ties, check_positive
 from trueup.calibrators.temperature import Temperature, brier_inverse_temperature, inverse_temperature
-from trueup.core.arrays import NEVER, as_weighted, count_options, take_weighted, upcast_half
-from trueup.core.row_scores import score_rows
-from trueup.core.splits import stratified_folds
 
 SHARES = (0.0, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 """Shares of the uniform distribution that `UniformMixture.fit` tries."""
@@ -40,31 +38,29 @@ class Mixture(Calibrator):
     differentiable = True
     sample_invariant = False  # copies of a row are spread over the folds that choose the weights
 
-    weights: Tensor
-    temperature: Tensor
-    share: Tensor
+    calibrators: tuple[Calibrator, ...]
+    weights: np.ndarray
+    temperature: float
+    share: float
 
     def __init__(
         self,
         calibrators: Sequence[Calibrator],
         weights: Any,
-        temperature: Tensor | float = 1.0,
-        share: Tensor | float = 0.0,
+        temperature: float = 1.0,
+        share: float = 0.0,
     ) -> None:
-        super().__init__()
-        self.calibrators = torch.nn.ModuleList(calibrators)
+        self.calibrators = tuple(calibrators)
         for name, value in (("weights", weights), ("temperature", temperature), ("share", share)):
             self.keep(name, value)
         w = self.weights
         if w.shape != (len(self.calibrators),) or not bool((w > 0).all()) or abs(float(w.sum()) - 1) > 1e-6:
             raise ValueError(f"weights must be {len(self.calibrators)} positive numbers of sum 1, got {weights}")
-        if not (self.temperature.ndim == 0 and self.temperature > 0 and torch.isfinite(self.temperature)):
-            raise ValueError(f"temperature must be one positive number, got {temperature}")
-        if not (self.share.ndim == 0 and 0 <= float(self.share) < 1):
-            raise ValueError(f"share must be one number in [0, 1), got {share}")
+        check_positive(self.temperature, "temperature")
+        _check_share(self.share)
 
     def __repr__(self) -> str:
-        parts = [float(part.temperature) for part in self.calibrators if isinstance(part, Temperature)]
+        parts = [part.temperature for part in self.calibrators if isinstance(part, Temperature)]
         if len(parts) < max(3, len(self.calibrators)):
             return super().__repr__()
         return f"Mixture({len(parts)} temperatures from {min(parts):.4g} to {max(parts):.4g})"
@@ -79,15 +75,15 @@ class Mixture(Calibrator):
         """As long as every part is."""
         return all(part.shift_invariant for part in self.calibrators)
 
-    def map(self, logits: Tensor) -> Tensor:
+    def map(self, xp: Namespace, z: Any) -> Any:
         """The logarithm of the mixture."""
         parts = [
-            torch.log_softmax(part(logits).double(), dim=1).clamp(min=NEVER) + torch.log(w)
-            for part, w in zip(self.calibrators, self.weights, strict=True)
+            xp.clip(xp.log_softmax(xp.double(part.forward(xp, z))), min=NEVER) + xp.log(self.weights[k])
+            for k, part in enumerate(self.calibrators)
         ]
-        log_q = torch.log_softmax(torch.logsumexp(torch.stack(parts), dim=0) / self.temperature, dim=1)
-        mixed = _add_uniform(log_q, self.share, logits).to(logits.dtype)
-        return break_ties(logits, mixed) if self.keeps_argmax else mixed
+        log_q = xp.log_softmax(xp.logsumexp(xp.stack(parts), axis=0) / self.temperature)
+        mixed = xp.astype(_add_uniform(xp, log_q, self.share, z), z.dtype)
+        return break_ties(xp, z, mixed) if self.keeps_argmax else mixed
 
     def config(self) -> dict[str, Any]:
         """The parts and how they are mixed."""
@@ -115,18 +111,15 @@ class UniformMixture(Calibrator):
     sample_invariant = False  # of very many rows, some choose the share
     differentiable = True
 
-    share: Tensor
+    share: float
 
-    def __init__(self, share: Tensor | float) -> None:
-        super().__init__()
+    def __init__(self, share: float) -> None:
         self.keep("share", share)
-        if not (self.share.ndim == 0 and 0 <= float(self.share) < 1):
-            raise ValueError(f"share must be one number in [0, 1), got {share}")
+        _check_share(self.share)
 
-    def map(self, logits: Tensor) -> Tensor:
+    def map(self, xp: Namespace, z: Any) -> Any:
         """The logarithm of the mixture."""
-        log_p = torch.log_softmax(logits, dim=1).clamp(min=NEVER)
-        return _add_uniform(log_p, self.share.to(logits.dtype), logits)
+        return _add_uniform(xp, xp.clip(xp.log_softmax(z), min=NEVER), self.share, z)
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
@@ -134,8 +127,7 @@ class UniformMixture(Calibrator):
         z, y, w = as_weighted(logits, labels, weights, at_least=1)
         most = max(1, _SHARE_NUMBERS // z.shape[1])
         if len(z) > most:
-            place = torch.from_numpy(stratified_folds(z, y, len(z))).to(z.device)
-            z, y, w = take_weighted(z, y, w, place < most)
+            z, y, w = take_weighted(z, y, w, stratified_folds(z, y, len(z)) < most)
         z = upcast_half(z)
         losses = [inverse_temperature(cls(share)(z) if share else z, y, w)[1].loss for share in SHARES]
         best = min(range(len(SHARES)), key=losses.__getitem__)
@@ -143,32 +135,37 @@ class UniformMixture(Calibrator):
         return cls(SHARES[best] if losses[best] < losses[0] - max(_LEAST_SHARE_GAIN, 1 / n) else 0.0)
 
 
-def _add_uniform(log_p: Tensor, share: Tensor, logits: Tensor) -> Tensor:
+def _check_share(share: Any) -> None:
+    if not (np.ndim(share) == 0 and 0 <= share < 1):
+        raise ValueError(f"share must be one number in [0, 1), got {share}")
+
+
+def _add_uniform(xp: Namespace, log_p: Any, share: float, z: Any) -> Any:
     """ln((1 − ε) p + ε/K), K the options that a row of the logits has."""
-    uniform = torch.log(share) - torch.as_tensor(count_options(logits), dtype=log_p.dtype).log()
-    return torch.logaddexp(log_p + torch.log1p(-share), uniform)
+    shares = xp.zeros_like(log_p[:, :1]) + share
+    return xp.logaddexp(log_p + xp.log1p(-shares), xp.log(shares) - xp.log_options(z, log_p.dtype))
 
 
 class HeldOut:
     """What candidates say of rows that they have not seen, and how well mixtures of them would have done there."""
 
     def __init__(
-        self, labels: Tensor, fold: np.ndarray, classes: int, score: str, weights: Tensor | None = None
+        self, labels: np.ndarray, fold: np.ndarray, classes: int, score: str, weights: np.ndarray | None = None
     ) -> None:
         self.labels, self.fold, self.score = labels, fold, score
-        self.row_weights = None if weights is None else weights.cpu().numpy()
+        self.row_weights = weights
         self.shape = len(labels), classes
-        self.log_probs: dict[str, Tensor] = {}
+        self.log_probs: dict[str, np.ndarray] = {}
 
-    def add(self, name: str, rows: np.ndarray, log_probs: Tensor) -> None:
-        """Note what a candidate says of some rows."""
+    def add(self, name: str, rows: np.ndarray, log_probs: np.ndarray) -> None:
+        """Note a candidate's predictions of some rows."""
         if name not in self.log_probs:
-            self.log_probs[name] = torch.zeros(self.shape, dtype=torch.float32, device=log_probs.device)
-        self.log_probs[name][torch.from_numpy(rows).to(log_probs.device)] = log_probs.float()
+            self.log_probs[name] = np.zeros(self.shape, np.float32)
+        self.log_probs[name][rows] = log_probs
 
     def losses(self, name: str) -> np.ndarray:
         """A candidate's loss in each row."""
-        losses: np.ndarray = getattr(score_rows(self.log_probs[name].double(), self.labels), self.score)
+        losses: np.ndarray = getattr(score_rows(self.log_probs[name].astype(np.float64), self.labels), self.score)
         return losses
 
     def weights(self, names: Sequence[str], prior: np.ndarray, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
@@ -176,8 +173,8 @@ class HeldOut:
         each = None if self.row_weights is None else self.row_weights[rows]
         if self.score == "nll":
             return likelihood_weights(self._label_probs(names)[rows], prior, each)
-        probs = [self.log_probs[name][rows].double().exp().cpu().numpy() for name in names]
-        return brier_weights(np.stack(probs), self.labels.cpu().numpy()[rows], each, prior=prior)
+        probs = [np.exp(self.log_probs[name][rows].astype(np.float64)) for name in names]
+        return brier_weights(np.stack(probs), self.labels[rows], each, prior=prior)
 
     def mixture_losses(self, names: Sequence[str], prior: np.ndarray) -> np.ndarray:
         """The loss in each row of a mixture whose weights were fitted to the other folds (its temperature left out)."""
@@ -185,23 +182,27 @@ class HeldOut:
         for k in np.unique(self.fold):
             rows = self.fold == k
             mixed = self._mix(names, self.weights(names, prior, ~rows), rows)
-            losses[rows] = getattr(score_rows(mixed, self.labels[torch.from_numpy(rows)]), self.score)
+            losses[rows] = getattr(score_rows(mixed, self.labels[rows]), self.score)
         return losses
 
     def temperature(self, names: Sequence[str], weights: np.ndarray) -> float:
         """The best temperature of a mixture, which makes it surer or leaves it."""
         search = inverse_temperature if self.score == "nll" else brier_inverse_temperature
-        each = None if self.row_weights is None else torch.from_numpy(self.row_weights).to(self.labels.device)
-        return 1 / min(max(search(self._mix(names, weights), self.labels, each)[0], 1.0), 2.0)
+        beta, _ = search(self._mix(names, weights), self.labels, self.row_weights)
+        return 1 / min(max(beta, 1.0), 2.0)
 
     def _label_probs(self, names: Sequence[str]) -> np.ndarray:
-        columns = [self.log_probs[name].gather(1, self.labels[:, None])[:, 0] for name in names]
-        return np.exp(torch.stack(columns, dim=1).double().cpu().numpy()).clip(1e-300)
+        rows = np.arange(len(self.labels))
+        columns = [self.log_probs[name][rows, self.labels] for name in names]
+        return np.exp(np.stack(columns, axis=1).astype(np.float64)).clip(1e-300)
 
-    def _mix(self, names: Sequence[str], weights: np.ndarray, rows: np.ndarray | slice = slice(None)) -> Tensor:
-        parts = [w * self.log_probs[name][rows].double().exp() for name, w in zip(names, weights, strict=True)]
-        mixed = torch.stack(parts).sum(dim=0).clamp(min=1e-300).log()
-        return mixed.masked_fill(self.log_probs[names[0]][rows] == -torch.inf, -torch.inf)  # of absent options
+    def _mix(self, names: Sequence[str], weights: np.ndarray, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+        mixed = np.zeros_like(self.log_probs[names[0]][rows], dtype=np.float64)
+        for name, weight in zip(names, weights, strict=True):
+            mixed += weight * np.exp(self.log_probs[name][rows].astype(np.float64))
+        mixed = np.log(mixed.clip(1e-300))
+        mixed[self.log_probs[names[0]][rows] == -np.inf] = -np.inf  # absent options
+        return mixed
 
 
 def likelihood_weights(label_probs: np.ndarray, prior: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
@@ -268,6 +269,8 @@ def brier_weights(
 
 def _non_negative(square: np.ndarray, linear: np.ndarray) -> np.ndarray:
     """The w ≥ 0 that minimises ½ wᵀ(square)w − (linear)ᵀw."""
+    from scipy.optimize import nnls  # slow to import
+
     root = np.linalg.cholesky(square)
     weights: np.ndarray = nnls(root.T, np.linalg.solve(root, linear))[0]
     return weights

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from trueup._core.arrays import as_logits, count_options, find_absent, match_kind, to_array
+from trueup._core.errors import InputError
+from trueup._core.namespace import NUMPY
 from trueup.calibrators.linear import Vector
-from trueup.core.arrays import as_logits, count_options, find_absent, match_kind, upcast_half
-from trueup.core.errors import InputError
 
 _LEAST = 1e-12
 """The least prior probability of an answer: what is never given would else be given always."""
@@ -27,17 +26,17 @@ def contextual_bias(logits: Any) -> Vector:
 
     >>> empty = np.log([[0.7, 0.2, 0.1], [0.5, 0.4, 0.1]])
     >>> unbiased = contextual_bias(empty)
-    >>> torch.softmax(unbiased(torch.tensor([[0.6, 0.3, 0.1]]).log()), dim=1).numpy().round(3)
-    array([[0.333, 0.333, 0.333]], dtype=float32)
+    >>> NUMPY.softmax(unbiased(np.log([[0.6, 0.3, 0.1]]))).round(3)
+    array([[0.333, 0.333, 0.333]])
     """
-    z = upcast_half(as_logits(logits)).double()
+    z = as_logits(logits).astype(np.float64)
     if not len(z):
         raise InputError("logits", "have rows", "none")
     # Of K options each has 1/K by chance: times K, rows of different numbers of options can be averaged.
-    lift = torch.softmax(z, dim=1) * count_options(z)
+    lift = NUMPY.softmax(z) * count_options(z)
     absent = find_absent(z)
-    rows = torch.full((z.shape[1],), float(len(z))) if absent is None else (~absent).sum(dim=0)
-    prior = torch.where(rows > 0, lift.sum(dim=0).cpu() / rows.cpu().clamp(min=1), 1.0)
+    rows = np.full(z.shape[1], len(z)) if absent is None else (~absent).sum(axis=0)
+    prior = np.where(rows > 0, lift.sum(axis=0) / rows.clip(1), 1.0)
     return _divide_by(prior)
 
 
@@ -54,11 +53,11 @@ def position_bias(logits: Any, orders: Any = None) -> Vector:
 
     >>> content, place = np.array([2.0, 0.0, 1.0]), np.array([0.5, 0.0, -0.5])
     >>> shifts = np.array([[[content[(i + r) % 3] + place[i] for i in range(3)] for r in range(3)]])
-    >>> position_bias(shifts).bias.numpy().round(4)
+    >>> position_bias(shifts).bias.round(4)
     array([-0.5,  0. ,  0.5])
     """
     z, _ = _check_orders(logits, orders)
-    prior = torch.softmax(torch.log_softmax(z, dim=2).mean(dim=1), dim=1).mean(dim=0)
+    prior = NUMPY.softmax(NUMPY.log_softmax(z, axis=2).mean(axis=1)).mean(axis=0)
     return _divide_by(prior)
 
 
@@ -73,24 +72,25 @@ def average_orders(logits: Any, orders: Any = None) -> Any:
     (array([0]), array([2., 0., 1.]))
     """
     z, order = _check_orders(logits, orders)
-    by_option = torch.zeros_like(z).scatter(2, order, torch.log_softmax(z, dim=2))
-    out = torch.log_softmax(by_option.mean(dim=1), dim=1)
-    kind = logits.dtype if isinstance(logits, Tensor) else np.asarray(logits).dtype
-    return match_kind(out if kind in (np.float64, torch.float64) else out.float(), logits)
+    by_option = np.zeros_like(z)
+    np.put_along_axis(by_option, order, NUMPY.log_softmax(z, axis=2), axis=2)
+    out = NUMPY.log_softmax(by_option.mean(axis=1))
+    kind = to_array(logits, "logits").dtype
+    return match_kind(out if kind == np.float64 else out.astype(np.float32), logits)
 
 
-def _divide_by(prior: Tensor) -> Vector:
-    bias = -torch.log(prior.clamp(min=_LEAST))
-    return Vector(torch.ones_like(bias), bias - bias.mean())
+def _divide_by(prior: np.ndarray) -> Vector:
+    bias = -np.log(prior.clip(_LEAST))
+    return Vector(np.ones_like(bias), bias - bias.mean())
 
 
-def _check_orders(logits: Any, orders: Any) -> tuple[Tensor, Tensor]:
+def _check_orders(logits: Any, orders: Any) -> tuple[np.ndarray, np.ndarray]:
     """Logits in double, and the option in each place, both (questions, orders, options)."""
-    whole = logits if isinstance(logits, Tensor) else np.asarray(logits)
+    whole = to_array(logits, "logits")
     if whole.ndim != 3:
         raise InputError("logits", "have shape (questions, orders, options)", str(tuple(whole.shape)))
     questions, number, options = whole.shape
-    z = upcast_half(as_logits(whole.reshape(questions * number, options), doubt=False)).double().cpu()
+    z = as_logits(whole.reshape(questions * number, options), doubt=False).astype(np.float64)
     if not len(z):
         raise InputError("logits", "have rows", "none")
     if find_absent(z) is not None:
@@ -109,4 +109,4 @@ def _check_orders(logits: Any, orders: Any) -> tuple[Tensor, Tensor]:
     stands = np.stack([(order == option).sum(axis=1) for option in range(options)], axis=2)
     if order.dtype.kind not in "iu" or not (stands * options == number).all():
         raise InputError("orders", "put every option in every place equally often", "others", "cyclic shifts do")
-    return z.reshape(questions, number, options), torch.from_numpy(np.array(order, dtype=np.int64))
+    return z.reshape(questions, number, options), np.array(order, dtype=np.int64)

@@ -6,15 +6,15 @@ import math
 from abc import abstractmethod
 from typing import Any, Self
 
-import torch
-from torch import Tensor
+import array_api_compat
+import numpy as np
 
-from trueup.calibrators.base import Calibrator, check_margin, row_count, row_weights, set_confidence
+from trueup._core import native
+from trueup._core.arrays import as_logits, as_matrix, as_weighted, as_weights, match_kind, upcast_half
+from trueup._core.bins import BINS, SLACK, bin_index, equal_mass, equal_width, rounding_error
+from trueup._core.namespace import NUMPY, Namespace, namespace_of
+from trueup.calibrators.base import Calibrator, check_margin, row_count, set_confidence
 from trueup.calibrators.diagonal import centre_rows
-from trueup.core import native
-from trueup.core.arrays import as_logits, as_matrix, as_weighted, as_weights, match_kind, upcast_half
-from trueup.core.bins import BINS, equal_mass, equal_width, rounding_error, tensor_bin_index
-from trueup.core.row_scores import event_probs
 from trueup.metrics.proximity import NEIGHBOURS, Rule, check_neighbours, closeness
 
 _NOWHERE = 1e-10
@@ -36,21 +36,29 @@ class ProximityInformed(Calibrator):
     sample_invariant = False  # a row's copy is its nearest neighbour
     differentiable = True
 
-    features: Tensor
-    of_logits: bool
-    neighbours: int
-    rule: Rule
-    event: bool
+    features: np.ndarray
 
-    def __init__(self, features: Any, of_logits: bool, neighbours: int, rule: Rule, event: bool) -> None:
+    def __init__(
+        self,
+        features: Any,
+        of_logits: bool = False,
+        neighbours: int = NEIGHBOURS,
+        rule: Rule = "distance",
+        event: bool = False,
+    ) -> None:
         super().__init__()
         self.keep("features", features)
-        if self.features.ndim != 2:
-            raise ValueError(f"features must have shape (n, width), got {tuple(self.features.shape)}")
+        if np.ndim(self.features) != 2:
+            raise ValueError(f"features must have shape (n, width), got {np.shape(self.features)}")
         check_neighbours(neighbours, len(self.features))
         if rule not in ("distance", "similarity"):
             raise ValueError(f'rule must be "distance" or "similarity", got {rule!r}')
         self.of_logits, self.neighbours, self.rule, self.event = of_logits, neighbours, rule, event
+
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        shared = ("of_logits", "neighbours", "rule", "event")
+        return super().config() | {name: getattr(self, name) for name in shared}
 
     @property
     def keeps_argmax(self) -> bool:  # type: ignore[override]
@@ -58,19 +66,20 @@ class ProximityInformed(Calibrator):
         return not self.event
 
     @abstractmethod
-    def map_confidence(self, confidence: Tensor, proximity: Tensor, eps: float) -> Tensor:
+    def map_confidence(self, xp: Namespace, confidence: Any, proximity: Any, eps: float) -> Any:
         """Map confidences and proximities (n,) in double; `eps` is the rounding of the logits they came from."""
 
     def confidence(self, logits: Any, *, features: Any = None) -> Any:
         """The calibrated confidence itself, (n,), as the method gives it; of an event its probability."""
         z = upcast_half(as_logits(logits))
-        return match_kind(self._confidence(z, features).to(z.dtype), logits)
+        return match_kind(self._confidence(NUMPY, z, features).astype(z.dtype), logits)
 
-    def map(self, logits: Tensor, *, features: Any = None) -> Tensor:
+    def map(self, xp: Namespace, z: Any, *, features: Any = None) -> Any:
         """Give the predicted class its calibrated confidence and share the rest."""
-        return set_confidence(logits.double(), self._confidence(logits, features), event=self.event).to(logits.dtype)
+        confidence = self._confidence(xp, z, features)
+        return xp.astype(set_confidence(xp, xp.double(z), confidence, event=self.event), z.dtype)
 
-    def _confidence(self, logits: Tensor, features: Any) -> Tensor:
+    def _confidence(self, xp: Namespace, z: Any, features: Any) -> Any:
         if self.of_logits != (features is None):
             problem = (
                 "must be left out, as they were left out of the fit"
@@ -78,16 +87,19 @@ class ProximityInformed(Calibrator):
                 else "must be given, as to the fit"
             )
             raise ValueError(f"features {problem}")
-        x = centre_rows(logits.double()) if features is None else features
-        if not isinstance(x, Tensor):
-            x = as_matrix(x, "features", rows=logits.shape[0])
-        wanted = logits.shape[0], self.features.shape[1]  # not len, which an export would take for a constant
-        if tuple(x.shape) != wanted:
-            raise ValueError(f"features must have shape {wanted}, as in the fit, got {tuple(x.shape)}")
-        near = closeness(x.to(logits.device), self.features, neighbours=self.neighbours, rule=self.rule)
+        if features is None:
+            x = centre_rows(xp, xp.double(z))
+        elif xp.is_numpy or namespace_of(features) is not xp:
+            x = xp.constant(as_matrix(features, "features", rows=z.shape[0]), z)
+        else:
+            x = array_api_compat.to_device(features, array_api_compat.device(z))
+        shape = z.shape[0], self.features.shape[1]
+        if tuple(x.shape) != shape:
+            raise ValueError(f"features must have shape {shape}, as in the fit, got {tuple(x.shape)}")
+        near = closeness(xp, x, self.features, neighbours=self.neighbours, rule=self.rule)
         if self.event:
-            self._check_classes(logits, 2)
-        return self.map_confidence(_claim(logits, event=self.event), near, rounding_error(logits))
+            self._check_classes(z, 2)
+        return self.map_confidence(xp, _claim(xp, z, event=self.event), near, float(xp.finfo(z.dtype).eps))
 
 
 class DensityRatio(ProximityInformed):
@@ -110,45 +122,36 @@ class DensityRatio(ProximityInformed):
     array([0.97, 0.73])
     """
 
-    def __init__(
-        self,
-        features: Any,
-        correct: Any,
-        wrong: Any,
-        of_logits: bool = False,
-        neighbours: int = NEIGHBOURS,
-        rule: Rule = "distance",
-        mirrored: bool = False,
-        event: bool = False,
-    ) -> None:
-        super().__init__(features, of_logits, neighbours, rule, event)
+    correct: np.ndarray
+    wrong: np.ndarray
+
+    def __init__(self, features: Any, correct: Any, wrong: Any, mirrored: bool = False, **shared: Any) -> None:
+        super().__init__(features, **shared)
         for name, points in (("correct", correct), ("wrong", wrong)):
             self.keep(name, points)
-            if self.get_buffer(name).ndim != 2 or self.get_buffer(name).shape[1] not in (2, 3):
-                wanted = "(n, 2), confidence and proximity, or (n, 3) with weights"
-                raise ValueError(f"{name} must have shape {wanted}, got {tuple(points.shape)}")
+            shape = np.shape(getattr(self, name))
+            if len(shape) != 2 or shape[1] not in (2, 3):
+                columns = "(n, 2), confidence and proximity, or (n, 3) with weights"
+                raise ValueError(f"{name} must have shape {columns}, got {shape}")
         if not len(self.correct) + len(self.wrong):
             raise ValueError("correct and wrong must have a row between them, got none")
         self.mirrored = mirrored
 
-    correct: Tensor
-    wrong: Tensor
-
-    def map_confidence(self, confidence: Tensor, proximity: Tensor, eps: float) -> Tensor:
+    def map_confidence(self, xp: Namespace, confidence: Any, proximity: Any, eps: float) -> Any:
         """Bayes' rule."""
-        right, wrong = (_weights(points).sum() for points in (self.correct, self.wrong))
+        right, wrong = (xp.sum(_weights(xp, points)) for points in (self.correct, self.wrong))
         n = right + wrong
         least = 1 / (n + 2)
-        if min(len(self.correct), len(self.wrong)) < 2:
-            return (torch.zeros_like(confidence) + right / n).clamp(min=least, max=1 - least)
-        query = torch.stack([confidence, proximity], dim=1)
+        if min(self.correct.shape[0], self.wrong.shape[0]) < 2:
+            return xp.clip(xp.zeros_like(confidence) + right / n, least, 1 - least)
+        query = xp.stack([confidence, proximity], axis=1)
         # Each already times its share of the samples, so that ρ cancels.
         log_right, log_wrong = (
-            _log_density(query, points, self.mirrored) + torch.log(share / n)
+            _log_density(xp, query, points, self.mirrored) + xp.log(share / n)
             for points, share in ((self.correct, right), (self.wrong, wrong))
         )
-        ratio = torch.sigmoid(log_right - log_wrong).clamp(min=least, max=1 - least)
-        return torch.where(torch.logaddexp(log_right, log_wrong) < math.log(_NOWHERE), confidence, ratio)
+        ratio = xp.clip(xp.sigmoid(log_right - log_wrong), least, 1 - least)
+        return xp.where(xp.logaddexp(log_right, log_wrong) < math.log(_NOWHERE), confidence, ratio)
 
     @classmethod
     def fit(
@@ -164,9 +167,10 @@ class DensityRatio(ProximityInformed):
     ) -> Self:
         """Density-ratio calibration: keep the samples; `mirrored` reflects their kernels at confidences 0 and 1."""
         z, y, w, x = _check(logits, labels, features, weights, neighbours)
+        shared = {"of_logits": features is None, "neighbours": neighbours, "rule": rule, "event": z.shape[1] == 2}
         top, near, hit = _score(z, y, x, neighbours, rule)
-        points = torch.stack([top, near] if w is None else [top, near, w], dim=1)
-        return cls(x, points[hit], points[~hit], features is None, neighbours, rule, mirrored, z.shape[1] == 2)
+        points = np.stack([top, near] if w is None else [top, near, w], axis=1)
+        return cls(x, points[hit], points[~hit], mirrored, **shared)
 
 
 class BinMeanShift(ProximityInformed):
@@ -187,37 +191,30 @@ class BinMeanShift(ProximityInformed):
     array([0.93, 0.65])
     """
 
-    shift: Tensor
-    edges: Tensor
-    proximity_edges: Tensor
+    shift: np.ndarray
+    edges: np.ndarray
+    proximity_edges: np.ndarray
 
     def __init__(
-        self,
-        features: Any,
-        shift: Any,
-        edges: Any,
-        proximity_edges: Any,
-        of_logits: bool = False,
-        neighbours: int = NEIGHBOURS,
-        rule: Rule = "distance",
-        event: bool = False,
-        margin: float | None = None,
+        self, features: Any, shift: Any, edges: Any, proximity_edges: Any, margin: float | None = None, **shared: Any
     ) -> None:
-        super().__init__(features, of_logits, neighbours, rule, event)
+        super().__init__(features, **shared)
         self.margin = 1 / (len(self.features) + 2) if margin is None else check_margin(margin)
         self.keep("shift", shift)
         self.keep("edges", edges)
         self.keep("proximity_edges", proximity_edges)
-        wanted = len(self.proximity_edges) - 1, len(self.edges) - 1
-        if tuple(self.shift.shape) != wanted:
-            raise ValueError(f"shift must have shape {wanted}, proximity by confidence, got {tuple(self.shift.shape)}")
+        shape = len(self.proximity_edges) - 1, len(self.edges) - 1
+        if np.shape(self.shift) != shape:
+            raise ValueError(f"shift must have shape {shape}, proximity by confidence, got {np.shape(self.shift)}")
 
-    def map_confidence(self, confidence: Tensor, proximity: Tensor, eps: float) -> Tensor:
+    def map_confidence(self, xp: Namespace, confidence: Any, proximity: Any, eps: float) -> Any:
         """Add the cell's shift."""
-        row, column = _cell(confidence, proximity, self.edges, self.proximity_edges, eps)
-        least = torch.full_like(confidence, self.margin)
-        shifted = torch.maximum(confidence + self.shift[row, column], torch.minimum(confidence, least))
-        return torch.minimum(shifted, torch.maximum(confidence, 1 - least))
+        row = xp.searchsorted(self.proximity_edges[1:-1], proximity)
+        column = xp.searchsorted(self.edges[1:-1] * (1 + SLACK * eps), confidence)
+        shift = xp.take(xp.reshape(self.shift, (-1,)), row * self.shift.shape[1] + column)
+        least = xp.full_like(confidence, self.margin)
+        shifted = xp.maximum(confidence + shift, xp.minimum(confidence, least))
+        return xp.minimum(shifted, xp.maximum(confidence, 1 - least))
 
     @classmethod
     def fit(
@@ -234,76 +231,69 @@ class BinMeanShift(ProximityInformed):
     ) -> Self:
         """Bin-mean shift: take the mean gap in each cell."""
         z, y, w, x = _check(logits, labels, features, weights, neighbours)
+        shared = {"of_logits": features is None, "neighbours": neighbours, "rule": rule, "event": z.shape[1] == 2}
         top, near, hit = _score(z, y, x, neighbours, rule)
-        edges = torch.from_numpy(equal_width(bins)).to(top.device)
-        places = equal_mass(near.cpu().numpy(), proximity_bins, row_weights(w))
-        proximity_edges = torch.from_numpy(places).to(top.device)
-        row, column = _cell(top, near, edges, proximity_edges, rounding_error(z))
+        edges, proximity_edges = equal_width(bins), equal_mass(near, proximity_bins, w)
         shape = len(proximity_edges) - 1, len(edges) - 1
-        cell = row * shape[1] + column
-        each = torch.ones_like(top) if w is None else w
-        count = torch.bincount(cell, weights=each, minlength=shape[0] * shape[1])
-        gap = torch.bincount(cell, weights=each * (hit.double() - top), minlength=len(count))
-        gap = gap / torch.where(count > 0, count, 1.0)
-        shrunk = torch.where(count < _FULL, count / (count + _FULL), 1.0)
-        shift = (shrunk * gap).reshape(shape)
-        event, margin = z.shape[1] == 2, 1 / (row_count(z, w) + 2)
-        return cls(x, shift, edges, proximity_edges, features is None, neighbours, rule, event, margin)
+        cell = bin_index(near, proximity_edges) * shape[1] + bin_index(top, edges, rounding=rounding_error(z))
+        each = np.ones_like(top) if w is None else w
+        count, gap = (np.bincount(cell, part, shape[0] * shape[1]) for part in (each, each * (hit - top)))
+        shrunk = np.where(count < _FULL, count / (count + _FULL), 1.0)
+        shift = shrunk * gap / np.where(count > 0, count, 1.0)
+        return cls(x, shift.reshape(shape), edges, proximity_edges, 1 / (row_count(z, w) + 2), **shared)
 
 
 def _check(
     logits: Any, labels: Any, features: Any, weights: Any, neighbours: int
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
     """A pair, its weights, and the features by which its rows are near to each other."""
     z, y, w = as_weighted(logits, labels, weights, at_least=neighbours + 1)
     check_neighbours(neighbours, len(z) - 1)
     if features is None:
-        return z, y, w, centre_rows(upcast_half(z).double())
+        return z, y, w, centre_rows(NUMPY, z.astype(np.float64))
     rows = len(as_logits(logits))
     each = as_weights(weights, rows)
-    x = as_matrix(features, "features", rows=rows).to(z.device)
-    return z, y, w, x if each is None else x[torch.from_numpy(each > 0).to(z.device)]
+    x = as_matrix(features, "features", rows=rows)
+    return z, y, w, x if each is None else x[each > 0]
 
 
-def _score(z: Tensor, y: Tensor, x: Tensor, neighbours: int, rule: Rule) -> tuple[Tensor, Tensor, Tensor]:
+def _score(
+    z: np.ndarray, y: np.ndarray, x: np.ndarray, neighbours: int, rule: Rule
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Confidence, proximity to the other rows, and whether the prediction was right; of two classes, of class 1."""
-    z, event = upcast_half(z), z.shape[1] == 2
-    near = closeness(x, x, neighbours=neighbours, rule=rule, exclude_self=True)
-    return _claim(z, event=event), near, y == 1 if event else z.argmax(dim=1) == y
+    event = z.shape[1] == 2
+    near = closeness(NUMPY, x, x, neighbours=neighbours, rule=rule, exclude_self=True)
+    return _claim(NUMPY, upcast_half(z), event=event), near, y == 1 if event else z.argmax(axis=1) == y
 
 
-def _claim(z: Tensor, *, event: bool) -> Tensor:
-    return event_probs(z) if event else torch.softmax(z.double(), dim=1).amax(dim=1)
+def _claim(xp: Namespace, z: Any, *, event: bool) -> Any:
+    z = xp.double(z)
+    return xp.sigmoid(z[:, 1] - z[:, 0]) if event else xp.max(xp.softmax(z), axis=1)
 
 
-def _weights(points: Tensor) -> Tensor:
+def _weights(xp: Namespace, points: Any) -> Any:
     """The weights of points, a third column; one each without it."""
-    return points[:, 2] if points.shape[1] == 3 else torch.ones_like(points[:, 0])
+    return points[:, 2] if points.shape[1] == 3 else xp.ones_like(points[:, 0])
 
 
-def _cell(
-    confidence: Tensor, proximity: Tensor, edges: Tensor, proximity_edges: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    return tensor_bin_index(proximity, proximity_edges), tensor_bin_index(confidence, edges, rounding=eps)
-
-
-def _log_density(query: Tensor, points: Tensor, mirrored: bool) -> Tensor:
+def _log_density(xp: Namespace, query: Any, points: Any, mirrored: bool) -> Any:
     """ln of the kernel density estimate from points (m, 2), or (m, 3) with weights, at queries (n, 2)."""
-    weight = _weights(points)
-    share, points = weight / weight.sum(), points[:, :2]
-    middle = share @ points
-    variance = share @ (points - middle).square() / (1 - share.square().sum())
-    width = (1.06 * variance.sqrt() * (1 / share.square().sum()) ** (-1 / 6)).clamp(min=_NARROWEST)
-    log_share = torch.log(share)
+    weight = _weights(xp, points)
+    share, points = weight / xp.sum(weight), points[:, :2]
+    squares = xp.sum(share * share)
+    variance = share @ (points - share @ points) ** 2 / (1 - squares)
+    width = xp.clip(1.06 * xp.sqrt(variance) * (1 / squares) ** (-1 / 6), min=_NARROWEST)
+    log_share, x, y = xp.log(share), points[:, 0], points[:, 1]
     if mirrored:
-        flip = points.new_tensor([-1.0, 1.0])
-        points = torch.cat([points, points * flip, points * flip + points.new_tensor([2.0, 0.0])])
-        log_share = log_share.repeat(3)
-    scaled, at = query / width, points / width
-    whole = torch.compiler.is_compiling()
-    blocks = [scaled] if whole else [scaled[at] for at in native.row_chunks(len(query), len(points), native.BLOCK)]
-    sums = [
-        torch.logsumexp(log_share - ((q[:, :1] - at[:, 0]).square() + (q[:, 1:] - at[:, 1]).square()) / 2, dim=1)
-        for q in blocks
-    ]
-    return torch.cat(sums) - torch.log(2 * math.pi * width.prod())
+        x, y, log_share = xp.concat([x, -x, 2 - x]), xp.concat([y, y, y]), xp.concat([log_share] * 3)
+    x, y, scaled = x / width[0], y / width[1], query / width
+
+    def log_sums(q: Any) -> Any:
+        return xp.logsumexp(log_share - ((q[:, :1] - x) ** 2 + (q[:, 1:] - y) ** 2) / 2)
+
+    if xp.is_traced(query):
+        sums = log_sums(scaled)
+    else:
+        rows = native.row_chunks(query.shape[0], x.shape[0], native.CACHE)
+        sums = xp.concat([log_sums(scaled[at, :]) for at in rows])
+    return sums - xp.log(2 * math.pi * width[0] * width[1])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from trueup._core.arrays import fill_absent, find_absent
+from trueup._core.namespace import NUMPY
+from trueup._core.optimize import Objective
 from trueup.calibrators.likelihood import (
     LEVEL,
     Blocks,
@@ -16,11 +17,10 @@ from trueup.calibrators.likelihood import (
     Likelihood,
     Problem,
     class_variances,
+    loss_and_residual,
     mask_scores,
     weigh,
 )
-from trueup.core.arrays import fill_absent, find_absent
-from trueup.core.optimize import Objective
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,22 +31,22 @@ class RowSpanProblem(Problem):
     directions, so that the best W is of this form: K·n numbers in place of K². A point is B, the diagonal and the bias.
     """
 
-    u: Tensor
-    basis: Tensor
-    features: Tensor
+    u: np.ndarray
+    basis: np.ndarray
+    features: np.ndarray
     """The rows in the basis, u = (features) Vᵀ."""
 
     @classmethod
     def of(cls, problem: Problem) -> RowSpanProblem:
         """The same problem; its penalty off the diagonal must be positive."""
-        u = problem.scale * problem.z.double()
+        u = problem.scale * problem.z.astype(np.float64)
         absent = find_absent(u)
-        u = fill_absent(torch.log_softmax(u, dim=1) if problem.on == "log_probs" else u, absent)
-        left, sizes, right = torch.linalg.svd(u, full_matrices=False)
+        u = fill_absent(NUMPY.log_softmax(u) if problem.on == "log_probs" else u, absent)
+        left, sizes, right = np.linalg.svd(u, full_matrices=False)
         settings = {name: getattr(problem, name) for name in ("z", "y", "penalty", "on", "scale", "w")}
-        return cls(**settings, u=u, basis=right.T.contiguous(), features=left * sizes)
+        return cls(**settings, u=u, basis=np.ascontiguousarray(right.T), features=left * sizes)
 
-    def rows(self, keep: Tensor) -> Self:
+    def rows(self, keep: np.ndarray) -> Self:
         """The same problem on the rows of a mask, in the same basis."""
         return replace(super().rows(keep), u=self.u[keep], features=self.features[keep])
 
@@ -62,21 +62,20 @@ class RowSpanProblem(Problem):
         classes = len(self.basis)
         return np.concatenate([x[:-classes], x[-classes:] - x[-classes:].mean()])
 
-    def weight_and_bias(self, x: np.ndarray) -> tuple[Tensor, Tensor]:
+    def weight_and_bias(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """W and b at a point."""
         weights, diagonal, bias = self._parts(x)
         matrix = weights @ self.basis.T
-        matrix.diagonal().copy_(diagonal)
+        np.fill_diagonal(matrix, diagonal)
         full = Problem(self.z, self.y, self.penalty)
-        return full.weight_and_bias(torch.cat([matrix.flatten(), bias]).cpu().numpy())
+        return full.weight_and_bias(np.concatenate([matrix.ravel(), bias]))
 
     def blocks(self, start: float | np.ndarray, *, careful: bool = False) -> Blocks:
         """The likelihood's curvature at a point, each number by itself."""
         share = None if self.w is None else (self.w / self.w.mean())[:, None]
         scores = mask_scores(self._scores(self._parts(self.start_point(start))), find_absent(self.z))
         each = weigh(class_variances(scores), share).T / len(self.u)
-        squares = each @ self.features.square(), (each.T * self.u.square()).sum(dim=0), each.sum(dim=1)
-        curvature = [part.cpu().numpy() for part in squares]
+        curvature = each @ self.features**2, (each.T * self.u**2).sum(axis=0), each.sum(axis=1)
         level = LEVEL * np.mean([part.mean() for part in curvature]) + 1e-12
 
         def inverse(off: float, diagonal: float, offset: float) -> Inverse:
@@ -88,23 +87,19 @@ class RowSpanProblem(Problem):
 
     def likelihood(self, *, quick: bool = False) -> Likelihood:
         """The loss summed over the rows, followed by its gradient."""
-        kind = torch.float32 if quick else torch.float64
-        u, features, basis = (part.to(kind) for part in (self.u, self.features, self.basis))
-        absent, label = find_absent(self.z), self.y[:, None]
-        share = None if self.w is None else self.w[:, None].to(kind)
+        kind: Any = np.float32 if quick else np.float64
+        u, features, basis = (part.astype(kind, copy=False) for part in (self.u, self.features, self.basis))
+        absent, share = find_absent(self.z), None if self.w is None else self.w.astype(kind)
+        gone, columns, turned = None if absent is None else absent.T, np.ascontiguousarray(u.T), features.T.copy()
 
         def likelihood(x: np.ndarray) -> np.ndarray:
-            weights, diagonal, bias = self._parts(x)
-            own = diagonal - (weights * self.basis).sum(dim=1)
-            scores = torch.addmm(bias.to(kind), features, weights.to(kind).T).addcmul_(u, own.to(kind))
-            log_q = torch.log_softmax(mask_scores(scores, absent), dim=1)
-            loss = -weigh(log_q.gather(1, label), share).double().sum()
-            residual = log_q.exp_()
-            residual = weigh(residual.scatter_add_(1, label, torch.full_like(label, -1, dtype=kind)), share)
-            by_own = (residual * u).sum(dim=0)
-            by_weights = residual.T @ features - by_own[:, None] * basis
-            slopes = [loss[None], by_weights.flatten(), by_own, residual.sum(dim=0)]
-            return torch.cat([part.double() for part in slopes]).cpu().numpy()
+            weights, diagonal, bias = self._parts(x.astype(kind, copy=False))
+            alone = diagonal - (weights * basis).sum(axis=1)
+            scores = weights @ turned + bias[:, None] + columns * alone[:, None]
+            loss, residual = loss_and_residual(scores, gone, self.y, share)
+            by_diagonal = (residual * columns).sum(axis=1)
+            by_weights = residual @ features - by_diagonal[:, None] * basis
+            return np.concatenate([[loss], by_weights.ravel(), by_diagonal, residual.sum(axis=1)]).astype(np.float64)
 
         return likelihood
 
@@ -114,24 +109,23 @@ class RowSpanProblem(Problem):
 
         def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
             weights, diagonal, bias = self._parts(x)
-            inside = (weights * self.basis).sum(dim=1)  # what B Vᵀ has on the diagonal, which is not part of W
+            inside = (weights * self.basis).sum(axis=1)  # what B Vᵀ has on the diagonal, which is not part of W
             off_centre = diagonal - p.centre
             penalties = (
-                p.off * (weights.square().sum() - inside.square().sum()),
-                p.diagonal * off_centre.square().sum(),
-                p.bias * bias.square().sum(),
+                p.off * ((weights**2).sum() - inside @ inside),
+                p.diagonal * off_centre @ off_centre,
+                p.bias * bias @ bias,
             )
-            pull = p.off * (weights - inside[:, None] * self.basis).flatten(), p.diagonal * off_centre, p.bias * bias
+            pull = p.off * (weights - inside[:, None] * self.basis).ravel(), p.diagonal * off_centre, p.bias * bias
             sums = likelihood(x) / rows
-            return float(sums[0]) + float(sum(penalties)), sums[1:] + 2 * torch.cat(pull).cpu().numpy()
+            return float(sums[0]) + float(sum(penalties)), sums[1:] + 2 * np.concatenate(pull)
 
         return objective
 
-    def _parts(self, x: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+    def _parts(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         classes, span = self.basis.shape
-        whole = torch.from_numpy(x).to(self.basis.device)
-        return whole[: -2 * classes].view(classes, span), whole[-2 * classes : -classes], whole[-classes:]
+        return x[: -2 * classes].reshape(classes, span), x[-2 * classes : -classes], x[-classes:]
 
-    def _scores(self, parts: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    def _scores(self, parts: tuple[np.ndarray, np.ndarray, np.ndarray]) -> np.ndarray:
         weights, diagonal, bias = parts
-        return self.features @ weights.T + self.u * (diagonal - (weights * self.basis).sum(dim=1)) + bias
+        return self.features @ weights.T + self.u * (diagonal - (weights * self.basis).sum(axis=1)) + bias

@@ -9,20 +9,19 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import torch
 
+from trueup._core.arrays import as_arrays, trusted_arrays
+from trueup._core.bins import BINS, Bins
+from trueup._core.errors import InputError
+from trueup._core.loss_sums import temperature_sums
+from trueup._core.optimize import Certificate, Stage, lbfgs
+from trueup._core.row_scores import scores_and_outcomes
+from trueup._core.tally import Tally
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.histogram import Histogram, HistogramOvR, slack_edges, tally_options
+from trueup.calibrators.binning import Histogram, HistogramOvR, slack_edges, tally_options
 from trueup.calibrators.likelihood import MATRIX_PENALTY, VECTOR_PENALTY, Penalty, Problem
 from trueup.calibrators.linear import Linear, Matrix, Structured, Vector
 from trueup.calibrators.temperature import Temperature, inverse_temperature, scale_of, search_beta, subsample_estimate
-from trueup.core.arrays import as_tensors, trusted_tensors
-from trueup.core.bins import BINS, Bins
-from trueup.core.errors import InputError
-from trueup.core.loss_sums import temperature_sums
-from trueup.core.optimize import Certificate, lbfgs
-from trueup.core.row_scores import scores_and_outcomes
-from trueup.core.tally import Tally
 from trueup.io.predictions import Predictions, PredictionTable, take_rows
 from trueup.io.shards import NUMBERS, BadShard, NoRows, Shards, map_shards, warn_of_bad_shards
 
@@ -52,7 +51,7 @@ def fit(
     >>> y = (z / 2 + rng.gumbel(size=z.shape)).argmax(axis=1)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     for i in range(4):
-    ...         trueup.save(f"{folder}/{i}.npz", (z[i::4], y[i::4]))
+    ...         trueup.save((z[i::4], y[i::4]), f"{folder}/{i}.npz")
     ...     fit("temperature", Shards.of(folder))
     Temperature(temperature=1.95563)
     >>> trueup.METHODS["temperature"](z, y)
@@ -164,7 +163,7 @@ class _Data:
     @property
     def total(self) -> float:
         """How many rows there are, or what they are worth by their weights: (Σw)²/Σw²."""
-        if self._shards.weights is None:
+        if self._shards.fields.weights is None:
             return self.rows
         weight, squares = self._weights()
         return float(weight**2 / squares)
@@ -174,7 +173,7 @@ class _Data:
 
         Weights come to the task scaled so that they add up to `total`, as those of a fit in memory do.
         """
-        if self._shards.weights is not None:
+        if self._shards.fields.weights is not None:
             weight, squares = self._weights()
             task = partial(_scale_weights, task=task, factor=weight / squares)
         total, rows, bad = self._map(task, self._shards, label)
@@ -187,7 +186,7 @@ class _Data:
             self.read_all()  # so that the sample is of all shards
             found, rows, bad = self._map(_weight_sums, self._shards, "weights of shards")
             if not found[0] > 0:
-                raise InputError(str(self._shards.weights), "not all be zero", "zeros")
+                raise InputError(str(self._shards.fields.weights), "not all be zero", "zeros")
             self._note(rows, bad)
             self._weight = found
         return self._weight
@@ -224,7 +223,7 @@ def _temperature(data: _Data) -> Temperature:
 
 def _inverse_temperature(data: _Data) -> tuple[float, Certificate, float]:
     """1/T, how it was found, and the scale of the logits."""
-    z, y = as_tensors(*data.sample)
+    z, y = as_arrays(*data.sample)
     scale = scale_of(z) or data.sum(_spread, "spread of the logits, shards") / data.rows
     if scale == 0:
         return *inverse_temperature(z, y), scale
@@ -235,7 +234,7 @@ def _inverse_temperature(data: _Data) -> tuple[float, Certificate, float]:
         value, slope, curvature = (sums / data.total).tolist()
         return value, slope, curvature
 
-    quick = None if z.dtype == torch.float64 else partial(loss, quick=True)
+    quick = None if z.dtype == np.float64 else partial(loss, quick=True)
     return *search_beta(loss, quick, subsample_estimate(z, y, scale), scale), scale
 
 
@@ -253,16 +252,12 @@ def _scale_weights(part: PredictionTable, *, task: Callable[[PredictionTable], A
     return task(replace(part, weights=part.weights * factor))
 
 
-def _row_weights(part: PredictionTable) -> torch.Tensor | None:
-    return None if part.weights is None else torch.from_numpy(part.weights)
-
-
 def _spread(part: PredictionTable) -> float:
     return float(np.asarray(part.logits, dtype=np.float64).std(axis=1).sum())
 
 
 def _temperature_sums(part: PredictionTable, *, beta: float, quick: bool) -> np.ndarray:
-    return np.array(temperature_sums(*trusted_tensors(*part), beta, _row_weights(part), quick=quick))
+    return np.array(temperature_sums(*trusted_arrays(*part), beta, part.weights, quick=quick))
 
 
 def _vector(data: _Data) -> Linear:
@@ -293,10 +288,10 @@ def _linear(
 ) -> Linear:
     """Solve on some rows, and go on from there with sums over all."""
     rows = data.total  # all shards are read now, unless they were
-    z, y = as_tensors(*data.sample)
+    z, y = as_arrays(*data.sample)
     few = Problem(z, y, penalty, on=on, scale=scale, vector=vector)
     weight, bias, _ = few.solve(1.0 if on == "log_probs" else inverse_temperature(z, y)[0])
-    start = np.concatenate([weight.numpy().ravel(), bias.numpy()])
+    start = np.concatenate([weight.ravel(), bias])
 
     def likelihood(x: np.ndarray) -> np.ndarray:
         task = partial(_linear_sums, x=x, penalty=penalty, on=on, scale=scale, vector=vector)
@@ -304,30 +299,29 @@ def _linear(
         return total
 
     x, certificate = lbfgs(
-        few.penalise(likelihood, rows),
+        Stage(few.penalise(likelihood, rows), _FTOL),
         start,
-        ftol=_FTOL,
         precondition=few.inverse(few.blocks(start)),
         refresh=lambda x: few.inverse(few.blocks(x, careful=True)),
     )
     x, classes = few.canonical(x), z.shape[1]
-    weight, bias = torch.from_numpy(x[:-classes].copy()), torch.from_numpy(x[-classes:].copy())
+    weight, bias = x[:-classes], x[-classes:]
     return make(weight if vector else weight.reshape(classes, classes), bias).with_certificate(certificate)
 
 
 def _linear_sums(part: PredictionTable, *, x: np.ndarray, **options: Any) -> np.ndarray:
-    return Problem(*trusted_tensors(*part), **options, w=_row_weights(part)).likelihood()(x)
+    return Problem(*trusted_arrays(*part), **options, w=part.weights).likelihood()(x)
 
 
 def _histogram(data: _Data) -> Histogram:
-    some = torch.as_tensor(data.sample.logits)
+    some = data.sample.logits
     tally = data.sum(partial(_bins, edges=slack_edges(BINS, some)), "counting, shards")
     return Histogram.from_counts(tally.count, tally.hits, tally.edges, event=some.shape[1] == 2)
 
 
 def _histogram_ovr(data: _Data) -> HistogramOvR:
     tally = data.sum(_class_bins, "counting, shards")
-    return HistogramOvR.from_counts(tally, slack_edges(BINS, torch.as_tensor(data.sample.logits)))
+    return HistogramOvR.from_counts(tally, slack_edges(BINS, data.sample.logits))
 
 
 def _histogram_mass(data: _Data) -> Histogram:
@@ -338,12 +332,12 @@ def _histogram_mass(data: _Data) -> Histogram:
 
 
 def _bins(part: PredictionTable, *, edges: np.ndarray) -> Bins:
-    found = scores_and_outcomes(*trusted_tensors(*part), quick=True)
+    found = scores_and_outcomes(*trusted_arrays(*part), quick=True)
     return Bins.from_scores(*found, edges, weights=part.weights)
 
 
 def _class_bins(part: PredictionTable) -> Bins:
-    return tally_options(*trusted_tensors(*part), weights=part.weights)
+    return tally_options(*trusted_arrays(*part), weights=part.weights)
 
 
 def _tally(part: PredictionTable) -> Tally:

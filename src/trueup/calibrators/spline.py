@@ -1,18 +1,22 @@
-"""Spline calibration: the slope of a smooth curve through the cumulative errors."""
+"""Splines: of the cumulative errors, and of the log-odds."""
 
 from __future__ import annotations
 
 from typing import Any, Self
 
 import numpy as np
-from scipy.interpolate import CubicSpline
+from scipy.interpolate import BSpline, CubicSpline
 from scipy.optimize import isotonic_regression
-from torch import Tensor
+from scipy.special import expit
 
-from trueup.calibrators.base import TopLabel, check_margin, interpolate, keep_curve
-from trueup.core.arrays import as_weighted
-from trueup.core.bins import tie_ends
-from trueup.core.row_scores import scores_and_outcomes
+from trueup._core.arrays import as_weighted
+from trueup._core.bins import tie_ends
+from trueup._core.errors import InputError
+from trueup._core.namespace import NUMPY, Namespace
+from trueup._core.row_scores import scores_and_outcomes
+from trueup._core.splits import k_fold
+from trueup.calibrators.base import Calibrator, TopLabel, check_margin, interpolate, keep_curve, pad_curves
+from trueup.calibrators.logistic import class_blocks, log_normalise, log_odds, platt_targets
 
 KNOTS = 6
 """Knots of the spline, as in the paper's released experiments; so many rows a fit needs."""
@@ -36,26 +40,23 @@ class Spline(TopLabel):
     array([0.6291, 0.4862])
     """
 
-    sample_invariant = False  # u_i depends on how many there are
-    differentiable = False  # between neighbouring confidences the slope is mostly noise
-
-    knots: Tensor
-    values: Tensor
+    knots: np.ndarray
+    values: np.ndarray
 
     def __init__(self, knots: Any, values: Any, margin: float = 0.0, event: bool = False) -> None:
         super().__init__()
         keep_curve(self, "knots", knots, values)
         self.margin, self.event = check_margin(margin), event
 
-    def map_confidence(self, confidence: Tensor) -> Tensor:
+    def map_confidence(self, xp: Namespace, confidence: Any) -> Any:
         """The curve."""
-        return interpolate(confidence.double(), self.knots, self.values)
+        return interpolate(xp, confidence, self.knots, self.values)
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, monotone: bool = False, weights: Any = None) -> Self:
         """Spline calibration: solve for the six knots; with `monotone`, pool what falls."""
         z, y, w = as_weighted(logits, labels, weights, at_least=KNOTS)
-        each = np.ones(len(z)) if w is None else w.cpu().numpy()
+        each = np.ones(len(z)) if w is None else w
         knots, values = _recalibration(*scores_and_outcomes(z, y), each, monotone)
         return cls(knots, values, 1 / (each.sum() + 2), z.shape[1] == 2)
 
@@ -83,3 +84,157 @@ def _recalibration(
     if monotone:
         values = isotonic_regression(values, weights=counts).x
     return score, np.clip(values, 0.0, 1.0)
+
+
+PENALTIES = tuple(10.0**power for power in range(2, -5, -1))
+"""Weights of the curve's roughness that cross-validation tries, the stiffest first."""
+_INNER_KNOTS = 12
+_LEAST_GAP = 1e-3  # between knots, as a share of their range
+_GRID = 128
+"""Points at which a fitted spline is kept; between them the curve is straight."""
+
+
+class SmoothingSpline(Calibrator):
+    """Fit q_k ∝ σ(f_k(s_k)) to each class's log-odds s_k, f_k a cubic spline: log-loss + λ ∫ f″².
+
+    λ is chosen by cross-validation; a large one gives a straight line, which is Platt scaling. Beyond the log-odds of
+    the fit the curve is constant. With two classes the curves complement each other. Not for many classes: each has a
+    curve of its own.
+    Lucena, "Spline-based probability calibration" (2018).
+
+    >>> rng = np.random.default_rng(0)
+    >>> x = rng.normal(size=2000) * 2
+    >>> z, y = np.stack([0 * x, x], axis=1), (rng.random(2000) < 1 / (1 + np.exp(-np.minimum(x, 1.0)))).astype(int)
+    >>> np.exp(SmoothingSpline.fit(z, y)(np.array([[0.0, 1.0], [0.0, 3.0]]))).round(1)
+    array([[0.3, 0.7],
+           [0.3, 0.7]])
+    """
+
+    keeps_argmax = False
+    shift_invariant = True
+    sample_invariant = False  # the penalty is chosen on folds
+    differentiable = True
+
+    knots: np.ndarray
+    values: np.ndarray
+
+    def __init__(self, knots: Any, values: Any) -> None:
+        super().__init__()
+        self.keep("knots", knots)
+        self.keep("values", values)
+        fits = self.knots.ndim == 2 and self.knots.shape == self.values.shape
+        if not fits or not (np.diff(self.knots, axis=1) >= 0).all() or not np.isfinite(self.values).all():
+            shapes = f"{tuple(self.knots.shape)} and {tuple(self.values.shape)}"
+            raise ValueError(f"knots must rise, (classes, points), with as many finite values, got {shapes}")
+
+    def map(self, xp: Namespace, z: Any) -> Any:
+        """The classes' curves, normalised."""
+        self._check_classes(z, self.knots.shape[0])
+        odds = xp.transpose(log_odds(xp, z))
+        return log_normalise(xp, interpolate(xp, odds, self.knots, self.values).T, z)
+
+    @classmethod
+    def fit(cls, logits: Any, labels: Any, *, folds: int = 5, weights: Any = None) -> Self:
+        """Smoothing spline: minimise each class's penalised log-loss, the penalty by cross-validation."""
+        z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds)
+        each = np.ones(len(z)) if w is None else w
+        fold = np.zeros(len(z), np.int64)
+        for number, (_, held_out) in enumerate(k_fold(z, y, folds)):
+            fold[held_out] = number
+        curves: list[tuple[np.ndarray, ...]] = []
+        for classes, log_p, log_rest, share in class_blocks(z, w):
+            targets, odds = platt_targets(y, classes, share), log_p - log_rest
+            for k in range(len(classes)):
+                if z.shape[1] == 2 and curves:  # the mirror image of the first
+                    curves.append(tuple(-part[::-1] for part in curves[0]))
+                    continue
+                # The rows that have the option: all of them, if the weights are one for all classes.
+                here = slice(None) if share is None or share.ndim == 1 else share[:, k] > 0
+                curves.append(_curve(odds[here, k], targets[here, k], fold[here], each[here]))
+        return cls(*(pad_curves([curve[part] for curve in curves]) for part in (0, 1)))
+
+
+def _curve(odds: np.ndarray, targets: np.ndarray, fold: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Points of the spline of least cross-validated loss."""
+    mean = w @ targets / w.sum()
+    with np.errstate(over="ignore", invalid="ignore"):
+        middle = w @ odds / w.sum()
+        width = np.sqrt(w @ (odds - middle) ** 2 / w.sum())
+    if not np.isfinite(width):
+        raise InputError("logits", "have a finite spread", f"log-odds up to {np.abs(odds).max():.3g} from 0")
+    distinct = np.unique(odds)
+    level = np.log(mean / (1 - mean))
+    if len(distinct) < 4 or width <= 1e-9 * (1 + abs(middle)):
+        # Too few places for a curve: the frequency at each, drawn in.
+        where = np.searchsorted(distinct, odds)
+        share = np.bincount(where, weights=w * targets) / np.bincount(where, weights=w)
+        return distinct, np.log(share / (1 - share))
+    x = (odds - middle) / width
+    knots, rough = _basis((distinct - middle) / width)
+    design = BSpline.design_matrix(x, knots, 3).toarray()
+    start = np.full(design.shape[1], level)
+    losses = np.zeros(len(PENALTIES))
+    for number in np.unique(fold):
+        train, held_out, weights = fold != number, fold == number, start
+        rows = design[train], targets[train], w[train]
+        for i, penalty in enumerate(PENALTIES):
+            weights = _solve(*rows, penalty * rough, weights, tolerance=1e-6)
+            losses[i] += _loss(design[held_out] @ weights, targets[held_out]) @ w[held_out]
+    weights = _solve(design, targets, w, PENALTIES[int(losses.argmin())] * rough, start, tolerance=1e-10)
+    ends = np.linspace(x.min(), x.max(), _GRID // 2)
+    grid = np.unique(np.concatenate([np.quantile(x, np.linspace(0, 1, _GRID // 2)), ends]))
+    return middle + width * grid, BSpline(knots, weights, 3)(grid)
+
+
+def _basis(distinct: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Knots of a cubic spline at quantiles of distinct places, and the matrix of ∫ f″²."""
+    # Places that nearly touch count once: log-odds of naive Bayes pile up at the ends, and knots among those would bend
+    # the curve without end.
+    apart = distinct[np.unique((distinct - distinct[0]) // (_LEAST_GAP * np.ptp(distinct)), return_index=True)[1]]
+    apart[-1] = distinct[-1]
+    number = min(_INNER_KNOTS, len(apart) - 2)
+    inner = np.unique(np.quantile(apart, np.linspace(0, 1, number + 2)))
+    knots = np.concatenate([[inner[0]] * 3, inner, [inner[-1]] * 3])
+    size = len(knots) - 4
+    # Products of second derivatives are parabolas between knots, which two points of Gauss integrate exactly.
+    half, centre = np.diff(inner) / 2, (inner[1:] + inner[:-1]) / 2
+    points = np.concatenate([centre - half / np.sqrt(3), centre + half / np.sqrt(3)])
+    bend = BSpline(knots, np.eye(size), 3).derivative(2)(points)
+    return knots, bend.T @ (bend * np.concatenate([half, half])[:, None])
+
+
+def _solve(
+    design: np.ndarray, targets: np.ndarray, w: np.ndarray, rough: np.ndarray, start: np.ndarray, *, tolerance: float
+) -> np.ndarray:
+    """Newton's steps on the mean log-loss + θᵀ(rough)θ, halved until it falls, to a gain of less than the tolerance."""
+    ridge = rough + 1e-9 * np.eye(len(start))
+    share = w / w.sum()
+
+    def value(theta: np.ndarray) -> float:
+        return float(_loss(design @ theta, targets) @ share + theta @ ridge @ theta)
+
+    theta, now = start, value(start)
+    for _ in range(50):
+        probs = expit(design @ theta)
+        slope = design.T @ (share * (probs - targets)) + 2 * ridge @ theta
+        bend = design.T @ (design * (share * probs * (1 - probs))[:, None]) + 2 * ridge
+        try:
+            step = np.linalg.solve(bend, slope)
+        except np.linalg.LinAlgError:
+            step = np.full_like(slope, np.nan)
+        if not np.isfinite(step).all():  # knots next to each other bend without end
+            step = np.linalg.pinv(bend, hermitian=True) @ slope
+        length = 1.0
+        while (following := value(theta - length * step)) > now and length > 1e-6:
+            length /= 2
+        if following > now:
+            break
+        theta, gain, now = theta - length * step, now - following, following
+        if gain < tolerance:
+            break
+    return theta
+
+
+def _loss(odds: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    losses: np.ndarray = NUMPY.softplus(odds) - targets * odds
+    return losses

@@ -8,16 +8,15 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from trueup.calibrators.base import Calibrator
-from trueup.core import native
-from trueup.core.arrays import NEVER, as_weighted, count_options, fill_absent, find_absent, upcast_half
-from trueup.core.bins import BINS, Bins, equal_width, rounding_error
-from trueup.core.loss_sums import focal_loss, focal_weight, temperature_sums
-from trueup.core.optimize import Certificate, halley, newton, warn_at_bound
-from trueup.core.row_scores import confidences, confidences_and_hits
+from trueup._core import native
+from trueup._core.arrays import NEVER, as_weighted, count_options, fill_absent, find_absent, to_array, upcast_half
+from trueup._core.bins import BINS, Bins, equal_width, rounding_error
+from trueup._core.loss_sums import temperature_sums
+from trueup._core.namespace import NUMPY, Namespace
+from trueup._core.optimize import Certificate, halley, newton, warn_at_bound
+from trueup._core.row_scores import confidences, confidences_and_hits
+from trueup.calibrators.base import Calibrator, check_positive
 
 FINE_GRID = tuple(i / 1000 for i in range(1, 5001))
 """0.001 … 5.000, the grid of Neural Clamping's baseline."""
@@ -55,17 +54,15 @@ class Temperature(Calibrator):
     sample_invariant = True
     differentiable = True
 
-    def __init__(self, temperature: Tensor | float) -> None:
-        super().__init__()
+    temperature: float
+
+    def __init__(self, temperature: float) -> None:
         self.keep("temperature", temperature)
-        if not (self.temperature.ndim == 0 and self.temperature > 0 and torch.isfinite(self.temperature)):
-            raise ValueError(f"temperature must be one positive number, got {temperature}")
+        check_positive(self.temperature, "temperature")
 
-    temperature: Tensor
-
-    def map(self, logits: Tensor) -> Tensor:
+    def map(self, xp: Namespace, z: Any) -> Any:
         """Divide by T."""
-        return logits / self.temperature.to(logits.dtype)
+        return z / self.temperature
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, smooth: float = 0.0, weights: Any = None) -> Self:
@@ -93,17 +90,17 @@ class Temperature(Calibrator):
         logits: Any,
         labels: Any,
         *,
-        temperatures: Sequence[float] = FINE_GRID,
+        temperatures: Sequence[float] | None = None,
         bins: int = BINS,
         weights: Any = None,
     ) -> Self:
         """Temperature scaling (least ECE): take the temperature of a grid with the least ECE; of equal ones the one
         nearest to 1 (in its logarithm).
 
-        The default grid is 0.001 … 5.000; `WIDE_GRID` is 0.01 … 10.00.
+        The default grid is `FINE_GRID`, 0.001 … 5.000; `WIDE_GRID` is 0.01 … 10.00.
         """
         z, y, w = as_weighted(logits, labels, weights, at_least=1)
-        grid = np.asarray(temperatures, dtype=np.float64)
+        grid = np.asarray(FINE_GRID if temperatures is None else temperatures, dtype=np.float64)
         if grid.ndim != 1 or not len(grid) or not (grid > 0).all():
             raise ValueError("temperatures must be a list of positive numbers")
         errors = grid_errors(z, y, grid, bins, w)
@@ -137,14 +134,16 @@ class Temperature(Calibrator):
         return cls(1 / beta).with_certificate(certificate)
 
 
-def grid_errors(z: Tensor, y: Tensor, temperatures: np.ndarray, bins: int, w: Tensor | None = None) -> np.ndarray:
+def grid_errors(
+    z: np.ndarray, y: np.ndarray, temperatures: np.ndarray, bins: int, w: np.ndarray | None = None
+) -> np.ndarray:
     """The ECE at each temperature that could have the least, and infinity at those that could not.
 
     ECE is at least |mean confidence − accuracy|, and the mean confidence falls as T rises: from where it crosses the
     accuracy, walk outwards until that gap alone exceeds the least ECE found.
     """
     correct = confidences_and_hits(z, y)[1]
-    weights = None if w is None else w.cpu().numpy()
+    weights = None if w is None else to_array(w, "weights")
     accuracy, edges, unit = np.average(correct, weights=weights), equal_width(bins), rounding_error(z)
     order = np.argsort(temperatures, kind="stable")
     errors = np.full(len(order), np.inf)
@@ -168,45 +167,45 @@ def grid_errors(z: Tensor, y: Tensor, temperatures: np.ndarray, bins: int, w: Te
 
 
 def inverse_temperature(
-    z: Tensor, y: Tensor, w: Tensor | None = None, *, smooth: float = 0.0
+    z: np.ndarray, y: np.ndarray, w: np.ndarray | None = None, *, smooth: float = 0.0
 ) -> tuple[float, Certificate]:
-    """1/T of most likelihood, in trusted tensors: Newton on some rows, on all of them quickly, then exactly.
+    """1/T of most likelihood, in trusted arrays: Newton on some rows, on all of them quickly, then exactly.
 
     With `smooth` the labels are smoothed as if so many rows had all classes alike, ε = smooth/(n + smooth): the best
     1/T is then finite where every label has its row's largest logit.
     """
+    z, y, w = _as_arrays(z, y, w)
     scale = scale_of(z)
-    if scale == 0:
-        options = torch.as_tensor(count_options(z), dtype=torch.float64)
-        return 1.0, Certificate(
-            "converged", 0.0, 0, 0, float(options.log().mean())
-        )  # constant rows: every T is as good
+    if scale == 0:  # constant rows: every T is as good
+        return 1.0, Certificate("converged", 0.0, 0, 0, float(np.mean(np.log(count_options(z)))))
     rise = _rise(z, y, w, smooth)
-    quick = None if z.dtype == torch.float64 else _tilt(_mean_loss(z, y, w, quick=True), rise)
+    quick = None if z.dtype == np.float64 else _tilt(_mean_loss(z, y, w, quick=True), rise)
     return search_beta(_tilt(_mean_loss(z, y, w), rise), quick, _estimate_from_few(z, y, w, scale), scale)
 
 
-def smoothed_loss(z: Tensor, y: Tensor, w: Tensor | None, smooth: float) -> Loss:
+def smoothed_loss(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, smooth: float) -> Loss:
     """The mean loss of labels smoothed as in `inverse_temperature`, as a function of 1/T, with two derivatives."""
+    z, y, w = _as_arrays(z, y, w)
     return _tilt(_mean_loss(z, y, w), _rise(z, y, w, smooth))
 
 
-def _rise(z: Tensor, y: Tensor, w: Tensor | None, smooth: float) -> float:
+def _rise(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, smooth: float) -> float:
     """The slope that smoothed labels add to the mean loss."""
     if not smooth:
         return 0.0
     n = len(z) if w is None else float(w.sum())
-    ahead = torch.cat([_label_above_mean(z[rows], y[rows]) for rows in native.row_chunks(len(z), z.shape[1])])
+    ahead = np.concatenate([_label_above_mean(z[rows], y[rows]) for rows in native.row_chunks(len(z), z.shape[1])])
     return smooth / (n + smooth) * float(ahead.mean() if w is None else w @ ahead / n)
 
 
-def _label_above_mean(z: Tensor, y: Tensor) -> Tensor:
+def _label_above_mean(z: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The label's logit less the mean of its row."""
-    double = z.double()
-    return double.gather(1, y[:, None])[:, 0] - fill_absent(double, find_absent(z)).mean(dim=1)
+    double = z.astype(np.float64)
+    above: np.ndarray = double[np.arange(len(y)), y] - fill_absent(double, find_absent(z)).mean(axis=1)
+    return above
 
 
-def finite_inverse_temperature(z: Tensor, y: Tensor, w: Tensor | None = None) -> float:
+def finite_inverse_temperature(z: np.ndarray, y: np.ndarray, w: np.ndarray | None = None) -> float:
     """1/T of most likelihood, or of smoothed labels where every label has its row's largest logit."""
     beta, certificate = inverse_temperature(z, y, w)
     if certificate.status == "bound" and beta * scale_of(z) > 1:
@@ -281,8 +280,9 @@ def _record(loss: Loss) -> tuple[Loss, list[tuple[float, float]]]:
     return recorded, seen
 
 
-def near_inverse_temperature(z: Tensor, y: Tensor, w: Tensor | None = None) -> float:
+def near_inverse_temperature(z: np.ndarray, y: np.ndarray, w: np.ndarray | None = None) -> float:
     """1/T to a few percent, where a search of more than a temperature may begin."""
+    z, y, w = _as_arrays(z, y, w)
     scale = scale_of(z)
     if scale == 0:
         return 1.0
@@ -299,22 +299,20 @@ class SubsampleEstimate(NamedTuple):
     """The loss's third derivative over its second there, about."""
 
 
-def _estimate_from_few(z: Tensor, y: Tensor, w: Tensor | None, scale: float) -> SubsampleEstimate | None:
+def _estimate_from_few(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, scale: float) -> SubsampleEstimate | None:
     """1/T of some rows; none if there are hardly more, or it is at a bound, where that of all rows need not be."""
     # As many as save a pass over all: a hundredth of them costs little, and brings the search near enough.
     least = _FEW if z.shape[1] < _WIDE else _FEW_WIDE
-    few = _SUBSAMPLE if z.dtype == torch.float64 else max(least, min(len(z) // 100, 2 * _SUBSAMPLE))
+    few = _SUBSAMPLE if z.dtype == np.float64 else max(least, min(len(z) // 100, 2 * _SUBSAMPLE))
     if len(z) <= 4 * few:
         return None
     some = slice(None, None, len(z) // few)
-    if z.device.type == "cpu" and z.dtype in (torch.float32, torch.float64):
-        rows = torch.from_numpy(z.numpy()[some].copy())  # by torch it would wake all cores
-    else:
-        rows = z[some].contiguous()
-    return subsample_estimate(rows, y[some].contiguous(), scale, None if w is None else w[some].contiguous())
+    return subsample_estimate(z[some].copy(), y[some].copy(), scale, None if w is None else w[some].copy())
 
 
-def subsample_estimate(z: Tensor, y: Tensor, scale: float, w: Tensor | None = None) -> SubsampleEstimate | None:
+def subsample_estimate(
+    z: np.ndarray, y: np.ndarray, scale: float, w: np.ndarray | None = None
+) -> SubsampleEstimate | None:
     """What some rows say; none if their best is at a bound."""
     low, high = 1 / (MAX_SCALE_RATIO * scale), MAX_SCALE_RATIO / scale
     if _bound(_mean_loss(z, y, w), low, high) is not None:
@@ -329,16 +327,17 @@ def subsample_estimate(z: Tensor, y: Tensor, scale: float, w: Tensor | None = No
     )
 
 
-def brier_inverse_temperature(z: Tensor, y: Tensor, w: Tensor | None = None) -> tuple[float, Certificate]:
-    """1/T of least Brier score, in trusted tensors.
+def brier_inverse_temperature(z: np.ndarray, y: np.ndarray, w: np.ndarray | None = None) -> tuple[float, Certificate]:
+    """1/T of least Brier score, in trusted arrays.
 
     The score may have more than one valley: a grid over some rows finds the deepest, Newton its bottom over all rows.
     """
+    z, y, w = _as_arrays(z, y, w)
     every = max(1, len(z) // _SUBSAMPLE)
     some, labels, few = z[::every], y[::every], None if w is None else w[::every]
     scale = scale_of(z)
     if scale == 0:
-        level = 1 - float(torch.as_tensor(1 / count_options(z)).mean())
+        level = 1 - float(np.mean(1 / count_options(z)))
         return 1.0, Certificate("converged", 0.0, 0, 0, level)  # constant rows: every T is as good
     grid = np.geomspace(1 / MAX_BRIER_RATIO, 1 / MIN_BRIER_RATIO, 26) / scale
     deepest = int(np.argmin([_brier(some, labels, float(beta), few)[0] for beta in grid]))
@@ -351,13 +350,14 @@ def brier_inverse_temperature(z: Tensor, y: Tensor, w: Tensor | None = None) -> 
 
 
 def focal_inverse_temperature(
-    z: Tensor, y: Tensor, gamma: float, *, near: float | None = None, w: Tensor | None = None
+    z: np.ndarray, y: np.ndarray, gamma: float, *, near: float | None = None, w: np.ndarray | None = None
 ) -> tuple[float, Certificate]:
-    """1/T of least focal loss −(1 − p_y)^γ ln p_y, in trusted tensors; `near` is where it is searched first.
+    """1/T of least focal loss −(1 − p_y)^γ ln p_y, in trusted arrays; `near` is where it is searched first.
 
     The loss need not be convex in 1/T: a coarse walk about the likelihood's optimum finds the valley, Newton its
     bottom.
     """
+    z, y, w = _as_arrays(z, y, w)
     beta, certificate = inverse_temperature(z, y, w)
     if certificate.status == "bound" or not scale_of(z):
         return beta, certificate
@@ -373,20 +373,30 @@ def focal_inverse_temperature(
     return newton(lambda b: _focal(z, y, b, gamma, w), float(grid[at]), low=low, high=high)
 
 
-def _focal(z: Tensor, y: Tensor, beta: float, gamma: float, w: Tensor | None = None) -> tuple[float, float, float]:
+_LEAST_REST = 1e-12
+"""The least 1 − p that is raised to a power: the slope of a power below 1 has no bound at 0."""
+
+
+def _focal(
+    z: np.ndarray, y: np.ndarray, beta: float, gamma: float, w: np.ndarray | None = None
+) -> tuple[float, float, float]:
     """The mean focal loss of softmax(βz), and its first two derivatives in β."""
     sums = np.zeros(3)
     for part, labels, share in shifted_chunks(z, y, w):
-        log_p = torch.log_softmax(beta * part, dim=1)
-        p = log_p.exp()
-        mean = (p * part).sum(dim=1, keepdim=True)
-        off = mean - part.gather(1, labels)
-        variance = (p * (part - mean).square()).sum(dim=1, keepdim=True)
-        log_y = log_p.gather(1, labels)
-        weight, turn = focal_weight(log_y, gamma)
-        sums[0] += float((share * focal_loss(log_y, gamma)).sum())
-        sums[1] += float((share * weight * off).sum())
-        sums[2] += float((share * (weight * variance - turn * off.square())).sum())
+        log_p = NUMPY.log_softmax(beta * part)
+        p = np.exp(log_p)
+        mean = (p * part).sum(axis=1, keepdims=True)
+        off = mean - np.take_along_axis(part, labels, axis=1)
+        variance = (p * (part - mean) ** 2).sum(axis=1, keepdims=True)
+        log_y, p_y = (np.take_along_axis(x, labels, axis=1) for x in (log_p, p))
+        # The gradient is w (p − e_y) with w = (1 − p)^γ (1 + γ r) and r = −p ln p/(1 − p), which is 1 at p = 1.
+        rest = -np.expm1(log_y)
+        safe = np.maximum(rest, _LEAST_REST)
+        ratio = np.where(rest > _LEAST_REST, -p_y * log_y / safe, 1.0)
+        weight = rest**gamma * (1 + gamma * ratio)
+        turn = -gamma * safe ** (gamma - 1) * p_y * (2 + log_y + (gamma - 1) * ratio) if gamma else 0.0
+        terms = -(safe**gamma) * log_y, weight * off, weight * variance - turn * off**2
+        sums += [float((share * term).sum()) for term in terms]
     value, slope, curvature = sums.tolist()
     return value, slope, curvature
 
@@ -398,7 +408,7 @@ def _bound(loss: Loss, low: float, high: float) -> float | None:
     return low if loss(low)[1] >= 0 else None
 
 
-def _mean_loss(z: Tensor, y: Tensor, w: Tensor | None, *, quick: bool = False) -> Loss:
+def _mean_loss(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, *, quick: bool = False) -> Loss:
     n = len(z) if w is None else float(w.sum())
 
     def derivatives(beta: float) -> tuple[float, float, float]:
@@ -408,36 +418,36 @@ def _mean_loss(z: Tensor, y: Tensor, w: Tensor | None, *, quick: bool = False) -
     return derivatives
 
 
-def _brier(z: Tensor, y: Tensor, beta: float, w: Tensor | None = None) -> tuple[float, float, float]:
+def _brier(z: np.ndarray, y: np.ndarray, beta: float, w: np.ndarray | None = None) -> tuple[float, float, float]:
     """The mean Brier score of softmax(βz), and its first two derivatives in β."""
     sums = np.zeros(3)
     for part, labels, share in shifted_chunks(z, y, w):
-        p = torch.softmax(beta * part, dim=1)
-        off = part - (p * part).sum(dim=1, keepdim=True)
+        p = NUMPY.softmax(beta * part)
+        off = part - (p * part).sum(axis=1, keepdims=True)
         rise = p * off
-        bend = rise * off - p * (rise * off).sum(dim=1, keepdim=True)
-        p_y, rise_y, bend_y = (x.gather(1, labels)[:, 0] for x in (p, rise, bend))
+        bend = rise * off - p * (rise * off).sum(axis=1, keepdims=True)
+        p_y, rise_y, bend_y = (np.take_along_axis(x, labels, axis=1)[:, 0] for x in (p, rise, bend))
         rows = share[:, 0]
-        sums[0] += float(((p * p).sum(dim=1) - 2 * p_y + 1) @ rows)
-        sums[1] += float(2 * ((p * rise).sum(dim=1) - rise_y) @ rows)
-        sums[2] += float(2 * ((rise * rise + p * bend).sum(dim=1) - bend_y) @ rows)
+        sums[0] += ((p * p).sum(axis=1) - 2 * p_y + 1) @ rows
+        sums[1] += 2 * ((p * rise).sum(axis=1) - rise_y) @ rows
+        sums[2] += 2 * ((rise * rise + p * bend).sum(axis=1) - bend_y) @ rows
     value, slope, curvature = sums.tolist()
     return value, slope, curvature
 
 
-def scale_of(z: Tensor) -> float:
+def scale_of(z: np.ndarray) -> float:
     """The median standard deviation of a row's logits, of some hundred rows; absent options are left out.
 
     A logit counts as no further below the largest than a thousand times the median distance of the second, so that
     numbers that only fill up rows cannot make the scale.
     """
-    few = z[:: max(1, len(z) // 256)]
+    few = to_array(z, "logits")[:: max(1, len(z) // 256)]
     parts = [few[rows] for rows in native.row_chunks(len(few), z.shape[1], native.STEP)]  # a vocabulary is large
-    tops = [torch.topk(upcast_half(part), 2, dim=1).values.double().cpu().numpy() for part in parts]
-    farthest = _FARTHEST * np.median(np.concatenate(tops) @ [1.0, -1.0])
+    tops = [np.partition(upcast_half(part), -2, axis=1)[:, -2:].astype(np.float64) for part in parts]
+    farthest = _FARTHEST * np.median(np.concatenate(tops) @ [-1.0, 1.0])
     spread = []
     for part, top in zip(parts, tops, strict=True):
-        below = part.cpu().double().numpy() - top[:, :1]
+        below = part.astype(np.float64) - top[:, 1:]
         here = None if np.isfinite(below.min()) else np.isfinite(below)
         if farthest > 0:
             np.maximum(below, -farthest, out=below)
@@ -445,9 +455,18 @@ def scale_of(z: Tensor) -> float:
     return float(np.median(np.concatenate(spread)))
 
 
-def shifted_chunks(z: Tensor, y: Tensor, w: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def shifted_chunks(
+    z: np.ndarray, y: np.ndarray, w: np.ndarray | None = None
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Rows in double, less their largest logit, with their labels and their shares of all weight as columns."""
-    share = torch.full((len(z),), 1 / len(z), dtype=torch.float64, device=z.device) if w is None else w / w.sum()
+    z, y, w = _as_arrays(z, y, w)
+    share = np.full(len(z), 1 / len(z)) if w is None else w / w.sum()
     for rows in native.row_chunks(len(z), z.shape[1], native.STEP):
-        double = upcast_half(z[rows]).double()
-        yield (double - double.amax(dim=1, keepdim=True)).clamp(min=NEVER), y[rows, None], share[rows, None]
+        double = z[rows].astype(np.float64)
+        shifted = np.maximum(double - double.max(axis=1, keepdims=True), NEVER)
+        yield shifted, y[rows, None], share[rows, None]
+
+
+def _as_arrays(z: Any, y: Any, w: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """A trusted pair and its weights in NumPy: networks are fitted on tensors."""
+    return to_array(z, "logits"), to_array(y, "labels"), None if w is None else to_array(w, "weights")

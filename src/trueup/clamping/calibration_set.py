@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, SequentialSampler
 
-from trueup.core.distributed import all_gather_object, all_reduce_sum, raise_on_all_ranks, rank
+from trueup.models._distributed import all_gather_object, all_reduce_sum, raise_on_all_ranks, rank
 from trueup.models.batches import Batch, Device, batches, tensors_in
 
 MEMORY = 1 << 30

@@ -3,48 +3,46 @@
 from __future__ import annotations
 
 import math
-import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from trueup._core.bins import BINS
+from trueup._core.errors import InputError
+from trueup._core.optimize import FitError
+from trueup._core.progress import track
+from trueup._core.splits import fold_mask
 from trueup.calibrators.temperature import Temperature, bound_reason, inverse_temperature, scale_of
-from trueup.clamping import starts
 from trueup.clamping.calibration_set import CalibrationSet, local_subset
-from trueup.clamping.fit_record import Clamped, FitRecord
-from trueup.clamping.maps import Box
+from trueup.clamping.clamped import Clamped, FitRecord
 from trueup.clamping.network import Network, check_box
 from trueup.clamping.problem import (
-    InputMap,
     Loss,
-    Norm,
+    MapOptions,
+    Objective,
     Penalty,
-    PenaltyWeight,
     Problem,
     Recipe,
     Solution,
+    parse_seed,
+    parse_whole,
     sample_order,
 )
 from trueup.clamping.published_recipes import closed_form, code, paper
 from trueup.clamping.subspace_search import subspace
 from trueup.clamping.theory import lemma_residual
 from trueup.clamping.varpro import varpro
-from trueup.core.bins import BINS
-from trueup.core.distributed import rank
-from trueup.core.errors import InputError
-from trueup.core.optimize import FitError
-from trueup.core.progress import track
-from trueup.core.splits import fold_mask
 from trueup.metrics import ece
+from trueup.models._distributed import rank
+from trueup.models._tensors import to_numpy
 from trueup.models.batches import Device
 from trueup.models.calibrated import device_of
 from trueup.models.freezing import frozen, unwrap
@@ -58,37 +56,24 @@ RECIPES: Mapping[str, Recipe] = {
 }
 """Ways to fit, by name; `functools.partial` binds the options of each."""
 
-_SEEDS = 1 << 63
-_RULES = ("auto", "R1", "R2")
-Start: TypeAlias = str | Callable[[Network], Tensor]
-
 
 def clamp(
     model: nn.Module,
     loader: Iterable[Any],
     *,
     recipe: str | Recipe = "subspace",
-    loss: Literal["ce", "focal"] = "ce",
-    gamma: float | Sequence[float] | None = None,
-    gamma_folds: int | None = None,
-    penalty: PenaltyWeight = "auto",
-    norm: Norm = "l2sq",
-    start: Start | None = None,
-    box: Box | None = None,
-    input_map: InputMap = "shift",
+    objective: Objective | None = None,
+    input_map: MapOptions | None = None,
     seed: int = 0,
     device: Device | None = None,
     progress: bool = True,
 ) -> Clamped:
     """Fit an input shift δ and a temperature T to a trained network: q = softmax(f(x + δ)/T).
 
-    The objective is the mean focal loss (γ = 0, cross-entropy, by default) plus λ‖δ‖², λ being `penalty`. What comes
-    back is a network of the same signature with the model inside, which is left exactly as it was; its `fit_record`
-    says what was fitted, whether δ lowered the held-out loss, and what that cost.
-    A recipe is a name of `RECIPES` or a function with its options bound. A start is "zero", "random", "data" (Theorem
-    3.2) or a function; unless given, the published recipes start at random and the others at zero. γ may be a pool:
-    that of least ECE on the calibration set is kept, or, with `gamma_folds`, on held-out folds. `box` (low, high) holds
-    x + δ in a range; `input_map="affine"` adds a scale a channel.
+    The result is a network of the same signature with the model inside, which is left exactly as it was; its
+    `fit_record` says what was fitted, whether δ lowered the held-out loss, and what that cost. `recipe` is a name of
+    `RECIPES` or a function with its options bound; `objective` is what it minimises, by default the mean cross-entropy
+    plus λ‖δ‖²; `input_map` says what the map is, where it starts, and in which box it holds the inputs.
     Of the model's arguments those go with the samples that have as many rows as labels in every batch; whatever has not
     is shared by all of them. The model must be differentiable by its input.
     In a `torch.distributed` group each rank gives its share of the samples, and all get the same δ and T.
@@ -105,45 +90,31 @@ def clamp(
     >>> print(clamped.fit_record.verdict[:64])
     Yes: on a fifth of the samples that was left out, the input map
     """
-    model, loader = check_model(model), check_loader(loader)
-    _check_choice("loss", loss, ("ce", "focal"))
-    _check_choice("input_map", input_map, ("shift", "affine"))
-    _check_choice("norm", norm, ("l2sq", "l2"))
-    pool, penalty, seed = _parse_gammas(loss, gamma, gamma_folds), _parse_penalty(penalty), parse_seed(seed)
+    model, loader, seed = check_model(model), check_loader(loader), parse_seed(seed)
+    objective = Objective() if objective is None else objective
+    input_map = MapOptions() if input_map is None else input_map
     fit, name = _recipe(recipe)
-    start_at = _start(start, seed)
     inner = unwrap(model, compiled=True)
     target = device_of(inner) if device is None else torch.device(device)
     # The caller may be in inference mode, in which no gradient could be had.
     with torch.inference_mode(False), frozen(inner), progress_line(progress) as show_progress:
-        network = Network(inner, CalibrationSet.read(loader, device=target), box=box, finite=True)
+        network = Network(inner, CalibrationSet.read(loader, device=target), box=input_map.box, finite=True)
         check_box(network)
-        folds = None if gamma_folds is None else _parse_folds(gamma_folds, len(network.labels))
-        problem = Problem(network, Loss(pool[0]), penalty, norm, start_at, input_map, seed, show_progress)
-        gammas = {} if len(pool) == 1 else _ece_by_gamma(problem, fit, pool, folds)
+        pool, start = objective.gammas, input_map.start_function(seed)
+        problem = Problem(
+            network, Loss(pool[0]), objective.penalty, objective.norm, start, input_map.kind, seed, show_progress
+        )
+        errors = {} if len(pool) == 1 else _ece_by_gamma(problem, fit, pool, objective.gamma_folds)
         # A tie goes to the smaller γ.
-        best = min(pool) if not gammas else min(gammas, key=lambda g: (gammas[g], g))
+        best = min(pool) if not errors else min(errors, key=lambda gamma: (errors[gamma], gamma))
         problem = replace(problem, loss=Loss(best))
         solution = fit(problem)
-        record = _record(problem, solution, name, loss, gammas)
+        record = _record(problem, solution, name, objective.loss, errors)
         warn_at_a_bound(solution.logits, network.labels, solution.temperature, stacklevel=3)
-        clamped = Clamped(model, before=solution.before, after=Temperature(solution.temperature).to(target))
+        clamped = Clamped(model, before=solution.before, after=Temperature(solution.temperature))
     clamped.fit_record = record
     clamped.training = model.training  # which was off while it was made
     return clamped
-
-
-def _check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
-    """Check a choice between names.
-
-    >>> _check_choice("norm", "l1", ("l2sq", "l2"))
-    Traceback (most recent call last):
-        ...
-    trueup.core.errors.InputError: norm must be "l2sq" or "l2", got 'l1'
-    """
-    if not isinstance(value, str) or value not in allowed:
-        choices = " or ".join(f'"{choice}"' for choice in allowed)
-        raise InputError(name, f"be {choices}", repr(value))
 
 
 def check_model(model: Any) -> nn.Module:
@@ -164,76 +135,6 @@ def check_loader(loader: Any) -> Iterable[Any]:
     if not isinstance(loader, Iterable):
         raise InputError("loader", "give batches of inputs and labels", type(loader).__name__)
     return loader
-
-
-def _parse_penalty(penalty: Any) -> PenaltyWeight:
-    """Parse λ: a number from 0 on, infinity with it, or the name of a rule.
-
-    >>> _parse_penalty(np.float32(0.5)), _parse_penalty("R1")
-    (0.5, 'R1')
-    """
-    wanted = 'be a number, "auto", "R1" or "R2"'
-    if isinstance(penalty, str):
-        if penalty not in _RULES:
-            raise InputError("penalty", wanted, repr(penalty))
-        return penalty  # type: ignore[return-value]
-    number = _parse_number("penalty", penalty, wanted)
-    if not number >= 0:
-        raise InputError("penalty", "not be negative", f"{penalty}")
-    return number
-
-
-def parse_seed(seed: Any) -> int:
-    """Parse a seed, which generators of torch and NumPy alike can take."""
-    try:
-        number = operator.index(seed)
-    except TypeError:
-        number = -1
-    if not 0 <= number < _SEEDS:
-        raise InputError("seed", "be an integer from 0 to 2**63 - 1", repr(seed))
-    return number
-
-
-def _parse_gammas(loss: str, gamma: Any, folds: Any = None) -> list[float]:
-    """The exponents of the focal loss to choose from, sorted; cross-entropy has 0 alone.
-
-    >>> _parse_gammas("focal", (1, 0.5)), _parse_gammas("focal", np.float32(1)), _parse_gammas("ce", None)
-    ([0.5, 1.0], [1.0], [0.0])
-    """
-    wanted = "be a number from 0 on, or a pool of them"
-    if loss == "ce" and gamma is not None:
-        raise ValueError(f'gamma is of the focal loss, so loss must be "focal", got {loss!r} with gamma {gamma}')
-    many = isinstance(gamma, Iterable) and not isinstance(gamma, str) and getattr(gamma, "ndim", 1) > 0
-    if folds is not None and not many:
-        raise ValueError(f"gamma_folds choose from a pool of gamma, got {gamma} alone")
-    if gamma is None:
-        return [0.0 if loss == "ce" else 1.0]
-    pool = [_parse_number("gamma", entry, wanted) for entry in (gamma if many else [gamma])]
-    if not pool:
-        raise InputError("gamma", wanted, "an empty pool")
-    return sorted(set(pool))
-
-
-def _parse_folds(folds: Any, samples: int) -> int:
-    """Parse the number of folds of the calibration set."""
-    wanted = f"lie between 2 and the number of samples, {samples}"
-    try:
-        number = operator.index(folds)
-    except TypeError:
-        raise InputError("gamma_folds", wanted, repr(folds)) from None
-    if not 2 <= number <= samples:
-        raise InputError("gamma_folds", wanted, f"{folds}")
-    return number
-
-
-def _parse_number(name: str, value: Any, wanted: str) -> float:
-    """A number of any kind as a float: Python's, NumPy's, or a tensor of one."""
-    if not isinstance(value, str | bool | np.bool_) and not getattr(value, "shape", ()):
-        try:
-            return float(value)
-        except (TypeError, ValueError, RuntimeError):
-            pass
-    raise InputError(name, wanted, repr(value))
 
 
 def _recipe(recipe: str | Recipe) -> tuple[Recipe, str]:
@@ -267,22 +168,11 @@ def _with_checks(recipe: Recipe, name: str) -> Recipe:
     return fit
 
 
-def _start(start: Start | None, seed: int) -> Callable[[Network], Tensor] | None:
-    named: dict[str, Callable[[Network], Tensor]] = {
-        "zero": starts.zero,
-        "random": partial(starts.random, seed=seed),
-        "data": starts.data_driven,
-    }
-    if start is None or (callable(start) and not isinstance(start, str)):
-        return start
-    if not isinstance(start, str) or start not in named:
-        raise ValueError(f"start must be one of {', '.join(named)}, or a function, got {start!r}")
-    return named[start]
-
-
-def _ece_by_gamma(problem: Problem, fit: Recipe, pool: list[float], folds: int | None) -> dict[float, float]:
+def _ece_by_gamma(problem: Problem, fit: Recipe, pool: Sequence[float], folds: Any) -> dict[float, float]:
     """The ECE of each γ: on the calibration set, or on held-out folds."""
-    errors = {}
+    errors, n = {}, len(problem.network.labels)
+    if folds is not None:
+        folds = parse_whole("gamma_folds", folds, 2, n, f"lie between 2 and the number of samples, {n}")
     for gamma in pool:
         with_gamma = replace(problem, loss=Loss(gamma))
         if folds is None:
@@ -347,9 +237,10 @@ def _record(problem: Problem, solution: Solution, name: str, loss: str, gammas: 
 
 def warn_at_a_bound(logits: Tensor, labels: Tensor, temperature: float, *, stacklevel: int) -> None:
     """Warn where the loss of logits has no minimum over the temperature; `stacklevel` is as for `warnings.warn`."""
-    beta, certificate = inverse_temperature(logits, labels)
+    z, y = to_numpy(logits, labels)
+    beta, certificate = inverse_temperature(z, y)
     if certificate.status == "bound":
-        why = bound_reason(beta, scale_of(logits))
+        why = bound_reason(beta, scale_of(z))
         warnings.warn(f"temperature has no best value, and is {temperature:.3g}: {why}", stacklevel=stacklevel)
 
 

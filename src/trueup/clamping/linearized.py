@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trueup._core.optimize import FitError, Stage, lbfgs
 from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.input_parameters import InputParameters
-from trueup.clamping.problem import Loss, Norm, Penalty
-from trueup.core.optimize import FitError, lbfgs
+from trueup.clamping.problem import Loss, Norm, Penalty, paired_gain
 
 MEMORY = 1 << 28
 """Bytes that the derivatives of the logits may take."""
@@ -74,8 +74,7 @@ class CrossValidation:
         """By how much less than temperature's the loss is, and the standard error of that."""
         if math.isinf(penalty):
             return 0.0, 0.0
-        gains = self.plain - self.rows[list(self.penalties).index(penalty)]
-        return float(gains.mean()), float(gains.std(ddof=1)) / math.sqrt(len(gains))
+        return paired_gain(self.plain, self.rows[list(self.penalties).index(penalty)])
 
     def nested_gain(self, groups: int = 10) -> tuple[float, float]:
         """The same where λ, infinity among them, is chosen for each group of samples by the others alone.
@@ -90,8 +89,7 @@ class CrossValidation:
         for group in range(groups):
             out = np.arange(len(chosen)) % groups == group
             chosen[out] = every[every[:, ~out].mean(axis=1).argmin(), out]
-        gains = self.plain - chosen
-        return float(gains.mean()), float(gains.std(ddof=1)) / math.sqrt(len(gains))
+        return paired_gain(self.plain, chosen)
 
 
 def max_samples_in_memory(samples: int, classes: int, coordinates: int) -> int:
@@ -200,7 +198,7 @@ def _solve(features: Tensor, labels: Tensor, loss: Loss, penalty: Penalty, start
     inverse = np.linalg.inv(curvature)
     best = start
     try:
-        best, _ = lbfgs(objective, start, precondition=lambda g: inverse @ g, ftol=1e-8, tolerance=1e-9)
+        best, _ = lbfgs(Stage(objective, 1e-8), start, precondition=lambda g: inverse @ g, tolerance=1e-9)
     except FitError:  # separable folds have no minimum: the largest penalty's solution is as good as any
         return start
     return best

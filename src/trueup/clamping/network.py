@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from trueup._core.errors import InputError
 from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.maps import Affine, Box, Shift
-from trueup.core.arrays import as_tensors, upcast_half
-from trueup.core.distributed import all_gather_object, all_gather_rows, all_reduce_sum, raise_on_all_ranks
-from trueup.core.errors import InputError
+from trueup.models._distributed import all_gather_object, all_gather_rows, all_reduce_sum, raise_on_all_ranks
+from trueup.models._tensors import as_tensors, upcast_half
 from trueup.models.batches import Batch, Device, logits_of, tensors_in
 from trueup.models.calibrated import Calibrated, embedding_of, input_position
 
@@ -26,7 +26,7 @@ Slope = Callable[[Tensor, Tensor], Tensor]
 _NUMBERS = 1 << 26  # read at a time where quantiles are asked for
 _OUTSIDE = 1e-3  # what rounding may put outside the box, as a share of its width
 _WANTED = "the model must be differentiable by its input, for every recipe follows gradients"
-_INSTEAD = "temperature alone needs none: trueup.on_model(trueup.METHODS['temperature'])(model, loader)"
+_INSTEAD = "temperature alone needs none: trueup.calibrate(model, loader)"
 
 
 class NotDifferentiable(ValueError):

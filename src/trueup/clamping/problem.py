@@ -3,25 +3,147 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from functools import partial
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from trueup._core.errors import InputError
+from trueup._core.loss_sums import temperature_sums
+from trueup._core.splits import stratified_order
 from trueup.calibrators.temperature import focal_inverse_temperature, inverse_temperature, scale_of
-from trueup.clamping.maps import Shift, scale_shape
+from trueup.clamping.maps import Box, Shift, scale_shape
 from trueup.clamping.network import Network
-from trueup.clamping.starts import zero
-from trueup.core.arrays import upcast_half
-from trueup.core.loss_sums import focal_loss, focal_weight, temperature_sums
-from trueup.core.splits import stratified_order
+from trueup.clamping.theory import data_driven, random, zero
+from trueup.losses._focal import focal_loss, focal_weight
+from trueup.models._tensors import to_numpy, upcast_half
 
 Norm: TypeAlias = Literal["l2sq", "l2"]
 PenaltyWeight: TypeAlias = float | Literal["auto", "R1", "R2"]
 InputMap: TypeAlias = Literal["shift", "affine"]
+Start: TypeAlias = str | Callable[[Network], Tensor]
+_SEEDS = 1 << 63
+_STARTS = ("zero", "random", "data")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is minimised: the mean loss plus a penalty of δ."""
+
+    loss: Literal["ce", "focal"] = "ce"
+    """Cross-entropy or the focal loss."""
+    gamma: float | Sequence[float] | None = None
+    """Exponent of the focal loss (1 unless given), or a pool, of which the γ of least ECE is kept."""
+    gamma_folds: int | None = None
+    """Folds on which the ECE of each γ is measured; None takes the calibration set itself."""
+    penalty: PenaltyWeight = "auto"
+    """λ: a number, "auto" for the recipe's own rule, or "R1" or "R2", the paper's rules."""
+    norm: Norm = "l2sq"
+    """λ‖δ‖² or λ‖δ‖."""
+
+    def __post_init__(self) -> None:
+        _check_choice("loss", self.loss, ("ce", "focal"))
+        _check_choice("norm", self.norm, ("l2sq", "l2"))
+        if self.loss == "ce" and self.gamma is not None:
+            got = f"{self.loss!r} with gamma {self.gamma}"
+            raise ValueError(f'gamma is of the focal loss, so loss must be "focal", got {got}')
+        if self.gamma_folds is not None and not self._is_pool:
+            raise ValueError(f"gamma_folds choose from a pool of gamma, got {self.gamma} alone")
+        if not isinstance(self.penalty, str) or self.penalty not in ("auto", "R1", "R2"):
+            number = _parse_number("penalty", self.penalty, 'be a number, "auto", "R1" or "R2"')
+            if not number >= 0:
+                raise InputError("penalty", "not be negative", f"{self.penalty}")
+            object.__setattr__(self, "penalty", number)
+        object.__setattr__(self, "gammas", self._parse_gammas())
+
+    gammas: tuple[float, ...] = field(init=False)
+    """The exponents to choose from, sorted; cross-entropy has 0 alone."""
+
+    @property
+    def _is_pool(self) -> bool:
+        gamma = self.gamma
+        return isinstance(gamma, Iterable) and not isinstance(gamma, str) and getattr(gamma, "ndim", 1) > 0
+
+    def _parse_gammas(self) -> tuple[float, ...]:
+        if self.gamma is None:
+            return (0.0 if self.loss == "ce" else 1.0,)
+        wanted = "be a number from 0 on, or a pool of them"
+        pool: Any = self.gamma if self._is_pool else [self.gamma]
+        gammas = {_parse_number("gamma", entry, wanted) for entry in pool}
+        if not gammas:
+            raise InputError("gamma", wanted, "an empty pool")
+        return tuple(sorted(gammas))
+
+
+@dataclass(frozen=True)
+class MapOptions:
+    """The input map, where it starts and where it ends."""
+
+    kind: InputMap = "shift"
+    """"shift" adds δ; "affine" also scales each channel."""
+    start: Start | None = None
+    """"zero", "random", "data" (Theorem 3.2) or a function; None starts the published recipes at random, others at
+    zero."""
+    box: Box | None = None
+    """(low, high), a range that holds x + δ."""
+
+    def __post_init__(self) -> None:
+        _check_choice("input_map", self.kind, ("shift", "affine"))
+        start = self.start
+        if not (start is None or (isinstance(start, str) and start in _STARTS) or callable(start)):
+            raise ValueError(f"start must be one of {', '.join(_STARTS)}, or a function, got {start!r}")
+
+    def start_function(self, seed: int) -> Callable[[Network], Tensor] | None:
+        """Where δ starts, as a function; None leaves it to the recipe."""
+        if not isinstance(self.start, str):
+            return self.start
+        if self.start == "random":
+            return partial(random, seed=seed)
+        return zero if self.start == "zero" else data_driven
+
+
+def _check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
+    """Check a choice between names.
+
+    >>> _check_choice("norm", "l1", ("l2sq", "l2"))
+    Traceback (most recent call last):
+        ...
+    trueup._core.errors.InputError: norm must be "l2sq" or "l2", got 'l1'
+    """
+    if not isinstance(value, str) or value not in allowed:
+        choices = " or ".join(f'"{choice}"' for choice in allowed)
+        raise InputError(name, f"be {choices}", repr(value))
+
+
+def _parse_number(name: str, value: Any, wanted: str) -> float:
+    """A number of any kind as a float: Python's, NumPy's, or a tensor of one."""
+    if not isinstance(value, str | bool | np.bool_) and not getattr(value, "shape", ()):
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError):
+            pass
+    raise InputError(name, wanted, repr(value))
+
+
+def parse_whole(name: str, value: Any, low: int, high: int, wanted: str) -> int:
+    """A whole number from low to high."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InputError(name, wanted, repr(value)) from None
+    if not low <= number <= high:
+        raise InputError(name, wanted, f"{value}")
+    return number
+
+
+def parse_seed(seed: Any) -> int:
+    """Parse a seed, which generators of torch and NumPy alike can take."""
+    return parse_whole("seed", seed, 0, _SEEDS - 1, "be an integer from 0 to 2**63 - 1")
 
 
 @dataclass(frozen=True)
@@ -61,13 +183,14 @@ class Loss:
 
         Where there is none, since the logits are always right or no better than chance, it is the search's bound.
         """
+        z, y = to_numpy(logits, labels)
         if self.gamma:
-            return 1 / focal_inverse_temperature(logits, labels, self.gamma, near=None if near is None else 1 / near)[0]
-        beta, certificate = inverse_temperature(logits, labels)
-        if certificate.status == "bound" or not scale_of(logits):
+            return 1 / focal_inverse_temperature(z, y, self.gamma, near=None if near is None else 1 / near)[0]
+        beta, certificate = inverse_temperature(z, y)
+        if certificate.status == "bound" or not scale_of(z):
             return 1 / beta
         # One more step of Newton's, since the search ends where that would be far below any noise, not at rounding.
-        _, slope, curvature = temperature_sums(logits, labels, beta)
+        _, slope, curvature = temperature_sums(z, y, beta)
         return 1 / (beta - slope / curvature) if curvature > 0 else 1 / beta
 
 
@@ -157,27 +280,16 @@ class Solution:
 Recipe: TypeAlias = Callable[[Problem], Solution]
 
 
-def temperature_alone(
-    problem: Problem,
-    temperature: float,
-    verdict: str,
-    *,
-    candidates: Mapping[float, float] | None = None,
-    evidence: float | None = None,
-    notes: Mapping[str, object] | None = None,
-) -> Solution:
-    """The solution that leaves the inputs as they are, λ being infinite."""
-    return Solution(
-        before=problem.mapping(zero(problem.network)),
-        temperature=temperature,
-        penalty=math.inf,
-        logits=problem.network.plain_logits(),
-        penalty_value=0.0,
-        candidates=candidates or {},
-        evidence=evidence,
-        verdict=verdict,
-        notes=notes or {},
-    )
+def temperature_alone(problem: Problem, temperature: float, verdict: str, **more: Any) -> Solution:
+    """The solution that leaves the inputs as they are, λ being infinite; `more` are further fields of it."""
+    before, logits = problem.mapping(zero(problem.network)), problem.network.plain_logits()
+    return Solution(before, temperature, math.inf, logits, penalty_value=0.0, verdict=verdict, **more)
+
+
+def paired_gain(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
+    """By how much the mean loss fell, and the standard error of that."""
+    gains = before - after
+    return float(gains.mean()), float(gains.std(ddof=1)) / math.sqrt(len(gains))
 
 
 def penalty_weight(problem: Problem, start: Tensor) -> float:

@@ -36,16 +36,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from trueup._core.optimize import FitError
 from trueup.clamping.calibration_set import graph_rows, local_subset
 from trueup.clamping.input_parameters import channel_norms
 from trueup.clamping.maps import Shift, detach_map, scale_shape
 from trueup.clamping.network import Network, gradients_of
 from trueup.clamping.problem import Problem, Solution, penalty_by_rule
-from trueup.clamping.starts import random
-from trueup.clamping.theory import theorem, warn_if_contradicted
-from trueup.core.distributed import all_reduce_sum, raise_on_all_ranks, rank, world_size
-from trueup.core.loss_sums import focal_loss
-from trueup.core.optimize import FitError
+from trueup.clamping.theory import random, theorem, warn_if_contradicted
+from trueup.losses._focal import focal_loss
+from trueup.models._distributed import all_reduce_sum, raise_on_all_ranks, rank, world_size
 from trueup.models.batches import Batch
 
 _CLAMP = 1e-7

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from trueup._core.splits import fold_mask
 from trueup.clamping.calibration_set import local_subset
-from trueup.clamping.directions import directions
-from trueup.clamping.input_parameters import InputParameters, channel_norms
+from trueup.clamping.input_parameters import InputParameters, channel_norms, directions
 from trueup.clamping.linearized import (
     CrossValidation,
     LinearizedModel,
@@ -22,10 +22,9 @@ from trueup.clamping.linearized import (
     max_samples_in_memory,
 )
 from trueup.clamping.maps import detach_map
-from trueup.clamping.problem import Problem, Solution, penalty_weight, sample_order, temperature_alone
+from trueup.clamping.problem import Problem, Solution, paired_gain, penalty_weight, sample_order, temperature_alone
 from trueup.clamping.theory import entropy_gradient
 from trueup.clamping.varpro import HELD_OUT, Point, VarProObjective, descend, penalty_grid
-from trueup.core.splits import fold_mask
 
 STRENGTHS = (30.0, 3.0, 0.3, 0.03, 0.003)
 """Penalties that are tried beside infinity, which is temperature alone: of a δ as long as a typical input."""
@@ -51,7 +50,8 @@ FEWEST_PASSES = 8
 """Passes over these samples that it may take in any case."""
 MIN_DECREASE = 1e-4
 """Some passes together must lower the mean loss by this to be followed by more."""
-_FEWEST = 50
+MIN_SAMPLES = 50
+"""Samples below which only a temperature is fitted."""
 
 
 class _NoGain(Exception):
@@ -85,8 +85,9 @@ def subspace(
         raise ValueError(f"frequencies must be at least 1, got {frequencies}")
     if penalties is not None and not all(0 < penalty < math.inf for penalty in penalties):
         raise ValueError(f"penalties must be positive and finite, got {list(penalties)}; infinity is always tried")
-    if len(network.labels) < _FEWEST:
-        return _too_few(problem)
+    if len(network.labels) < MIN_SAMPLES:
+        few = f"No: {len(network.labels)} samples are too few to judge an input map by, {MIN_SAMPLES} are needed."
+        return temperature_alone(problem, loss.temperature(network.plain_logits(), network.labels), few)
     basis = directions(network, entropy_gradient(network), frequencies=frequencies, seed=problem.seed)
     parameters = InputParameters(network, basis, channel_norms(network), has_scale=problem.input_map == "affine")
     plain, labels = network.plain_logits(), network.labels
@@ -102,22 +103,21 @@ def subspace(
     if problem.penalty != "auto":
         penalty = penalty_weight(problem, problem.start_delta())
         if math.isinf(penalty):
-            return _temperature_alone(context, {}, "Temperature alone was asked for.")
+            return context.temperature_alone("Temperature alone was asked for.")
         return _search_at_given_penalty(context, penalty, passes)
     tried = penalty_grid(STRENGTHS, parameters, problem.norm) if penalties is None else list(penalties)
     validation = cross_validate(linear, loss, problem.norm, tried, folds=folds)
     best = validation.best()
     gain, error = validation.nested_gain()
     if math.isinf(best) or gain <= STANDARD_ERRORS * error or evidence > significance:
-        return _temperature_alone(
-            context,
-            validation.candidates(),
-            "No: temperature is enough. A test of the mean input gradient finds no more than noise "
+        why = (
+            "A test of the mean input gradient finds no more than noise "
             f"(p = {evidence:.2g}, it takes {significance:g} or less)."
             if evidence > significance
-            else "No: temperature is enough. On folds left out, the map that other samples choose changes the loss "
-            f"by {-gain:+.2g} with a standard error of {error:.2g}; it takes a fall of {STANDARD_ERRORS:g} of these.",
+            else "On folds left out, the map that other samples choose changes the loss "
+            f"by {-gain:+.2g} with a standard error of {error:.2g}; it takes a fall of {STANDARD_ERRORS:g} of these."
         )
+        return context.temperature_alone(f"No: temperature is enough. {why}", validation.candidates())
     return _search_and_judge(context, validation, _smallest_comparable_penalty(validation, best), passes)
 
 
@@ -166,8 +166,7 @@ def _search_and_judge(context: SearchContext, validation: CrossValidation, penal
     def held_out_gain(point: Point) -> tuple[Tensor, float, float]:
         """Logits of the samples left out, by how much their loss falls, and the standard error of that."""
         z = network.logits(parameters.map(point.theta)[0], inputs=held)
-        gains = before - loss.rows(z, labels[out], point.temperature).numpy()
-        return z, float(gains.mean()), float(gains.std(ddof=1)) / math.sqrt(len(gains))
+        return z, *paired_gain(before, loss.rows(z, labels[out], point.temperature).numpy())
 
     def check(point: Point) -> None:
         # Few samples are followed too far, so that a part of the way may be right where all of it is not.
@@ -184,12 +183,11 @@ def _search_and_judge(context: SearchContext, validation: CrossValidation, penal
         if gain <= STANDARD_ERRORS * error:
             raise _NoGain
     except _NoGain:
-        return _temperature_alone(
-            context,
-            validation.candidates(),
+        why = (
             "No: temperature is enough. An input map that promised something did not lower the loss on a fifth of the "
-            f"samples, left out until the end, by {STANDARD_ERRORS:g} standard errors.",
+            f"samples, left out until the end, by {STANDARD_ERRORS:g} standard errors."
         )
+        return context.temperature_alone(why, validation.candidates())
     if passes - result.used >= WORTHWHILE:
         result = refit_on_all(result, passes=passes - result.used)
     else:
@@ -216,7 +214,7 @@ def _search_at_given_penalty(context: SearchContext, penalty: float, passes: flo
     result = search(context, penalty, torch.ones(len(context.order), dtype=torch.bool), passes=passes)
     alone = context.problem.loss.mean(context.plain, context.problem.network.labels, context.temperature)
     if result.point.value > alone:
-        return _temperature_alone(context, {}, f"No: no input map is worth its penalty at λ = {penalty:.3g}.")
+        return context.temperature_alone(f"No: no input map is worth its penalty at λ = {penalty:.3g}.")
     verdict = "Not asked, since λ was given" + (
         f", though the mean input gradient is what noise gives (p = {context.evidence:.2g})."
         if context.evidence > SIGNIFICANCE
@@ -240,27 +238,6 @@ def _solution(result: SearchResult, candidates: dict[float, float], verdict: str
     )
 
 
-def _too_few(problem: Problem) -> Solution:
-    n = len(problem.network.labels)
-    temperature = problem.loss.temperature(problem.network.plain_logits(), problem.network.labels)
-    return temperature_alone(
-        problem,
-        temperature,
-        f"No: {n} samples are too few to judge an input map by, {_FEWEST} are needed.",
-    )
-
-
-def _temperature_alone(context: SearchContext, candidates: dict[float, float], verdict: str) -> Solution:
-    return temperature_alone(
-        context.problem,
-        context.temperature,
-        verdict,
-        candidates=candidates,
-        evidence=context.evidence,
-        notes={"directions": context.parameters.size},
-    )
-
-
 @dataclass(frozen=True)
 class SearchContext:
     """What is known before any search."""
@@ -276,6 +253,11 @@ class SearchContext:
     temperature: float
     """The best for them."""
     evidence: float
+
+    def temperature_alone(self, verdict: str, candidates: Mapping[float, float] | None = None) -> Solution:
+        """The solution that leaves the inputs as they are."""
+        more = {"candidates": candidates or {}, "notes": {"directions": self.parameters.size}}
+        return temperature_alone(self.problem, self.temperature, verdict, evidence=self.evidence, **more)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the paper proves: Lemma 3.1, by which a temperature is judged, and Theorem 3.2, a closed form for δ.
+"""What the paper proves: Lemma 3.1, a test of the temperature; Theorem 3.2, a closed form for δ; and where δ starts.
 
 At the best temperature the true classes' logits equal the expected ones in sum; the closed form raises total entropy.
 """
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from trueup import metrics
+from trueup._core import native
 from trueup.clamping.network import Network, box_ends, extent
-from trueup.core import native
-from trueup.core.arrays import as_tensors, upcast_half
-from trueup.core.loss_sums import focal_weight
+from trueup.losses._focal import focal_weight
+from trueup.models._tensors import as_tensors, upcast_half
 
 
 class Residual(NamedTuple):
@@ -142,3 +142,36 @@ def warn_if_contradicted(network: Network, closed_form: Theorem, logits: Tensor,
             "its first order does not reach this far; try a smaller scale",
             stacklevel=3,
         )
+
+
+START_SCALE = 1e-3
+"""Standard deviation of a random start in the released demonstration; its class has 0.01 by default."""
+
+
+def zero(network: Network) -> Tensor:
+    """Start at δ = 0, where the network is the caller's own."""
+    return torch.zeros(network.shape, dtype=network.dtype, device=network.device)
+
+
+def random(network: Network, *, seed: int, scale: float = START_SCALE) -> Tensor:
+    """Start at normal numbers of standard deviation `scale`, drawn on the CPU: a seed means the same on any device."""
+    if not scale >= 0:
+        raise ValueError(f"scale must not be negative, got {scale}")
+    generator = torch.Generator().manual_seed(seed)
+    delta = torch.randn(network.shape, generator=generator, dtype=torch.float64) * scale
+    return delta.to(network.device, network.dtype)
+
+
+def data_driven(network: Network, *, temperature: float = 1.0, quantile: float = 0.0, scale: float = 1.0) -> Tensor:
+    """Start where Theorem 3.2 says that total entropy rises most, to first order, with every input kept in its box.
+
+    With g = Σ_i ∇_x H(softmax(f(x_i)/T)): δ_j = −(min_i x_ij − low_j) where g_j < 0, and high_j − max_i x_ij where
+    g_j > 0. Images that use their whole range leave no room, and δ is zero, which a warning says. `quantile` takes the
+    q and 1 − q quantiles in place of minimum and maximum (what then leaves the box is clipped); `scale` multiplies δ.
+    Costs a forward-backward pass, and one forward to see whether the entropy did rise.
+    Tang et al., "Neural Clamping" (2024), Theorem 3.2.
+    """
+    closed_form = theorem(network, temperature=temperature, quantile=quantile, scale=scale)
+    if bool(closed_form.delta.any()):
+        warn_if_contradicted(network, closed_form, network.logits(network.mapping(closed_form.delta)), temperature)
+    return closed_form.delta

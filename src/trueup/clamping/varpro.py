@@ -10,22 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trueup._core.optimize import FitError, Stage, lbfgs
+from trueup._core.splits import fold_mask
 from trueup.clamping.calibration_set import CalibrationSet, local_subset
 from trueup.clamping.input_parameters import InputParameters, channel_norms
 from trueup.clamping.linearized import STEP
 from trueup.clamping.maps import detach_map
-from trueup.clamping.problem import (
-    Norm,
-    Penalty,
-    Problem,
-    Solution,
-    penalty_weight,
-    sample_order,
-    temperature_alone,
-)
-from trueup.core.distributed import all_gather_rows
-from trueup.core.optimize import FitError, Stage, lbfgs
-from trueup.core.splits import fold_mask
+from trueup.clamping.problem import Norm, Penalty, Problem, Solution, penalty_weight, sample_order, temperature_alone
+from trueup.models._distributed import all_gather_rows
 
 STRENGTHS = (3000.0, 300.0, 30.0, 3.0, 0.3, 0.03, 0.003)
 """Penalties that are tried by default: of a δ as long as a typical input."""
@@ -254,11 +246,9 @@ def descend(
 
     try:
         lbfgs(
-            exact,
+            Stage(exact, decrement, noise),
             start / step_length,
             tolerance=1e-9 * step_length,
-            ftol=decrement,
-            f_noise=noise,
             precondition=None if precondition is None else lambda g: precondition @ g / step_length**2,
             coarse=None if coarse is None else Stage(coarse_value, 10 * decrement, noise),
             step_growth=3.0,

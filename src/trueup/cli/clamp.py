@@ -2,59 +2,70 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from trueup._core.errors import silence_warnings
 from trueup.cli import options as o
 from trueup.cli import resolve
-from trueup.cli.evaluate import print_scores
-from trueup.cli.output import print_json, print_remarks, require_output
-from trueup.core.errors import silence_warnings
+from trueup.cli.output import print_json, print_remarks, print_scores, require_output
 
-BATCH_SIZE = 128
+
+@dataclass(frozen=True)
+class NetworkData:
+    """A live network and its data."""
+
+    model: str = o.argument("MODEL", "package.module:make_model, or a folder that `trueup train` wrote.")
+    data: str | None = o.option(
+        "FILE|FOLDER",
+        "A .npz file of images or inputs, and labels; or a folder of images, with one folder per class. With "
+        "trueup-studies also the name of a data set (default: that of the `train` folder).",
+    )
+    weights: Path | None = o.option("FILE", "Weights of the network, .safetensors or .pt.")
+    batch_size: int = o.option("N", "Rows in a batch.", default=128)
+    device: str | None = o.option("NAME", "Device of the network, such as cuda.")
+    data_dir: Path | None = o.option("FOLDER", "Folder of the data sets (default $TRUEUP_DATA).")
+    seed: int | None = o.option("N", "Random seed (default 0).")
+
+    @property
+    def files(self) -> tuple[Path | None, ...]:
+        """The files that are read, none of which may be written."""
+        return self.weights, Path(self.data) if self.data else None
+
+    def load(self, *, labels: bool = True) -> tuple[Any, list[Any], str]:
+        """The network, loaders of the validation and test parts, and the name of the data."""
+        resolve.require_data(self.model, self.data)
+        options: dict[str, Any] = {"device": self.device, "folder": self.data_dir, "seed": self.seed}
+        options |= {"batch_size": self.batch_size, "labels": labels}
+        return resolve.load_network_and_data(self.model, self.data, self.weights, **options)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the shift is fitted."""
+
+    recipe: str | None = o.option("NAME", "How to fit (default subspace).")
+    loss: str | None = o.option("ce|focal", "Loss to minimise (default ce).")
+    gamma: list[float] | None = o.option(
+        "X", "γ of the focal loss; may be repeated, then the γ of the least ECE is chosen."
+    )
+    penalty: str | None = o.option("X|auto|R1|R2", "Weight of the penalty on the shift (default auto).")
+    input_map: str | None = o.option("shift|affine", "Map of the inputs (default shift).")
+    box: tuple[float, float] | None = o.option("LOW HIGH", "Range that shifted inputs are clipped to.")
 
 
 def clamp(
-    model: o.Model,
     out: Annotated[
         Path,
         typer.Option("--output", "-o", metavar="FILE", help="File of the shift and the temperature, .safetensors."),
     ],
-    data: o.Data = None,
-    weights: o.Weights = None,
-    recipe: Annotated[
-        str | None, typer.Option("--recipe", metavar="NAME", help="How to fit (default subspace).")
-    ] = None,
-    loss: Annotated[
-        str | None, typer.Option("--loss", metavar="ce|focal", help="Loss to minimise (default ce).")
-    ] = None,
-    gamma: Annotated[
-        list[float] | None,
-        typer.Option(
-            "--gamma", metavar="X", help="γ of the focal loss; may be repeated, then the γ of the least ECE is chosen."
-        ),
-    ] = None,
-    penalty: Annotated[
-        str | None,
-        typer.Option("--penalty", metavar="X|auto|R1|R2", help="Weight of the penalty on the shift (default auto)."),
-    ] = None,
-    input_map: Annotated[
-        str | None,
-        typer.Option("--input-map", metavar="shift|affine", help="Map of the inputs (default shift)."),
-    ] = None,
-    box: Annotated[
-        tuple[float, float] | None,
-        typer.Option("--box", metavar="LOW HIGH", help="Range that shifted inputs are clipped to."),
-    ] = None,
-    batch_size: o.BatchSize = BATCH_SIZE,
-    device: o.Device = None,
-    data_dir: o.DataFolder = None,
-    seed: o.Seed = None,
-    as_json: o.Json = False,
-    quiet: o.Quiet = False,
+    *,
+    source: NetworkData,
+    recipe: Recipe,
+    output: o.Output,
 ) -> None:
     """Neural Clamping: fit a shift of the input and a temperature to a trained network, whose weights do not change.
 
@@ -62,31 +73,31 @@ def clamp(
     pixels in [0, 1]. A .npz file has val_images, val_labels, test_images and test_labels, or images and labels, which
     are halved at random; `inputs` instead of `images` go to the network as they are.
     """
-    require_output(out, ".safetensors", reads=(weights, Path(data) if data else None))
-    resolve.require_data(model, data)
-    network, loaders, data = resolve.load_network_and_data(
-        model, data, weights, device=device, folder=data_dir, seed=seed, batch_size=batch_size
-    )
+    require_output(out, ".safetensors", reads=source.files)
+    network, loaders, data = source.load()
     from trueup import clamping
+    from trueup.io.load_save import save
 
-    if recipe is not None:
-        o.require_name("recipe", clamping.RECIPES, recipe)
-    options = o.drop_unset(
-        recipe=recipe, loss=loss, gamma=gamma and (gamma[0] if len(gamma) == 1 else gamma),
-        penalty=_number_or_name(penalty), input_map=input_map, box=box, device=device, seed=seed,
-    )  # fmt: skip
-    with silence_warnings(enabled=quiet):
-        clamped = clamping.clamp(network, loaders[0], **options, progress=not quiet)
-        clamping.save_clamped(clamped, out)
-        scores = compare_networks(network, {"clamping": clamped}, loaders, not quiet)
+    if recipe.recipe is not None:
+        o.require_name("recipe", clamping.RECIPES, recipe.recipe)
+    gamma = recipe.gamma
+    gamma_or_pool = gamma[0] if gamma and len(gamma) == 1 else gamma
+    objective = o.drop_unset(loss=recipe.loss, gamma=gamma_or_pool, penalty=_number_or_name(recipe.penalty))
+    options = o.set_options(recipe, "recipe") | o.set_options(source, "device", "seed")
+    options["objective"] = clamping.Objective(**objective)
+    options["input_map"] = clamping.MapOptions(**o.drop_unset(kind=recipe.input_map, box=recipe.box))
+    with silence_warnings(enabled=output.quiet):
+        clamped = clamping.clamp(network, loaders[0], **options, progress=not output.quiet)
+        save(clamped, out)
+        scores = compare_networks(network, {"clamping": clamped}, loaders, not output.quiet)
     record = clamped.fit_record
-    if as_json:
+    if output.as_json:
         print_json(
-            "clamp", model=model, data=data, output=out, verdict=record.verdict, record=asdict(record),
+            "clamp", model=source.model, data=data, output=out, verdict=record.verdict, record=asdict(record),
             scores=scores.to_dict(),
         )  # fmt: skip
         return
-    if quiet:
+    if output.quiet:
         return
     print_scores(scores)
     verdict = f"Did the input map earn its place? {record.verdict}"
@@ -95,10 +106,10 @@ def clamp(
 
 def compare_networks(network: Any, others: dict[str, Any], loaders: list[Any], progress: bool) -> Any:
     """Scores of a network on the test part: raw, with a temperature, and those of networks made of it."""
+    from trueup._core.registry import METHODS
     from trueup.io.predictions import Predictions
     from trueup.metrics.table import compare
     from trueup.models.calibrated import collect
-    from trueup.registry import METHODS
 
     val, test = (collect(network, loader, progress=progress) for loader in loaders)
     temperature = METHODS["temperature"](*val)
@@ -115,13 +126,9 @@ def _number_or_name(text: str | None) -> Any:
         return text
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb to the application."""
-    app.command(
-        rich_help_panel="Networks",
-        epilog=o.format_examples(
-            "trueup clamp mymodels:resnet --weights resnet.safetensors --data cifar10 -o clamped.safetensors",
-            "trueup clamp mymodels:resnet --data images.npz --box 0 1 -o clamped.safetensors",
-            "trueup clamp run -o run/clamped.safetensors",
-        ),
-    )(clamp)
+EXAMPLES = (
+    "trueup clamp mymodels:resnet --weights resnet.safetensors --data cifar10 -o clamped.safetensors",
+    "trueup clamp mymodels:resnet --data images.npz --box 0 1 -o clamped.safetensors",
+    "trueup clamp run -o run/clamped.safetensors",
+)
+register = o.commands((clamp, "Networks", EXAMPLES))

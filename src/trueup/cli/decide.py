@@ -2,63 +2,54 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
-
-import typer
 
 from trueup.cli import options as o
 from trueup.cli.output import print_json, require_output, working
 
 
+@dataclass(frozen=True)
+class Files:
+    """What `decide` reads and writes."""
+
+    val: Path = o.argument("VAL", "Logits and labels that neither the network nor a calibrator has seen.")
+    new: Path | None = o.argument(
+        "NEW", "Logits without labels: their class frequencies and expected accuracy.", default=None
+    )
+    out: Path | None = o.option("FILE", "With NEW: a calibrator for its class frequencies.", "--output", "-o")
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What is promised, and how surely."""
+
+    risk: str | None = o.option(
+        "NAME", "What to bound: error, false_discovery_rate or false_positive_rate (default error)."
+    )
+    max_risk: float | None = o.option("SHARE", "The largest risk allowed (default 0.02).")
+    level: float | None = o.option("SHARE", "Certainty of the promise (default 0.95).")
+    method: str | None = o.option(
+        "NAME", "Calibrate first: half of the rows fit, the others promise.", "--method", "-m"
+    )
+
+
 def decide(
-    val: Annotated[
-        Path,
-        typer.Argument(metavar="VAL", help="Logits and labels that neither the network nor a calibrator has seen."),
-    ],
-    new: Annotated[
-        Path | None,
-        typer.Argument(metavar="NEW", help="Logits without labels: their class frequencies and expected accuracy."),
-    ] = None,
-    risk: Annotated[
-        str | None,
-        typer.Option(
-            "--risk",
-            metavar="NAME",
-            help="What to bound: error, false_discovery_rate or false_positive_rate (default error).",
-        ),
-    ] = None,
-    at_most: Annotated[
-        float | None, typer.Option("--at-most", metavar="SHARE", help="The largest risk allowed (default 0.02).")
-    ] = None,
-    certainty: Annotated[
-        float | None, typer.Option("--certainty", metavar="SHARE", help="Certainty of the promise (default 0.95).")
-    ] = None,
-    event: Annotated[
-        str | None,
-        typer.Option("--event", metavar="CLASS", help="Decide by the probability of this class, a number or a name."),
-    ] = None,
-    by: Annotated[
-        list[str] | None,
-        typer.Option("--by", metavar="COLUMN", help="A threshold for each group of this column; all hold together."),
-    ] = None,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            "--method", "-m", metavar="NAME", help="Calibrate first: half of the rows fit, the others promise."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="With NEW: a calibrator for its class frequencies."),
-    ] = None,
+    files: Files,
     *,
-    reader: Annotated[o.Reader, ("clusters", "probs", "logits", "labels", "confidence", "correct", "classes")],
-    split: o.Split = None,
+    promise: Promise,
+    reader: Annotated[
+        o.Reader,
+        o.only(
+            *("clusters", "probs", "logits", "labels", "confidence", "correct", "class_names"),
+            event="Decide by the probability of this class, a number or a name.",
+            groups="A threshold for each group of this column; all hold at once.",
+        ),
+    ],
+    split: Annotated[o.Sharding, o.only("split")],
     seed: o.Seed = None,
-    as_json: o.Json = False,
-    quiet: o.Quiet = False,
+    output: o.Output,
 ) -> None:
     """Find the confidence from which errors are bounded, with a stated certainty.
 
@@ -66,103 +57,95 @@ def decide(
     rest is for review. With --event, what is flagged counts instead, and the net benefit of acting on it is shown. With
     NEW, also estimate what its labels would show.
     """
-    from trueup.registry import METHODS
+    from trueup._core.registry import METHODS
+    from trueup.decisions import EventRisk
 
-    if reader.clusters is not None and event is not None:
+    val, new, out = files.val, files.new, files.out
+    if reader.clusters is not None and reader.event is not None:
         raise ValueError("--clusters takes no --event: the intervals of the net benefit are of independent rows")
-    if method is not None:
-        o.require_name("method", METHODS, method)
+    if promise.method is not None:
+        o.require_name("method", METHODS, promise.method)
     if out is not None:
         if new is None:
             raise ValueError("--output is for the class frequencies of NEW, which was not given")
         require_output(out, ".safetensors", reads=(val, new))
-    reader = replace(reader, by=by, event=event)
-    with working("deciding", quiet=quiet):
-        table = reader.load(val, split) if split else reader.load_half(val, "val")
-        number = reader.event_number(table.classes)
-        names = reader.names(table.classes)
-        options = o.drop_unset(risk=risk, at_most=at_most, certainty=certainty, method=method)
-        found = _threshold(table, reader.confidence is not None, number, options | {"names": names})
-        benefit = _net_benefit(table, number, names) if number is not None else None
-        prior, performance = (None, None)
-        if new is not None:
-            prior, performance = _without_labels(reader, new, table.pair, number, seed, quiet)
-        if out is not None and prior is not None:
-            from trueup.io.artifacts import save_calibrator
+    with working("deciding", quiet=output.quiet):
+        table = reader.load(val, split.split) if split.split else reader.load_half(val, "val")
+        number, names = reader.event_number(table.classes), reader.names(table.classes)
+        options = o.set_options(promise, "risk", "max_risk", "level", "method")
+        if number is not None:
+            options["risk"] = EventRisk(options.get("risk", "false_discovery_rate"), number, names)
+        chosen = _threshold(table, reader.confidence is not None, options)
+        parts: dict[str, Any] = {"prior": None, "performance": None, "net_benefit": None}
+        if number is not None:
+            from trueup.decisions import net_benefit
 
-            save_calibrator(prior.calibrator, out, classes=table.logits.shape[1], summary={"made for": new.name})  # type: ignore[union-attr]
-    parts = {"prior": prior, "performance": performance, "net_benefit": benefit}
-    if as_json:
+            parts["net_benefit"] = net_benefit(*table.pair, event=number, names=names)
+        if new is not None:
+            parts["prior"], parts["performance"] = _without_labels(
+                reader, new, table.pair, number, o.drop_unset(seed=seed)
+            )
+            if out is not None:
+                from trueup.io.load_save import save
+
+                summary = {"made for": new.name}
+                save(parts["prior"].calibrator, out, n_classes=table.logits.shape[1], summary=summary)
+    if output.as_json:
         print_json(
-            "decide", val=val, new=new, output=out, threshold=found.to_dict(), text=str(found),
+            "decide", val=val, new=new, output=out, threshold=chosen.to_dict(), text=str(chosen),
             **{name: None if part is None else part.to_dict() for name, part in parts.items()},
         )  # fmt: skip
         return
-    print(found)
+    print(chosen)
     for part in parts.values():
         if part is not None:
             print(f"\n{part}")
-    if prior is not None and table.clusters is not None:
+    if parts["prior"] is not None and table.clusters is not None:
         from trueup.decisions.label_shift import INDEPENDENT
 
         print(f"\n{INDEPENDENT}")
-    if out is not None and not quiet:
+    if out is not None and not output.quiet:
         print(f"\nWritten: {out}")
 
 
-def _threshold(table: Any, stated: bool, event: int | None, options: dict[str, Any]) -> Any:
-    from trueup.decisions import threshold
+def _threshold(table: Any, stated: bool, options: dict[str, Any]) -> Any:
+    from trueup.decisions import calibrated_threshold, threshold
 
-    groups = o.join_groups(table.groups)
+    make = calibrated_threshold if "method" in options else threshold
+    options |= {"groups": o.join_groups(table.groups)}
     if table.clusters is not None:
-        options = options | {"clusters": {table.cluster_name: table.clusters}}
+        options |= {"clusters": {table.cluster_name: table.clusters}}
     if stated:
-        if event is not None or options.get("risk", "error") != "error":
+        if options.get("risk", "error") != "error":
             raise ValueError("--confidence is about right and wrong answers: leave out --event and --risk")
         # The event is that the answer is right; what holds for it holds for the answers.
-        found = threshold(*table.pair, groups=groups, **options | {"risk": "false_discovery_rate"}, event=1)
-        if groups is None:
-            return replace(found, risk="error", event=None)
-        return replace(found, groups={g: replace(one, risk="error", event=None) for g, one in found.groups.items()})
-    if event is not None:
-        options = {"risk": "false_discovery_rate"} | options | {"event": event}
-        if options["risk"] == "error":
-            raise ValueError("--event goes with --risk false_discovery_rate or false_positive_rate, got error")
-    return threshold(*table.pair, groups=groups, **options)
-
-
-def _net_benefit(table: Any, event: int, names: tuple[str, ...] | None) -> Any:
-    from trueup.decisions import net_benefit
-
-    return net_benefit(*table.pair, event=event, names=names)
+        chosen = make(*table.pair, **options | {"risk": "false_discovery_rate"})
+        if options["groups"] is None:
+            return replace(chosen, risk="error", event=None)
+        return replace(chosen, groups={g: replace(one, risk="error", event=None) for g, one in chosen.groups.items()})
+    return make(*table.pair, **options)
 
 
 def _without_labels(
-    reader: o.Reader, new: Path, pair: Any, event: int | None, seed: int | None, quiet: bool
+    reader: o.Reader, new: Path, pair: Any, event: int | None, options: dict[str, Any]
 ) -> tuple[Any, Any]:
-    from trueup.decisions import estimate_performance, estimate_prior
+    from trueup.decisions import PerformanceMetrics, estimate_performance, estimate_prior
 
-    reader = replace(reader, by=None, clusters=None)
+    reader = replace(reader, groups=None, clusters=None)
     unlabelled = reader.load_unlabelled(new)
     rows = reader.load_half(new, "test").logits if unlabelled is None else unlabelled
-    options = o.drop_unset(seed=seed)
-    prior = estimate_prior(rows, val=tuple(pair), **options, progress=not quiet)
+    prior = estimate_prior(rows, val=tuple(pair), **options)
     if event is not None:
-        options |= {"metrics": ("accuracy", "f1", "roc_auc"), "event": event}
-    performance = estimate_performance(rows, val=tuple(pair), shift=prior.moved, **options, progress=not quiet)
-    return prior, performance
+        options["metrics"] = PerformanceMetrics(("accuracy", "f1", "roc_auc"), event=event)
+    return prior, estimate_performance(rows, val=tuple(pair), shift=prior.moved, **options)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb to the application."""
-    o.add_command(
-        app,
-        decide,
-        "Decide",
-        "trueup decide val.npz --at-most 0.02",
-        "trueup decide risk.csv --event ill --classes well,ill --at-most 0.1",
-        "trueup decide val.npz --risk false_positive_rate --at-most 0.01 --event 1",
-        "trueup decide answers.csv --confidence stated --at-most 0.1 --by category",
-        "trueup decide val.npz --at-most 0.05 -m temperature",
-        "trueup decide val.npz traffic.npz -o corrected.safetensors",
-    )
+EXAMPLES = (
+    "trueup decide val.npz --max-risk 0.02",
+    "trueup decide risk.csv --event ill --class-names well,ill --max-risk 0.1",
+    "trueup decide val.npz --risk false_positive_rate --max-risk 0.01 --event 1",
+    "trueup decide answers.csv --confidence stated --max-risk 0.1 --groups category",
+    "trueup decide val.npz --max-risk 0.05 -m temperature",
+    "trueup decide val.npz traffic.npz -o corrected.safetensors",
+)
+register = o.commands((decide, "Decide", EXAMPLES))

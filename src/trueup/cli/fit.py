@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trueup._core.errors import InputError
+from trueup._core.formatting import format_number
 from trueup.cli import options as o
 from trueup.cli.output import print_json, print_remarks, print_table, require_output, working
-from trueup.core.errors import InputError
-from trueup.core.formatting import format_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,15 +29,12 @@ def fit(
         ),
     ],
     out: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The calibrator, .safetensors.")],
-    method: o.Methods = None,
     *,
-    reader: Annotated[o.Reader, o.without("by")],
+    chosen: o.Methods,
+    reader: Annotated[o.Reader, o.without(o.Reader, "groups")],
     columns: o.ForecastColumns,
-    split: o.Split = None,
-    cluster: o.Cluster = None,
-    skip_bad: o.SkipBad = False,
-    as_json: o.Json = False,
-    quiet: o.Quiet = False,
+    sharding: o.Sharding,
+    output: o.Output,
 ) -> None:
     """Fit a calibrator and save it.
 
@@ -48,49 +45,51 @@ def fit(
     Forecasts of a number (--mean, --std, --target) take the methods variance and quantiles.
     """
     if columns:
-        from trueup.cli import forecasts as forecast_verbs
+        from trueup.cli import forecasts
 
-        forecasts = forecast_verbs.ForecastReader.of(columns, reader, split=split, cluster=cluster, skip_bad=skip_bad)
-        forecast_verbs.fit(val, out, forecasts, method, as_json=as_json, quiet=quiet)
+        forecasts.fit(val, out, forecasts.ForecastReader.of(columns, reader, sharding), chosen.method, output)
         return
-    from trueup.registry import METHODS
+    from trueup._core.registry import METHODS
 
-    methods = [o.require_name("method", METHODS, name) for name in method or ["auto"]]
+    methods = [o.require_name("method", METHODS, name) for name in chosen.method or ["auto"]]
     if reader.multilabel:
-        methods = methods if method else ["platt"]
-        if len(methods) > 1 or reader.event is not None or reader.weight is not None:
-            raise ValueError("--multilabel takes one method, and neither --event nor --weight")
-    sharded = reader.is_sharded(val, cluster)
+        methods = methods if chosen.method else ["platt"]
+        if len(methods) > 1 or reader.event is not None or reader.sample_weight is not None:
+            raise ValueError("--multilabel takes one method, and neither --event nor --sample-weight")
+    sharded = reader.is_sharded(val, sharding.scheduler)
     require_output(out, ".safetensors", reads=() if sharded else (Path(val),))
-    with working("fitting", quiet=quiet):
+    names = None
+    with working("fitting", quiet=output.quiet):
         if sharded:
             number = reader.event_number()
-            calibrator, rows, n_classes = _fit_shards(reader, val, split, methods, cluster, skip_bad, quiet, number)
+            calibrator, rows, n_classes = _fit_shards(reader, val, sharding, methods, output.quiet)
         else:
+            split = sharding.split
             table = reader.load(val, split) if split else reader.load_half(val, "val")
             number = reader.event_number(table.classes)
             rows, n_classes = len(table.labels), table.logits.shape[1] if number is None else 2
             if reader.multilabel:
                 with reader.open(val) as file:
                     n_classes = file.width(split or ("val" if len(file.splits) == 2 else None))
-                calibrator = _fit_labels(methods[0], table, reader.class_names, n_classes)
+                calibrator = _fit_labels(methods[0], table, reader.class_list, n_classes)
             else:
                 calibrator = _fit(methods, table, number)
+                names = table.classes if number is None else None
     choice: Any = getattr(calibrator, "choice", None)
-    chosen = methods[0] if choice is None else choice.chosen
-    from trueup.io.artifacts import save_calibrator
+    method = methods[0] if choice is None else choice.chosen
+    from trueup.io.load_save import save
 
-    summary = {"method": chosen, "fitted to": val if sharded else Path(val).name, "rows": rows}
+    summary = {"method": method, "fitted to": val if sharded else Path(val).name, "rows": rows}
     summary |= o.drop_unset(event=number)
-    save_calibrator(calibrator, out, classes=n_classes, summary=summary)
-    if as_json:
+    save(calibrator, out, class_names=names, n_classes=n_classes, summary=summary)
+    if output.as_json:
         losses = None if choice is None else choice.scores
         print_json(
-            "fit", file=val, output=out, rows=rows, classes=n_classes, methods=methods, chosen=chosen,
+            "fit", file=val, output=out, rows=rows, classes=n_classes, methods=methods, chosen=method,
             losses=losses, failures={} if choice is None else choice.reasons, calibrator=repr(calibrator),
         )  # fmt: skip
         return
-    if quiet:
+    if output.quiet:
         return
     if choice is not None:
         _print_choice(choice, n_classes)
@@ -101,7 +100,7 @@ def fit(
 
 def _print_choice(choice: Any, classes: int) -> None:
     """The candidates with their held-out loss and weight, what was chosen, and what these rows could have shown."""
-    from trueup.report.figures.method_choice import method_choice, more_rows, why
+    from trueup.reports.figures.method_choice import method_choice, more_rows, why
 
     weights = {name: f"{weight:.1%}" for name, weight in choice.weights.items()}
     losses = {name: format_number(loss) if loss < math.inf else "left out" for name, loss in choice.scores.items()}
@@ -112,8 +111,8 @@ def _print_choice(choice: Any, classes: int) -> None:
 
 
 def _fit(methods: list[str], table: PredictionTable, event: int | None) -> Calibrator:
+    from trueup._core.registry import METHODS
     from trueup.calibrators.compose import choose, for_event, takes
-    from trueup.registry import METHODS
 
     fit = METHODS[methods[0]] if len(methods) == 1 else choose(methods)
     fit = fit if event is None else for_event(fit, event)
@@ -140,20 +139,21 @@ def _fit_labels(method: str, table: PredictionTable, names: tuple[str, ...] | No
 
 
 def _fit_shards(
-    reader: o.Reader, source: str, split: str | None, methods: list[str], cluster: str | None, skip_bad: bool,
-    quiet: bool, event: int | None,
-) -> tuple[Calibrator, int, int]:  # fmt: skip
+    reader: o.Reader, source: str, sharding: o.Sharding, methods: list[str], quiet: bool
+) -> tuple[Calibrator, int, int]:
     from trueup.calibrators.sharded import FITS, fit_shards
 
-    if event is not None or (reader.weight is not None and (len(methods) > 1 or methods[0] not in FITS)):
+    event = reader.event_number()
+    if event is not None or (reader.sample_weight is not None and (len(methods) > 1 or methods[0] not in FITS)):
         # Only sums over plain pairs and their weights are there for shards; what needs more is fitted in memory.
         table = reader.load_shards(source)
         calibrator = _fit(methods, table, event)
         return calibrator, len(table.labels), table.logits.shape[1] if event is None else 2
     if len(methods) > 1 or methods[0] not in FITS:
         raise ValueError(f"shards take one method of {', '.join(FITS)}; choose it with -m")
-    with reader.open_shards(source, split, cluster) as (shards, executor):
-        result = fit_shards(methods[0], shards, executor=executor, skip_bad=skip_bad, progress=not quiet)
+    with reader.open_shards(source, sharding) as (shards, executor):
+        options: dict[str, Any] = {"executor": executor, "skip_bad": sharding.skip_bad, "progress": not quiet}
+        result = fit_shards(methods[0], shards, **options)
     return result.calibrator, result.rows, result.classes
 
 
@@ -171,20 +171,16 @@ def apply(
     ],
     *,
     reader: Annotated[
-        o.Reader, ("probs", "logits", "labels", "confidence", "classes", "class_axis", "storage")
+        o.Reader, o.only("probs", "logits", "labels", "confidence", "class_names", "class_axis", "storage")
     ],
-    mean: o.Mean = None,
-    std: o.Std = None,
-    levels: Annotated[
-        str | None,
-        typer.Option("--levels", metavar="NUMBERS", help="Of forecasts: also write the quantiles of these levels."),
-    ] = None,
-    split: o.Split = None,
+    columns: Annotated[
+        o.ForecastColumns, o.only("mean", "std", levels="Of forecasts: also write the quantiles of these levels.")
+    ],
+    split: Annotated[o.Sharding, o.only("split")],
     output_probs: Annotated[
         bool, typer.Option("--output-probs", help="Write calibrated probabilities instead of logits.")
     ] = False,
-    as_json: o.Json = False,
-    quiet: o.Quiet = False,
+    output: o.Output,
 ) -> None:  # fmt: skip
     """Calibrate the logits of a file with a saved calibrator, and keep its other columns.
 
@@ -193,35 +189,36 @@ def apply(
     stands beside the old one. Of shards, each becomes a file of the same name in the folder OUT. Forecasts of a number
     (--mean, --std) stay, with the recalibrated ones beside them.
     """
-    if columns := o.ForecastColumns(mean, std, levels=levels):
-        from trueup.cli import forecasts as forecast_verbs
+    if columns:
+        from trueup.cli import forecasts
 
-        forecasts = forecast_verbs.ForecastReader.of(columns, reader, split=split)
-        forecast_verbs.apply(calibrator, file, out, forecasts, as_json=as_json, quiet=quiet)
+        forecasts.apply(calibrator, file, out, forecasts.ForecastReader.of(columns, reader, split), output)
         return
-    from trueup.io.artifacts import load_calibrator, read_header
+    from trueup.io.artifacts import load_artifact, read_header
     from trueup.io.source import is_address
 
     targets = _targets(reader, file, out, calibrator)
-    with working("calibrating", quiet=quiet):
-        fitted = load_calibrator(calibrator)
+    with working("calibrating", quiet=output.quiet):
+        fitted = load_artifact(calibrator, "calibrator")
         header = read_header(calibrator)
         function = _of_same_classes(_on_event(fitted, header), header)
         function = function if reader.class_axis is None else _on_pixels(function, reader.class_axis)
         rows = n_classes = 0
         for source, target in targets.items():
+            with reader.open(source) as opened:
+                header.check_class_names(opened.class_names, source)
             if not is_address(target):
                 Path(target).parent.mkdir(parents=True, exist_ok=True)
-            n, n_classes = _rewrite(reader, source, target, function, split, output_probs)
+            n, n_classes = _rewrite(reader, source, target, function, split.split, output_probs)
             rows += n
-    if as_json:
+    if output.as_json:
         print_json(
-            "apply", calibrator=calibrator, file=file, split=split, output=out, rows=rows, classes=n_classes,
-            method=header.method, summary=header.summary,
+            "apply", calibrator=calibrator, file=file, split=split.split, output=out, rows=rows, classes=n_classes,
+            method=header.class_name, summary=header.summary,
         )  # fmt: skip
-    elif not quiet:
+    elif not output.quiet:
         several = f" in {len(targets)} files" if len(targets) > 1 else ""
-        print(f"{header.method} on {rows:,} rows of {n_classes} classes{several}\n\nWritten: {out}")
+        print(f"{header.class_name} on {rows:,} rows of {n_classes} classes{several}\n\nWritten: {out}")
 
 
 def _rewrite(
@@ -245,12 +242,12 @@ def _rewrite(
 
 def _of_same_classes(function: Callable[[Any], Any], header: Any) -> Callable[[Any], Any]:
     """The map, refusing another number of classes than that of the fit, which a temperature would take silently."""
-    if header.classes is None or (header.summary or {}).get("event") is not None:
+    if header.n_classes is None or (header.summary or {}).get("event") is not None:
         return function
 
     def checked(logits: Any) -> Any:
-        if logits.shape[1] != header.classes:
-            raise InputError("logits", f"have the {header.classes} classes of the fit", f"{logits.shape[1]}")
+        if logits.shape[1] != header.n_classes:
+            raise InputError("logits", f"have the {header.n_classes} classes of the fit", f"{logits.shape[1]}")
         return function(logits)
 
     return checked
@@ -258,10 +255,12 @@ def _of_same_classes(function: Callable[[Any], Any], header: Any) -> Callable[[A
 
 def _on_event(fitted: Calibrator, header: Any) -> Callable[[Any], Any]:
     """The calibrator, behind the event that it was fitted to, if it was."""
+    from trueup.calibrators.compose import OneEvent
+    from trueup.convert import event_logits
+
     event = (header.summary or {}).get("event")
-    if event is None:
+    if event is None or isinstance(fitted, OneEvent):
         return fitted
-    from trueup.core.conversion import event_logits
 
     return lambda logits: fitted(event_logits(logits, int(event)))
 
@@ -287,10 +286,10 @@ def _targets(reader: o.Reader, source: str, out: str, calibrator: Path) -> dict[
     from trueup.io.source import is_address, suffix_of
 
     one = suffix_of(out) in FORMATS
-    if not one and not reader.is_sharded(source, None):
+    if not one and not reader.is_sharded(source):
         one = True
     if one:
-        if reader.is_sharded(source, None) and suffix_of(source) not in FORMATS:
+        if reader.is_sharded(source) and suffix_of(source) not in FORMATS:
             raise ValueError(f"-o must be a folder, since {source} means several files, got the file {out}")
         if is_address(out):
             if suffix_of(out) not in FORMATS:
@@ -299,7 +298,7 @@ def _targets(reader: o.Reader, source: str, out: str, calibrator: Path) -> dict[
             reads = (calibrator,) if is_address(source) else (calibrator, Path(source))
             require_output(Path(out), *FORMATS, reads=reads)
         return {source: out}
-    shards = reader.find_shards(source, None)
+    shards = reader.find_shards(source)
     targets = {path: rewritten_name(path, source, out) for path in shards.paths}
     if len(set(targets.values())) < len(targets):
         raise ValueError(f"files of {source} have the same name in different folders: name one folder at a time")
@@ -311,25 +310,18 @@ def _targets(reader: o.Reader, source: str, out: str, calibrator: Path) -> dict[
     return targets
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verbs to the application."""
-    o.add_command(
-        app,
-        fit,
-        "Calibrate",
-        "trueup fit val.npz -m temperature -o calibrator.safetensors",
-        "trueup fit val.csv --labels target -o calibrator.safetensors",
-        "trueup fit val.npz -m temperature -m svs -m dirichlet_odir -o calibrator.safetensors",
-        "trueup fit 'predictions/*.parquet' -m vector --cluster local:2 -o calibrator.safetensors",
-    )
-    o.add_command(
-        app,
-        apply,
-        "Calibrate",
-        "trueup apply calibrator.safetensors test.npz -o calibrated.npz",
-        "trueup apply calibrator.safetensors both.npz --split test -o calibrated.csv",
-        "trueup apply calibrator.safetensors answers.jsonl --confidence stated -o calibrated.jsonl",
-        "trueup apply calibrator.safetensors predictions/ -o calibrated/",
-        "trueup apply calibrator.safetensors test.npz --output-probs -o probabilities.npz",
-        "trueup apply recalibrator.safetensors demand.csv --mean mu --std sigma --levels 0.05,0.95 -o new.csv",
-    )
+FIT_EXAMPLES = (
+    "trueup fit val.npz -m temperature -o calibrator.safetensors",
+    "trueup fit val.csv --labels target -o calibrator.safetensors",
+    "trueup fit val.npz -m temperature -m svs -m dirichlet_odir -o calibrator.safetensors",
+    "trueup fit 'predictions/*.parquet' -m vector --scheduler local:2 -o calibrator.safetensors",
+)
+APPLY_EXAMPLES = (
+    "trueup apply calibrator.safetensors test.npz -o calibrated.npz",
+    "trueup apply calibrator.safetensors both.npz --split test -o calibrated.csv",
+    "trueup apply calibrator.safetensors answers.jsonl --confidence stated -o calibrated.jsonl",
+    "trueup apply calibrator.safetensors predictions/ -o calibrated/",
+    "trueup apply calibrator.safetensors test.npz --output-probs -o probabilities.npz",
+    "trueup apply recalibrator.safetensors demand.csv --mean mu --std sigma --levels 0.05,0.95 -o new.csv",
+)
+register = o.commands((fit, "Calibrate", FIT_EXAMPLES), (apply, "Calibrate", APPLY_EXAMPLES))

@@ -6,14 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trueup._core.formatting import format_number
 from trueup.cli import options as o
 from trueup.cli.output import print_json, print_remarks, print_table, require_output, working
-from trueup.core.formatting import format_number
+from trueup.cli.rank import Halves, ReportFiles, print_report, select_metrics
 
 if TYPE_CHECKING:
     from trueup.io.forecasts import ForecastTable
     from trueup.metrics.forecast_table import ForecastScores
-    from trueup.report.forecast_audit import ForecastAudit
+    from trueup.reports.forecasts import ForecastAudit
+
+
+TAKEN = ("sample_weight", "storage", "clusters", "method", "level", "n_resamples", "folds", "seed")
+"""The options of verbs that also hold for forecasts."""
 
 
 @dataclass(frozen=True)
@@ -21,18 +26,16 @@ class ForecastReader:
     """Reads forecasts from files whose columns the user named."""
 
     columns: o.ForecastColumns
-    weight: str | None = None
-    storage: list[str] | None = None
-    clusters: str | None = None
+    reader: o.Reader
 
     @classmethod
-    def of(cls, columns: o.ForecastColumns, reader: o.Reader, **others: Any) -> ForecastReader:
-        """With what a reader of classes shares; its other options, and these others, are not for forecasts."""
-        shared = ("weight", "storage", "clusters")
-        for name, value in (vars(reader) | others).items():
-            if name not in shared and value not in (None, False, []):
-                raise ValueError(f"--{name.replace('_', '-')} is not for forecasts of a number: leave it out")
-        return cls(columns, reader.weight, reader.storage, reader.clusters)
+    def of(cls, columns: o.ForecastColumns, reader: o.Reader, *records: Any) -> ForecastReader:
+        """With what a reader of classes shares; its other options, and those of other records, must not be set."""
+        for record in (reader, *records):
+            for name, value in o.set_options(record).items():
+                if name not in TAKEN and value is not False:
+                    raise ValueError(f"{o.flag_of(record, name)} is not for forecasts of a number: leave it out")
+        return cls(columns, reader)
 
     @property
     def level_list(self) -> list[float] | None:
@@ -51,34 +54,33 @@ class ForecastReader:
 
         named = self.columns
         quantiles = None if named.quantiles is None else named.quantiles.split(",")
-        given = o.drop_unset(
+        options = o.drop_unset(
             mean=named.mean,
             std=named.std,
             targets=named.target,
             quantiles=quantiles[0] if quantiles is not None and len(quantiles) == 1 else quantiles,
             levels=self.level_list if quantiles is not None else None,
-            weights=self.weight,
-            clusters=self.clusters,
+            weights=self.reader.sample_weight,
+            clusters=self.reader.clusters,
+            storage_options=self.reader.storage_options,
         )
-        storage = o.Reader(storage=self.storage).storage_options
-        given |= {"every_column": every_column, "labelled": labelled, "storage_options": storage}
-        table = load_forecasts(path, **given)
+        table = load_forecasts(path, **options, every_column=every_column, labelled=labelled)
         if not len(table.targets):
             raise ValueError(f"{path}: there are no rows")
         return table
 
 
-def evaluate(file: str, reader: ForecastReader, options: dict[str, Any], *, as_json: bool, quiet: bool) -> None:
+def evaluate(file: str, reader: ForecastReader, scoring: o.Scoring, output: o.Output) -> None:
     """Print the table of a file's forecasts."""
     from trueup.metrics.forecast_table import evaluate_forecasts
 
-    with working("measuring", quiet=quiet):
+    with working("measuring", quiet=output.quiet):
         table = reader.load(file)
-        scores = evaluate_forecasts(*table.triple, **(options | table.options()))
-    if as_json:
+        scores = evaluate_forecasts(*table.triple, **(o.set_options(scoring) | table.options()))
+    if output.as_json:
         print_json("evaluate", file=file, verdict=scores.verdict(), scores=scores.to_dict())
         return
-    _print_scores(scores, quiet)
+    _print_scores(scores, output.quiet)
 
 
 def _print_scores(scores: ForecastScores, quiet: bool) -> None:
@@ -88,71 +90,57 @@ def _print_scores(scores: ForecastScores, quiet: bool) -> None:
     print_remarks(*scores.notes(), quiet=quiet)
 
 
-def compare(
-    val: str,
-    test: str | None,
-    reader: ForecastReader,
-    methods: list[str] | None,
-    options: dict[str, Any],
-    *,
-    as_json: bool,
-    quiet: bool,
+def rank(
+    halves: Halves, reader: ForecastReader, methods: list[str] | None, scoring: o.Scoring, output: o.Output
 ) -> None:
     """Print the table of the recalibrations."""
-    audit = _audit(val, test, reader, methods, options, quiet)
-    if as_json:
-        print_json("compare", val=val, test=test, audit=audit.to_dict())
+    audit = _report(halves, reader, methods, scoring, output.quiet).audit
+    if output.as_json:
+        print_json("rank", val=halves.val, test=halves.test, audit=audit.to_dict())
         return
-    _print_audit(audit, quiet)
+    _print_audit(audit, output.quiet)
 
 
 def report(
-    val: str,
-    test: str | None,
-    out: Path,
-    recalibrator: Path | None,
-    title: str | None,
+    halves: Halves,
+    files: ReportFiles,
     reader: ForecastReader,
     methods: list[str] | None,
-    options: dict[str, Any],
-    *,
-    as_json: bool,
-    quiet: bool,
+    scoring: o.Scoring,
+    output: o.Output,
 ) -> None:
     """Write the page about a file's forecasts."""
-    from trueup.report.forecast_page import report_forecasts
-
-    audit = _audit(val, test, reader, methods, options, quiet)
+    page = _report(halves, reader, methods, scoring, output.quiet, **o.drop_unset(title=files.title))
+    audit = page.audit
     chosen = None if audit.choice is None else audit.choice.recalibrator
-    if recalibrator is not None and chosen is None:
+    if files.calibrator is not None and chosen is None:
         why = audit.failure or "the forecasts are best as they are"
         raise ValueError(f"there is no recalibrator to save with --calibrator: {why}")
-    report_forecasts(audit, title=title).save(out)
-    if recalibrator is not None and chosen is not None:
-        _save(chosen, recalibrator, audit.chosen, val, audit.calibration_rows)
-    if as_json:
-        print_json("report", val=val, test=test, output=out, calibrator=recalibrator, audit=audit.to_dict())
-        return
-    if not quiet:
-        _print_audit(audit, quiet)
-        print_remarks(f"Written: {out if recalibrator is None else f'{out} and {recalibrator}'}")
+    page.save(files.page)
+    if files.calibrator is not None and chosen is not None:
+        _save(chosen, files.calibrator, audit.chosen, halves.val, audit.calibration_rows)
+    if output.as_json:
+        print_report(halves, files, audit)
+    elif not output.quiet:
+        _print_audit(audit, output.quiet)
+        print_remarks(f"Written: {files.written}")
 
 
-def fit(val: str, out: Path, reader: ForecastReader, methods: list[str] | None, *, as_json: bool, quiet: bool) -> None:
+def fit(val: str, out: Path, reader: ForecastReader, methods: list[str] | None, output: o.Output) -> None:
     """Fit a recalibration to a file's forecasts, and save it."""
-    from trueup.calibrators.recalibration_choice import RAW, choose_recalibration
+    from trueup.calibrators.forecasts import RAW, choose_recalibration
 
     require_output(out, ".safetensors", reads=(Path(val),))
     names = _check_methods(methods)
-    with working("fitting", quiet=quiet):
+    with working("fitting", quiet=output.quiet):
         table = reader.load(val)
         if not table.is_gaussian:
             raise ValueError("a recalibration is fitted to --mean and --std, not to --quantiles")
         if names is not None and len(names) == 1:
-            from trueup.registry import RECALIBRATIONS
+            from trueup._core.registry import FORECAST_METHODS
 
             chosen, losses, why = names[0], None, ""
-            recalibrator = RECALIBRATIONS[chosen](*table.triple, weights=table.weights)
+            recalibrator = FORECAST_METHODS[chosen](*table.triple, weights=table.weights)
         else:
             choice = choose_recalibration(*table.triple, **(o.drop_unset(methods=names) | table.options()))
             chosen, losses, why = choice.chosen, dict(choice.losses), choice.why()
@@ -164,13 +152,13 @@ def fit(val: str, out: Path, reader: ForecastReader, methods: list[str] | None, 
             f"no recalibration predicts held-out rows better than the forecasts as they are; -m {best} fits one anyway"
         )
     _save(recalibrator, out, chosen, val, rows)
-    if as_json:
+    if output.as_json:
         print_json(
             "fit", file=val, output=out, rows=rows, methods=names, chosen=chosen, losses=losses,
             recalibrator=repr(recalibrator),
         )  # fmt: skip
         return
-    if quiet:
+    if output.quiet:
         return
     if losses is not None:
         print_table(
@@ -181,16 +169,16 @@ def fit(val: str, out: Path, reader: ForecastReader, methods: list[str] | None, 
     print(f"{recalibrator!r}\n\nWritten: {out}")
 
 
-def apply(path: Path, file: str, out: str, reader: ForecastReader, *, as_json: bool, quiet: bool) -> None:
+def apply(path: Path, file: str, out: str, reader: ForecastReader, output: o.Output) -> None:
     """Write a file again with its recalibrated forecasts beside the old ones."""
-    from trueup.io.artifacts import load_recalibrator, read_header
+    from trueup.io.artifacts import load_artifact, read_header
     from trueup.io.forecasts import save_columns
 
     require_output(Path(out), reads=(path, Path(file)))
     if reader.columns.quantiles is not None:
         raise ValueError("a recalibration is applied to --mean and --std, not to --quantiles")
-    with working("recalibrating", quiet=quiet):
-        recalibrator = load_recalibrator(path)
+    with working("recalibrating", quiet=output.quiet):
+        recalibrator = load_artifact(path, "recalibrator")
         header = read_header(path, "recalibrator")
         table = reader.load(file, every_column=True, labelled=False)
         names = reader.columns.mean or "mean", reader.columns.std or "std"
@@ -203,39 +191,31 @@ def apply(path: Path, file: str, out: str, reader: ForecastReader, *, as_json: b
             quantiles = recalibrator.quantiles(table.forecast, table.spread, levels=levels)
             columns |= {f"q{level:g}": quantiles[:, k] for k, level in enumerate(levels)}
         save_columns(out, columns)
-    if as_json:
+    if output.as_json:
         print_json(
-            "apply", calibrator=path, file=file, output=out, rows=len(table.targets), method=header.method,
+            "apply", calibrator=path, file=file, output=out, rows=len(table.targets), method=header.class_name,
             columns=list(columns), summary=header.summary,
         )  # fmt: skip
-    elif not quiet:
-        print(f"{header.method} on {len(table.targets):,} rows\n\nWritten: {out}")
+    elif not output.quiet:
+        print(f"{header.class_name} on {len(table.targets):,} rows\n\nWritten: {out}")
 
 
-def _audit(
-    val: str,
-    test: str | None,
-    reader: ForecastReader,
-    methods: list[str] | None,
-    options: dict[str, Any],
-    quiet: bool,
-) -> ForecastAudit:
-    from trueup.report.forecast_audit import audit_forecasts
+def _report(
+    halves: Halves, reader: ForecastReader, methods: list[str] | None, scoring: o.Scoring, quiet: bool, **title: Any
+) -> Any:
+    from trueup.reports.forecasts import report_forecasts
 
     names = _check_methods(methods)
     with working("comparing", quiet=quiet):
-        first = reader.load(val)
-        second = None if test is None else reader.load(test)
-        given = o.drop_unset(methods=names) | options | first.options()
-        if second is not None:
-            given |= {f"test_{name}": value for name, value in second.options().items()}
-        return audit_forecasts(first.triple, None if second is None else second.triple, **given)
+        val = reader.load(halves.val)
+        test = None if halves.test is None else reader.load(halves.test)
+        return report_forecasts(val, test, **o.drop_unset(methods=names), **o.set_options(scoring), **title)
 
 
 def _check_methods(methods: list[str] | None) -> list[str] | None:
-    from trueup.registry import RECALIBRATIONS
+    from trueup._core.registry import FORECAST_METHODS
 
-    return None if not methods else [o.require_name("recalibration", RECALIBRATIONS, name) for name in methods]
+    return None if not methods else [o.require_name("recalibration", FORECAST_METHODS, name) for name in methods]
 
 
 def _print_audit(audit: ForecastAudit, quiet: bool) -> None:
@@ -245,8 +225,6 @@ def _print_audit(audit: ForecastAudit, quiet: bool) -> None:
     if not quiet:
         how = f"cross-fitted in {audit.folds} folds" if audit.cross_fitted else f"fitted to {audit.calibration_rows:,}"
         print(f"{audit.comparison.caption()}; {how}\n")
-    from trueup.cli.evaluate import select_metrics
-
     few = ("crps", "mae", "coverage_50", "coverage_90", "width_90", "pit_error")
     table = select_metrics(audit.comparison, [metric for metric in few if metric in audit.comparison.metrics])
     print_table(table.table())
@@ -255,6 +233,6 @@ def _print_audit(audit: ForecastAudit, quiet: bool) -> None:
 
 
 def _save(recalibrator: Any, path: Path, method: str, val: str, rows: int) -> None:
-    from trueup.io.artifacts import save_recalibrator
+    from trueup.io.load_save import save
 
-    save_recalibrator(recalibrator, path, summary={"method": method, "fitted to": Path(val).name, "rows": rows})
+    save(recalibrator, path, summary={"method": method, "fitted to": Path(val).name, "rows": rows})

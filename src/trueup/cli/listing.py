@@ -1,4 +1,4 @@
-"""Verbs that list what there is: methods, metrics, losses, networks, datasets."""
+"""Verbs that list what there is: methods, metrics, losses."""
 
 from __future__ import annotations
 
@@ -11,41 +11,27 @@ from typing import Any
 
 import typer
 
+from trueup._core.registry import LOSSES, METHODS, METRICS
 from trueup.cli import options as o
 from trueup.cli.output import print_json, print_table
-from trueup.registry import LOSSES, METHODS, METRICS, NETWORKS
 
 COMMON = ("weight", "weights", "ignore_index", "reduction")
 """Options that every loss has."""
-FEW = 4
-"""Of longer sequences, only the length is shown."""
 
 
 def methods(as_json: o.Json = False) -> None:
     """List the calibration methods, with their options and defaults."""
-    _print("methods", METHODS, as_json)
+    print_registry("methods", METHODS, as_json)
 
 
 def metrics(as_json: o.Json = False) -> None:
     """List the metrics, with their options and defaults."""
-    _print("metrics", METRICS, as_json)
+    print_registry("metrics", METRICS, as_json)
 
 
 def losses(as_json: o.Json = False) -> None:
     """List the training losses, with their options and defaults."""
-    _print("losses", LOSSES, as_json)
-
-
-def networks(as_json: o.Json = False) -> None:
-    """List the networks that `train` can make, with their options and defaults."""
-    _print("networks", NETWORKS, as_json)
-
-
-def datasets(as_json: o.Json = False) -> None:
-    """List the data sets that `train` and `clamp` know by name."""
-    from trueup.training.data import DATASETS
-
-    _print("datasets", DATASETS, as_json)
+    print_registry("losses", LOSSES, as_json)
 
 
 def defaults(function: Callable[..., Any]) -> dict[str, Any]:
@@ -88,7 +74,8 @@ def _first_sentence(text: str | None) -> str:
     return re.split(r"(?<=[.?!])\s+(?=[A-Z`])", paragraph)[0]
 
 
-def _print(verb: str, registry: Mapping[str, Any], as_json: bool) -> None:
+def print_registry(verb: str, registry: Mapping[str, Any], as_json: bool) -> None:
+    """Print the entries of a registry, each with its options and its first sentence."""
     if as_json:
         entries = {
             name: {"summary": summary(entry), "defaults": {key: _to_json(x) for key, x in defaults(entry).items()}}
@@ -105,12 +92,7 @@ def _print(verb: str, registry: Mapping[str, Any], as_json: bool) -> None:
 
 
 def _format_options(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={_format_value(value)}" for name, value in options.items() if value is not None)
-
-
-def _format_value(value: Any) -> str:
-    long = isinstance(value, list | tuple) and len(value) > FEW
-    return f"<{len(value)} values>" if long else f"{value}"
+    return ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
 
 
 def _to_json(value: Any) -> Any:
@@ -119,5 +101,10 @@ def _to_json(value: Any) -> Any:
 
 def register(app: typer.Typer) -> None:
     """Add the verbs to the application."""
-    for verb in (methods, metrics, losses, networks, datasets):
+    add_listings(app, methods, metrics, losses)
+
+
+def add_listings(app: typer.Typer, *verbs: Callable[..., None]) -> None:
+    """Add verbs that list something."""
+    for verb in verbs:
         o.add_command(app, verb, "Look up", f"trueup {verb.__name__}", f"trueup {verb.__name__} --json")

@@ -3,22 +3,44 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from trueup._core.errors import silence_warnings
+from trueup._core.formatting import format_evidence, format_number, format_p
 from trueup.cli import options as o
 from trueup.cli.output import print_json, print_remarks, print_table, require_output
-from trueup.core.errors import silence_warnings
-from trueup.core.formatting import format_evidence, format_number, format_p
 
 if TYPE_CHECKING:
     from trueup.monitor import Monitor, Status
 
-_OPTIONS = {"promise": "--threshold, --at-most"}
 FIGURES = ("accuracy", "confidence", "nll", "ece")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a new monitor."""
+
+    level: float | None = o.option(
+        "SHARE", "Probability that a calibrated network never raises the alarm (default 0.99)."
+    )
+    window: int | None = o.option("ROWS", "Number of recent rows (default 10000).")
+    bins: int | None = o.option("N", "Number of bins of the calibration errors (default 15).")
+    threshold: float | None = o.option("SHARE", "With --max-risk: answers begin at this confidence.")
+    max_risk: float | None = o.option("SHARE", "The share of wrong answers that was promised, checked again.")
+
+    def options(self) -> dict[str, Any]:
+        """What `Monitor` takes of them."""
+        if (self.threshold is None) != (self.max_risk is None):
+            raise ValueError("--threshold and --max-risk make a promise: give both")
+        options = o.set_options(self, "window", "bins")
+        options |= {} if self.level is None else {"alpha": round(1 - self.level, 12)}
+        if self.threshold is not None:
+            options["promise"] = {"threshold": self.threshold, "max_risk": self.max_risk}
+        return options
 
 
 def monitor(
@@ -26,90 +48,69 @@ def monitor(
         list[str],
         typer.Argument(metavar="FILE…", help="Logged logits and labels, the oldest first; patterns are sorted."),
     ],
+    *,
     state: Annotated[
         Path | None,
         typer.Option("--state", metavar="FILE", help="Checkpoint of the monitor: resumed if it exists, and updated."),
     ] = None,
-    alpha: Annotated[
-        float | None,
-        typer.Option("--alpha", metavar="SHARE", help="Probability of a false alarm, ever (default 0.01)."),
-    ] = None,
-    window: Annotated[
-        int | None, typer.Option("--window", metavar="ROWS", help="Number of recent rows (default 10000).")
-    ] = None,
-    bins: o.Bins = None,
-    threshold: Annotated[
-        float | None,
-        typer.Option("--threshold", metavar="SHARE", help="With --at-most: answers begin at this confidence."),
-    ] = None,
-    at_most: Annotated[
-        float | None,
-        typer.Option("--at-most", metavar="SHARE", help="The share of wrong answers that was promised, checked again."),
-    ] = None,
-    *,
-    reader: Annotated[o.Reader, o.without("class_axis", "ignore_index", "multilabel")],
-    as_json: o.Json = False,
-    quiet: o.Quiet = False,
+    settings: Settings,
+    reader: Annotated[o.Reader, o.without(o.Reader, "class_axis", "ignore_index", "multilabel")],
+    output: o.Output,
 ) -> None:
     """Replay logged predictions, and raise an alarm if calibration was lost.
 
-    The test is valid at any time: a calibrated network ever raises the alarm with a probability of at most --alpha. The
-    exit code is 3 if the alarm was raised, or if the promise of --threshold and --at-most was broken. With --clusters
-    each file holds whole clusters, and one counts as one bet.
+    The test is valid at any time: a calibrated network never raises the alarm with a probability of at least --level.
+    The exit code is 3 if the alarm was raised, or if the promise of --threshold and --max-risk was broken. With
+    --clusters each file holds whole clusters, and one counts as one bet.
     """
-    from trueup.monitor import load_monitor, save_monitor
+    from trueup.io.artifacts import load_artifact
+    from trueup.io.load_save import save
 
     if state is not None:
         require_output(state, ".safetensors")
-    if (threshold is None) != (at_most is None):
-        raise ValueError("--threshold and --at-most make a promise together: give both")
-    settings = o.drop_unset(alpha=alpha, window=window, bins=bins)
-    if threshold is not None:
-        settings["promise"] = {"threshold": threshold, "at_most": at_most}
-    running = load_monitor(state) if state is not None and state.exists() else None
-    if running is not None and settings:
-        raise ValueError(
-            f"--state {state} has its own settings: leave out {', '.join(_OPTIONS.get(s, f'--{s}') for s in settings)}"
-        )
-    if reader.clusters is not None and reader.by:
-        raise ValueError("--by counts independent rows: give either --by or --clusters")
+    options = settings.options()
+    running = load_artifact(state, "monitor") if state is not None and state.exists() else None
+    if running is not None and options:
+        flags = ", ".join(o.flag_of(settings, name) for name in o.set_options(settings))
+        raise ValueError(f"--state {state} has its own settings: leave out {flags}")
+    if reader.clusters is not None and reader.groups:
+        raise ValueError("--groups counts independent rows: give either --groups or --clusters")
     number = reader.event_number()
     if running is not None and number is not None and running.event != number:
         watched = "no event" if running.event is None else f"the event {running.event}"
         raise ValueError(f"--state {state} watches {watched}, got --event {reader.event}")
-    with silence_warnings(enabled=quiet):
-        running, seen = _replay(reader, files, running, settings, quiet, number)
+    with silence_warnings(enabled=output.quiet):
+        running, seen = _replay(reader, files, running, options | {"event": number}, output.quiet)
     if state is not None:
-        save_monitor(running, state)
+        save(running, state)
     status = running.status()
-    if as_json:
+    if output.as_json:
         groups = running.by_group()
-        found = {} if groups is None else {"groups": groups.to_dict()}
-        print_json("monitor", files=seen, state=state, status=status.to_dict(), **found)
+        table = {} if groups is None else {"groups": groups.to_dict()}
+        print_json("monitor", files=seen, state=state, status=status.to_dict(), **table)
     else:
-        _print(status, running, quiet)
+        _print(status, running, output.quiet)
     if status.alarm is not None or (status.promise is not None and status.promise["broken"]):
         raise typer.Exit(3)
 
 
 def _replay(
-    reader: o.Reader, sources: list[str], running: Monitor | None, settings: dict[str, Any], quiet: bool,
-    event: int | None,
-) -> tuple[Monitor, list[str]]:  # fmt: skip
-    from trueup.core.progress import track
+    reader: o.Reader, sources: list[str], running: Monitor | None, options: dict[str, Any], quiet: bool
+) -> tuple[Monitor, list[str]]:
+    from trueup._core.progress import track
     from trueup.io.predictions import warn_of_skipped
     from trueup.monitor import Monitor
 
     seen: list[str] = []
     for source in sources:
-        shards = reader.find_shards(source, None)
+        shards = reader.find_shards(source)
         if reader.clusters is not None:  # a cluster must come whole
             shards = replace(shards, rows=sys.maxsize)
         for path in track(shards.paths, label="replaying", enabled=not quiet):
             skipped = 0
             for part in shards.read(path):
                 if running is None:
-                    running = Monitor(part.logits.shape[1], event=event, **settings)
+                    running = Monitor.from_settings({"classes": part.logits.shape[1], **options})
                 running.update(*part.pair, weights=part.weights, groups=part.groups or None, clusters=part.clusters)
                 skipped += part.skipped
             warn_of_skipped(skipped, path)
@@ -141,15 +142,11 @@ def _print(status: Status, running: Monitor, quiet: bool) -> None:
         print_remarks(groups.verdict(), quiet=quiet)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb to the application."""
-    o.add_command(
-        app,
-        monitor,
-        "Measure",
-        "trueup monitor monday.npz tuesday.npz",
-        "trueup monitor 'logs/*.parquet' --alpha 0.001",
-        "trueup monitor today.npz --state watch.safetensors --json",
-        "trueup monitor 'logs/*.parquet' --by region",
-        "trueup monitor today.npz --threshold 0.83 --at-most 0.02",
-    )
+EXAMPLES = (
+    "trueup monitor monday.npz tuesday.npz",
+    "trueup monitor 'logs/*.parquet' --level 0.999",
+    "trueup monitor today.npz --state watch.safetensors --json",
+    "trueup monitor 'logs/*.parquet' --groups region",
+    "trueup monitor today.npz --threshold 0.83 --max-risk 0.02",
+)
+register = o.commands((monitor, "Measure", EXAMPLES))

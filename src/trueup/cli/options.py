@@ -1,7 +1,8 @@
 """Options that several verbs share, and the reader of the files that they describe.
 
-Options are None unless given, and then the library's own default holds. The defaults that help texts name are those of
-the library's signatures: a test compares them, since help must not import what the library needs.
+A verb takes records, such as a `Reader`; each field of a record is an option of the command line. Options are None
+unless the user sets them, and then the library's own default holds. The defaults that help texts name are those of the
+library's signatures: a test compares them, since help must not import what the library needs.
 """
 
 from __future__ import annotations
@@ -9,23 +10,58 @@ from __future__ import annotations
 import inspect
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import astuple, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from trueup.registry import LOSSES, METHODS, METRICS, NETWORKS
+from trueup._core.registry import METHODS, METRICS
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from trueup.core.arrays import Array
+    from trueup._core.arrays import Array
     from trueup.io.predictions import PredictionFile, PredictionTable
     from trueup.io.shards import Shards
+
+PARAMETER = "parameter"
+"""Key of a field's metadata: its option or argument."""
+
+
+def option(
+    metavar: str | None, help: str, *flags: str, default: Any = None, complete: Iterable[str] | None = None
+) -> Any:
+    """A field of a record as an option: `--` and the field's name, unless `flags` name it otherwise."""
+    settings = {
+        "metavar": metavar,
+        "help": help,
+        "autocompletion": None if complete is None else complete_from(complete),
+    }
+    return field(default=default, metadata={PARAMETER: (typer.Option, flags, settings)})
+
+
+def switch(help: str, *flags: str) -> Any:
+    """A field of a record as an option without a value."""
+    return option(None, help, *flags, default=False)
+
+
+def argument(metavar: str, help: str, *, default: Any = MISSING) -> Any:
+    """A field of a record as an argument of the command line."""
+    return field(default=default, metadata={PARAMETER: (typer.Argument, (), {"metavar": metavar, "help": help})})
+
+
+def only(*names: str, **helps: str) -> Mapping[str, str | None]:
+    """Some fields of a record, for `Annotated[Record, only(…)]`: by name, or by name with another help text."""
+    return {**dict.fromkeys(names), **helps}
+
+
+def without(record: type[Any], *names: str) -> Mapping[str, str | None]:
+    """The fields of a record but for these."""
+    return only(*(field.name for field in fields(record) if field.name not in names))
 
 
 def add_command(app: typer.Typer, verb: Callable[..., None], panel: str, *examples: str) -> None:
@@ -33,36 +69,55 @@ def add_command(app: typer.Typer, verb: Callable[..., None], panel: str, *exampl
     app.command(rich_help_panel=panel, epilog=format_examples(*examples))(_expand(verb))
 
 
-def _expand(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb with each record among its parameters, such as a `Reader`, replaced by options for its fields.
+def commands(*verbs: tuple[Callable[..., None], str, tuple[str, ...]]) -> Callable[[typer.Typer], None]:
+    """The `register` of a module: adds each verb under its heading, with its examples."""
 
-    `Annotated[Reader, names]` has options for these fields alone.
-    """
-    signature = inspect.signature(verb, eval_str=True)
-    records: dict[str, tuple[type, tuple[str, ...]]] = {}
+    def register(app: typer.Typer) -> None:
+        for verb, panel, examples in verbs:
+            add_command(app, verb, panel, *examples)
+
+    return register
+
+
+def _expand(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb with each record among its parameters replaced by options for its fields."""
+    records: dict[str, tuple[type, list[str]]] = {}
     parameters: list[inspect.Parameter] = []
-    for parameter in signature.parameters.values():
+    for parameter in inspect.signature(verb, eval_str=True).parameters.values():
         record, *chosen = get_args(parameter.annotation) or (parameter.annotation,)
         if not is_dataclass(record):
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
             continue
         assert isinstance(record, type)
-        names = chosen[0] if chosen else tuple(field.name for field in fields(record))
-        types = get_type_hints(record, include_extras=True)
-        records[parameter.name] = record, names
-        parameters += [
-            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=types[f.name])
-            for f in fields(record)
-            if f.name in names
-        ]
+        helps = chosen[0] if chosen else {}
+        made = [_parameter(record, name, helps.get(name)) for name in helps or [f.name for f in fields(record)]]
+        records[parameter.name] = record, [p.name for p in made]
+        parameters += made
 
-    def run(**given: Any) -> None:
-        made = {key: record(**{name: given.pop(name) for name in names}) for key, (record, names) in records.items()}
-        verb(**given, **made)
+    def run(**values: Any) -> None:
+        made = {key: record(**{name: values.pop(name) for name in names}) for key, (record, names) in records.items()}
+        verb(**values, **made)
 
     run.__name__, run.__doc__, run.__annotations__ = verb.__name__, verb.__doc__, {}
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
+
+
+def _parameter(record: type, name: str, help: str | None) -> inspect.Parameter:
+    """A field of a record as typer takes it, with its own help text or another."""
+    described = next(f for f in fields(record) if f.name == name)
+    make, flags, settings = described.metadata[PARAMETER]
+    flags = () if make is typer.Argument else flags or (flag_of(record, name),)
+    settings = settings if help is None else settings | {"help": help}
+    annotation = Annotated[get_type_hints(record)[name], make(*flags, **settings)]  # type: ignore[valid-type]
+    default = inspect.Parameter.empty if described.default is MISSING else described.default
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def flag_of(record: Any, name: str) -> str:
+    """What the command line calls a field of a record, such as `--class-names`."""
+    _, flags, _ = next(f for f in fields(record) if f.name == name).metadata[PARAMETER]
+    return flags[0] if flags else f"--{name.replace('_', '-')}"
 
 
 def format_examples(*lines: str) -> str:
@@ -71,8 +126,13 @@ def format_examples(*lines: str) -> str:
 
 
 def drop_unset(**options: Any) -> dict[str, Any]:
-    """The options that the user gave; the library has defaults for the others."""
+    """The options that the user set; the library has defaults for the others."""
     return {name: value for name, value in options.items() if value is not None and value != []}
+
+
+def set_options(record: Any, *names: str) -> dict[str, Any]:
+    """Those of a record's fields, or of these, that the user set."""
+    return drop_unset(**{f.name: getattr(record, f.name) for f in fields(record) if not names or f.name in names})
 
 
 def require_name(kind: str, names: Iterable[str], name: str) -> str:
@@ -94,192 +154,75 @@ def complete_from(names: Iterable[str]) -> Callable[[str], list[str]]:
     return complete
 
 
-Probs = Annotated[bool, typer.Option("--probs", help="The file holds probabilities, not logits.")]
-Logits = Annotated[
-    str | None,
-    typer.Option(
-        "--logits", metavar="NAME", help="The array of logits, or its columns separated by commas (default logits)."
-    ),
-]
-Labels = Annotated[
-    str | None, typer.Option("--labels", metavar="NAME", help="The array or column of labels (default labels).")
-]
-Confidence = Annotated[
-    str | None,
-    typer.Option(
-        "--confidence", metavar="COLUMN", help="A column of stated confidences in [0, 1], in place of logits."
-    ),
-]
-Correct = Annotated[
-    str | None,
-    typer.Option(
-        "--correct",
-        metavar="COLUMN",
-        help="With --confidence: whether each was right, 1 or 0; else `correct`.",
-    ),
-]
-Event = Annotated[
-    str | None,
-    typer.Option("--event", metavar="CLASS", help="Judge the probability of this class, a number or a name."),
-]
-By = Annotated[
-    list[str] | None,
-    typer.Option("--by", metavar="COLUMN", help="Also judge each group of this column; may be repeated."),
-]
-Clusters = Annotated[
-    str | None,
-    typer.Option(
-        "--clusters", metavar="COLUMN", help="Rows with the same value are correlated, such as visits of a patient."
-    ),
-]
-ClassAxis = Annotated[
-    str | None,
-    typer.Option(
-        "--class-axis", metavar="first|last", help="Where the classes of tokens or pixels are: (n, K, …) or (n, …, K)."
-    ),
-]
-IgnoreIndex = Annotated[
-    int | None,
-    typer.Option("--ignore-index", metavar="N", help="The label of tokens, pixels or tags to leave out; else -100."),
-]
-Multilabel = Annotated[
-    bool,
-    typer.Option("--multilabel", help="Log-odds (n, labels) and labels 0 or 1 (n, labels), each label an event."),
-]
-Weight = Annotated[str | None, typer.Option("--weight", metavar="COLUMN", help="A column of weights, one a row.")]
-Mean = Annotated[
-    str | None,
-    typer.Option("--mean", metavar="COLUMN", help="Of forecasts of a number: the column of means (default mean)."),
-]
-Std = Annotated[
-    str | None,
-    typer.Option("--std", metavar="COLUMN", help="Of forecasts: the column of standard deviations (default std)."),
-]
-Target = Annotated[
-    str | None,
-    typer.Option("--target", metavar="COLUMN", help="Of forecasts: the column of what came (default targets)."),
-]
-Quantiles = Annotated[
-    str | None,
-    typer.Option(
-        "--quantiles",
-        metavar="COLUMNS",
-        help="Of forecasts: columns of quantiles, separated by commas, or a pattern such as 'q*'.",
-    ),
-]
-Levels = Annotated[
-    str | None,
-    typer.Option(
-        "--levels",
-        metavar="NUMBERS",
-        help="Of quantiles: their levels, separated by commas; else the columns' names end in them.",
-    ),
-]
-Classes = Annotated[
-    str | None,
-    typer.Option(
-        "--classes", metavar="NAMES", help="Names of the classes: separated by commas, or a file with one a line."
-    ),
-]
-Storage = Annotated[
-    list[str] | None,
-    typer.Option("--storage", metavar="KEY=VALUE", help="An option for addresses such as s3://…; may be repeated."),
-]
-Split = Annotated[
-    str | None,
-    typer.Option("--split", metavar="val|test", help="Which half of a file that holds val_logits and test_logits."),
-]
-Cluster = Annotated[
-    str | None,
-    typer.Option(
-        "--cluster",
-        metavar="WHERE",
-        help="Read shards in parallel: processes[:N], local[:N] or tcp://host:port (Dask).",
-    ),
-]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip and count shards that cannot be read.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result: no progress, no remarks.")]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Random seed (default 0).")]
-Bins = Annotated[
-    int | None, typer.Option("--bins", metavar="N", help="Number of bins of the calibration errors (default 15).")
-]
-Level = Annotated[
-    float | None, typer.Option("--level", metavar="SHARE", help="Coverage of the intervals (default 0.95).")
-]
-Metrics = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--metric",
-        metavar="NAME",
-        autocompletion=complete_from(METRICS),
-        help="A metric to show; may be repeated. `trueup metrics` lists them.",
-    ),
-]
-Methods = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--method",
-        "-m",
-        metavar="NAME",
-        autocompletion=complete_from(METHODS),
-        help="A method; may be repeated. `trueup methods` lists them.",
-    ),
-]
-Network = Annotated[
-    str,
-    typer.Option(
-        "--network",
-        metavar="NAME",
-        autocompletion=complete_from(NETWORKS),
-        help="Network; `trueup networks` lists them.",
-    ),
-]
-Loss = Annotated[
-    str,
-    typer.Option(
-        "--loss", metavar="NAME", autocompletion=complete_from(LOSSES), help="Loss; `trueup losses` lists them."
-    ),
-]
+Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="Device of the network, such as cuda.")]
 DataFolder = Annotated[
     Path | None, typer.Option("--data-dir", metavar="FOLDER", help="Folder of the data sets (default $TRUEUP_DATA).")
 ]
-Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="package.module:make_model, or a folder that `trueup train` wrote.")
-]
-Data = Annotated[
-    str | None,
-    typer.Option(
-        "--data",
-        metavar="NAME|FILE",
-        help="A data set, or a .npz file of images or inputs, and labels (default: that of the `train` folder).",
-    ),
-]
-Weights = Annotated[
-    Path | None, typer.Option("--weights", metavar="FILE", help="Weights of the network, .safetensors or .pt.")
-]
-BatchSize = Annotated[int, typer.Option("--batch-size", metavar="N", help="Rows in a batch.")]
-Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="Device of the network, such as cuda.")]
+
+
+@dataclass(frozen=True)
+class Output:
+    """How a verb prints its result."""
+
+    as_json: bool = switch("Print JSON on stdout, and nothing else.", "--json")
+    quiet: bool = switch("Print only the result: no progress, no remarks.", "--quiet", "-q")
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How predictions are scored."""
+
+    metric: list[str] | None = option(
+        "NAME", "A metric to show; may be repeated. `trueup metrics` lists them.", complete=METRICS
+    )
+    bins: int | None = option("N", "Number of bins of the calibration errors (default 15).")
+    level: float | None = option("SHARE", "Coverage of the intervals (default 0.95).")
+    n_resamples: int | None = option("N", "Number of bootstrap resamples (default 1000).", "--resamples")
+    folds: int | None = option("N", "Number of folds of the cross-validation (default 5).")
+    seed: int | None = option("N", "Random seed (default 0).")
+
+
+@dataclass(frozen=True)
+class Methods:
+    """Calibration methods by name."""
+
+    method: list[str] | None = option(
+        "NAME", "A method; may be repeated. `trueup methods` lists them.", "--method", "-m", complete=METHODS
+    )
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """Which rows of a file are read, and how shards are."""
+
+    split: str | None = option("val|test", "Which half of a file that holds val_logits and test_logits.")
+    scheduler: str | None = option(
+        "WHERE", "Read shards in parallel: processes[:N], local[:N] or tcp://host:port (Dask)."
+    )
+    skip_bad: bool = switch("Skip and count shards that cannot be read.")
 
 
 @dataclass(frozen=True)
 class Reader:
     """Reads predictions from files; its fields are the options that say what the files hold."""
 
-    probs: Probs = False
-    logits: Logits = None
-    labels: Labels = None
-    confidence: Confidence = None
-    correct: Correct = None
-    event: Event = None
-    classes: Classes = None
-    weight: Weight = None
-    by: By = None
-    clusters: Clusters = None
-    class_axis: ClassAxis = None
-    ignore_index: IgnoreIndex = None
-    multilabel: Multilabel = False
-    storage: Storage = None
+    probs: bool = switch("The file holds probabilities, not logits.")
+    logits: str | None = option("NAME", "The array of logits, or its columns separated by commas (default logits).")
+    labels: str | None = option("NAME", "The array or column of labels (default labels).")
+    confidence: str | None = option("COLUMN", "A column of stated confidences in [0, 1], in place of logits.")
+    correct: str | None = option("COLUMN", "With --confidence: whether each was right, 1 or 0; else `correct`.")
+    event: str | None = option("CLASS", "Evaluate the probability of this class, a number or a name.")
+    class_names: str | None = option("NAMES", "Names of the classes: separated by commas, or a file with one per line.")
+    sample_weight: str | None = option("COLUMN", "A column of weights, one per row.")
+    groups: list[str] | None = option("COLUMN", "Also evaluate each group of this column; may be repeated.")
+    clusters: str | None = option("COLUMN", "Rows with the same value are correlated, such as visits of a patient.")
+    class_axis: str | None = option("first|last", "Where the classes of tokens or pixels are: (n, K, …) or (n, …, K).")
+    ignore_index: int | None = option("N", "The label of tokens, pixels or tags to leave out; else -100.")
+    multilabel: bool = switch("Log-odds (n, labels) and labels 0 or 1 (n, labels), each label an event.")
+    storage: list[str] | None = option("KEY=VALUE", "An option for addresses such as s3://…; may be repeated.")
 
     def __post_init__(self) -> None:
         if self.class_axis not in (None, "first", "last"):
@@ -294,35 +237,37 @@ class Reader:
             raise ValueError("--confidence takes the place of --logits, --labels and --probs: leave them out")
 
     @property
-    def class_names(self) -> tuple[str, ...] | None:
-        """The names that the user gave, by commas or in a file."""
-        if self.classes is None:
+    def class_list(self) -> tuple[str, ...] | None:
+        """The class names that the user set, by commas or in a file."""
+        if self.class_names is None:
             return None
-        if Path(self.classes).is_file():
-            text = Path(self.classes).read_text(encoding="utf-8")
-            names = json.loads(text) if Path(self.classes).suffix == ".json" else text.splitlines()
+        file = Path(self.class_names)
+        if file.is_file():
+            text = file.read_text(encoding="utf-8")
+            names = json.loads(text) if file.suffix == ".json" else text.splitlines()
         else:
-            names = self.classes.split(",")
+            names = self.class_names.split(",")
         return tuple(str(name).strip() for name in names if str(name).strip())
 
-    def names(self, found: tuple[str, ...] | None = None) -> tuple[str, ...] | None:
-        """The names of the classes: those that the user gave, of a confidence its two, or those of the file."""
+    def names(self, stored: tuple[str, ...] | None = None) -> tuple[str, ...] | None:
+        """The class names: those that the user set, the two of a confidence, or those stored in the file."""
         if self.multilabel:  # whose names are those of the labels
-            return found
-        return ("wrong", "right") if self.confidence is not None else self.class_names or found
+            return stored
+        return ("wrong", "right") if self.confidence is not None else self.class_list or stored
 
     def event_number(self, names: tuple[str, ...] | None = None) -> int | None:
         """The class that --event means, by its name or its number."""
-        event = self.event
+        event, known = self.event, self.class_list or names or ()
         if event is None:
             return None
-        known = self.class_names or names or ()
         if event in known:
             return known.index(event)
         if event.isdecimal():
             return int(event)
         if not known:
-            raise ValueError(f"--event must be the number of a class, got {event!r}; with --classes it may be a name")
+            raise ValueError(
+                f"--event must be the number of a class, got {event!r}; with --class-names it may be a name"
+            )
         return known.index(require_name("class", known, event))
 
     def load(self, path: str | Path, split: str | None = None) -> PredictionTable:
@@ -343,7 +288,7 @@ class Reader:
 
     def load_half(self, path: str | Path, split: str) -> PredictionTable:
         """One half of a file that holds both, else the whole file; or all shards."""
-        if self.is_sharded(str(path), None):
+        if self.is_sharded(str(path)):
             return self.load_shards(str(path))
         with self.open(path) as file:
             return self._load(file, split if len(file.splits) == 2 else None)
@@ -354,7 +299,7 @@ class Reader:
         """The calibration and the test predictions: two files or folders, two halves of one file, or one and None."""
         if test is not None:
             return self.load_half(val, "val"), self.load_half(test, "test")
-        if self.is_sharded(str(val), None):
+        if self.is_sharded(str(val)):
             return self.load_shards(str(val)), None
         with self.open(val) as file:
             if len(file.splits) == 2:
@@ -363,41 +308,36 @@ class Reader:
 
     def load_shards(self, source: str) -> PredictionTable:
         """All rows of shards that fit in memory, else as many as do, drawn at random."""
-        shards = self.find_shards(source, None)
+        shards = self.find_shards(source)
         self._check_first_rows(shards)
         return shards.load()
 
-    def is_sharded(self, source: str, cluster: str | None) -> bool:
+    def is_sharded(self, source: str, scheduler: str | None = None) -> bool:
         """Whether a name means several files."""
         from trueup.io.source import is_sharded
 
         several = is_sharded(source)
-        if cluster is not None and not several:
-            raise ValueError(
-                f"--cluster is for shards: a folder, a pattern or an address, got the one file {source}; "
-                "--clusters COLUMN says which rows are correlated"
-            )
+        if scheduler is not None and not several:
+            raise ValueError(f"--scheduler is for shards: a folder, a pattern or an address, got the one file {source}")
         if several and (self.class_axis or self.multilabel):
             which = "--class-axis" if self.class_axis else "--multilabel"
             raise ValueError(f"{which} takes one file, got {source}, which means several")
         return several
 
-    def find_shards(self, source: str, split: str | None) -> Shards:
+    def find_shards(self, source: str, split: str | None = None) -> Shards:
         """The files that a name means, one or several."""
         from trueup.io.shards import Shards
 
         return Shards.of(source, **self._fields(), **drop_unset(split=split), storage_options=self.storage_options)
 
     @contextmanager
-    def open_shards(
-        self, source: str, split: str | None, cluster: str | None
-    ) -> Iterator[tuple[Shards, Executor | None]]:
+    def open_shards(self, source: str, sharding: Sharding) -> Iterator[tuple[Shards, Executor | None]]:
         """The shards, and the executor that reads them."""
-        from trueup.core.executors import executor_for
+        from trueup._core.executors import executor_for
 
-        shards = self.find_shards(source, split)
+        shards = self.find_shards(source, sharding.split)
         self._check_first_rows(shards)
-        with executor_for(cluster or "none") as executor:
+        with executor_for(sharding.scheduler or "none") as executor:
             yield shards, executor
 
     def open(self, path: str | Path) -> AbstractContextManager[PredictionFile]:
@@ -423,19 +363,13 @@ class Reader:
         return options
 
     def _fields(self) -> dict[str, Any]:
-        columns = tuple(self.logits.split(",")) if self.logits and "," in self.logits else self.logits
-        return drop_unset(
-            logits=columns,
-            labels=self.labels,
-            probs=self.probs,
-            confidence=self.confidence,
-            correct=self.correct,
-            classes=self.class_names,
-            weights=self.weight,
-            groups=tuple(self.by) if self.by else None,
-            clusters=self.clusters,
-            class_axis=self.class_axis,
-            ignore_index=self.ignore_index,
+        """What the user said of a file, as `load` takes it."""
+        same = ("labels", "probs", "confidence", "correct", "clusters", "class_axis", "ignore_index")
+        return set_options(self, *same) | drop_unset(
+            logits=tuple(self.logits.split(",")) if self.logits and "," in self.logits else self.logits,
+            classes=self.class_list,
+            weights=self.sample_weight,
+            groups=tuple(self.groups) if self.groups else None,
             multilabel=self.multilabel or None,
         )
 
@@ -465,27 +399,26 @@ class Reader:
                     return
 
 
-def without(*names: str) -> tuple[str, ...]:
-    """The fields of a `Reader` but for these, for a verb that does not take them."""
-    return tuple(field.name for field in fields(Reader) if field.name not in names)
-
-
 @dataclass(frozen=True)
 class ForecastColumns:
-    """The options that say where the forecasts of a number are; true where one was given."""
+    """The options that say where the forecasts of a number are; true where one was set."""
 
-    mean: Mean = None
-    std: Std = None
-    target: Target = None
-    quantiles: Quantiles = None
-    levels: Levels = None
+    mean: str | None = option("COLUMN", "Of forecasts of a number: the column of means (default mean).")
+    std: str | None = option("COLUMN", "Of forecasts: the column of standard deviations (default std).")
+    target: str | None = option("COLUMN", "Of forecasts: the column of the outcomes (default targets).")
+    quantiles: str | None = option(
+        "COLUMNS", "Of forecasts: columns of quantiles, separated by commas, or a pattern such as 'q*'."
+    )
+    levels: str | None = option(
+        "NUMBERS", "Of quantiles: their levels, separated by commas; else the columns' names end in them."
+    )
 
     def __bool__(self) -> bool:
-        return any(name is not None for name in astuple(self))
+        return bool(set_options(self))
 
 
 def join_groups(columns: Any) -> list[str] | None:
-    """One value a row from the columns of --by; of several, all their values together."""
+    """One value per row from the columns of --groups; of several columns, all their values."""
     if not columns:
         return None
     return [", ".join(str(value) for value in values) for values in zip(*columns.values(), strict=True)]

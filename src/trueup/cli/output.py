@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trueup.core.errors import silence_warnings
-from trueup.core.formatting import Row, text_table
-from trueup.core.progress import clear_line, waiting
+from trueup._core.errors import silence_warnings
+from trueup._core.formatting import Row, text_table
+from trueup._core.progress import clear_line, waiting
+
+if TYPE_CHECKING:
+    from trueup.metrics.table import Scores
 
 SCHEMA = 1
 """Version of the JSON; it grows when the meaning of a key changes."""
@@ -117,6 +120,24 @@ def print_remarks(*lines: str, quiet: bool = False) -> None:
         from rich.console import Console
 
         Console(highlight=False).print(line, markup=False, emoji=False)
+
+
+def print_scores(scores: Scores, *, quiet: bool = False) -> None:
+    """Print the table, and what it means."""
+    if not quiet:
+        print(f"{scores.caption()}\n")
+    print_table(scores.table())
+    notes = scores.notes()
+    print_remarks(*notes[: len(notes) - len(scores.group_tables)], quiet=quiet)  # the groups have a table of their own
+    print_groups(scores, quiet)
+
+
+def print_groups(scores: Scores, quiet: bool) -> None:
+    """Print the table of the groups, if there are any."""
+    if scores.groups is not None:
+        print()
+        print_table(scores.groups.table())
+        print_remarks(scores.groups.verdict(), quiet=quiet)
 
 
 def print_stderr(line: str) -> None:

@@ -1,33 +1,28 @@
-"""Networks and data sets that the user names: by an import path, a folder of `train`, a file, or the registry."""
+"""Networks and data that the user names: an import path, a file, a folder; what the studies know by name, they read."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trueup.cli.options import require_name
-from trueup.cli.output import SCHEMA, to_json
+from trueup.cli.plugins import load_resolver
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.utils.data import DataLoader, Dataset
 
-RUN, WEIGHTS = "run.json", "weights.safetensors"
-"""In a folder of `train`: the network, its data and its settings; and the trained weights."""
+RUN = "run.json"
+"""In a folder of `train`: the network, its data and its settings."""
 
 
 def load_model(name: str) -> nn.Module:
     """A network from "package.module:name", a network or a function that makes one, or from a folder of `train`."""
-    if (Path(name) / RUN).is_file():
-        from trueup.models.networks import build_network
-
-        run = read_run(Path(name))
-        network = build_network(run["network"], run["options"], normalisation=run["normalisation"])
-        return load_weights(network, Path(name) / WEIGHTS)
+    if is_run(name):
+        trained: nn.Module = _load_run(name)[0]
+        return trained
     module, colon, attribute = name.partition(":")
     if not colon or not module or not attribute:
         raise ValueError(f"the model must be package.module:make_model or a folder that train wrote, got {name!r}")
@@ -80,25 +75,39 @@ def _shape(tensors: Mapping[str, Any], name: str) -> str:
 
 
 def load_val_and_test(data: str, folder: Path | None, seed: int) -> tuple[Dataset[Any], Dataset[Any]]:
-    """The validation and test parts of a data set, or of a .npz file with `images` or `inputs`, and `labels`.
+    """The validation and test parts of a .npz file with `images` or `inputs`, and `labels`; of a folder; or by name.
 
-    Images (n, H, W) or (n, H, W, C) become pixels in [0, 1]; inputs go to the network as they are. A file that does not
-    name its parts is halved at random.
+    Images (n, H, W) or (n, H, W, C) become pixels in [0, 1]; inputs go to the network as they are. A folder has one of
+    pictures for each class, or two such, `val` and `test`. What does not name its parts is halved at random.
     """
     if Path(data).suffix.lower() == ".npz":
         return _load_npz(Path(data), seed)
-    from trueup.training.data import DATASETS, load_data
+    if Path(data).is_dir():
+        from trueup.models.image_data import load_folder
 
-    if Path(data).suffix:
-        raise ValueError(f"{data}: the data must be a .npz file or a name that `trueup datasets` lists")
-    dataset = load_data(require_name("data set", DATASETS, data), folder, seed=seed)
-    return dataset.val, dataset.test
+        if (parts := load_folder(Path(data), seed)) is not None:
+            return parts
+    if Path(data).suffix or Path(data).name != data:
+        raise ValueError(f"{data}: the data must be a .npz file, a folder of images by class, or a data set's name")
+    named: tuple[Dataset[Any], Dataset[Any]] = load_resolver("data", f"the data set {data!r}")(data, folder, seed)
+    return named
+
+
+def is_run(model: str) -> bool:
+    """Whether this is a folder that `train` wrote."""
+    return (Path(model) / RUN).is_file()
+
+
+def _load_run(model: str) -> tuple[nn.Module, str, int | None]:
+    """The network of a folder that `train` wrote, the name of its data, and the seed that drew their parts."""
+    run: tuple[nn.Module, str, int | None] = load_resolver("run", f"the folder {model}, which `train` wrote,")(model)
+    return run
 
 
 def require_data(model: str, data: str | None) -> None:
-    """Refuse a network without data, unless it is in a folder of `train`, which has both."""
-    if data is None and not (Path(model) / RUN).is_file():
-        raise ValueError("--data must name a data set or a .npz file")
+    """Refuse a network without data, unless it is in a folder of `train`, which names them."""
+    if data is None and not is_run(model):
+        raise ValueError("--data must name a .npz file, a folder of images, or a data set")
 
 
 def load_network_and_data(
@@ -118,18 +127,20 @@ def load_network_and_data(
     """
     from torch.utils.data import DataLoader
 
-    network = load_model(model)
+    if data is None:
+        network, data, seed = _load_run(model)
+    else:
+        network = load_model(model)
     if weights is not None:
         network = load_weights(network, weights)
-    run: dict[str, Any] = read_run(Path(model)) if data is None else {"data": data, "seed": seed}
     parts: tuple[Dataset[Any], ...]
-    if not labels and lacks_labels(Path(run["data"])):
-        parts = (load_inputs(Path(run["data"])),)
+    if not labels and lacks_labels(Path(data)):
+        parts = (load_inputs(Path(data)),)
     else:
-        parts = load_val_and_test(run["data"], folder, run["seed"] or 0)
+        parts = load_val_and_test(data, folder, seed or 0)
     loaders = [DataLoader(part, batch_size=batch_size) for part in parts]
     network.eval()  # whatever made it: nothing here trains
-    return network if device is None else network.to(device), loaders, run["data"]
+    return network if device is None else network.to(device), loaders, data
 
 
 def _load_npz(path: Path, seed: int) -> tuple[Dataset[Any], Dataset[Any]]:
@@ -137,11 +148,9 @@ def _load_npz(path: Path, seed: int) -> tuple[Dataset[Any], Dataset[Any]]:
     import torch
     from torch.utils.data import TensorDataset
 
-    from trueup.core.splits import split_indices
+    from trueup._core.splits import split_indices
     from trueup.io.atomic import errors_name_file
-    from trueup.training.data.dataset import select
-    from trueup.training.data.images import pixels
-    from trueup.training.data.readers import npz
+    from trueup.models.image_data import npz, pixels, select
 
     inputs = inputs_of(path)
     parts = npz(path, inputs)
@@ -164,7 +173,7 @@ def _load_npz(path: Path, seed: int) -> tuple[Dataset[Any], Dataset[Any]]:
 def inputs_of(path: Path) -> str:
     """What a .npz file calls its inputs: `images`, which become pixels in [0, 1], or `inputs`."""
     from trueup.io.atomic import errors_name_file, require_file
-    from trueup.training.data.readers import arrays_in
+    from trueup.models.image_data import arrays_in
 
     with errors_name_file(require_file(path)), arrays_in(path) as arrays:
         return next((name for name in ("images", "inputs") if any(k.endswith(name) for k in arrays)), "images")
@@ -173,7 +182,7 @@ def inputs_of(path: Path) -> str:
 def lacks_labels(path: Path) -> bool:
     """Whether this is a .npz file without labels."""
     from trueup.io.atomic import errors_name_file, require_file
-    from trueup.training.data.readers import arrays_in
+    from trueup.models.image_data import arrays_in
 
     if path.suffix.lower() != ".npz":
         return False
@@ -188,8 +197,7 @@ def load_inputs(path: Path) -> Dataset[Any]:
     from torch.utils.data import TensorDataset
 
     from trueup.io.atomic import errors_name_file, require_file
-    from trueup.training.data.images import pixels
-    from trueup.training.data.readers import arrays_in
+    from trueup.models.image_data import arrays_in, pixels
 
     with errors_name_file(require_file(path)), arrays_in(path) as arrays:
         names = ("val_images", "images", "val_inputs", "inputs")
@@ -208,28 +216,8 @@ def load_labelled(path: Path) -> Dataset[Any]:
     import torch
     from torch.utils.data import TensorDataset
 
-    from trueup.training.data.readers import npz
+    from trueup.models.image_data import npz
 
     parts = npz(path, inputs_of(path))
     labels = parts["val" if "val" in parts else next(iter(parts))].labels
     return TensorDataset(*load_inputs(path).tensors, torch.from_numpy(labels.astype(np.int64)))  # type: ignore[attr-defined]
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Plain data with its schema, in a file that is whole or not there."""
-    from trueup.io.atomic import atomic_write
-
-    text = json.dumps(to_json({"schema": SCHEMA, **content}), indent=2, allow_nan=False)
-    with atomic_write(path) as (draft,):
-        draft.write_text(text, encoding="utf-8")
-
-
-def read_run(folder: Path) -> dict[str, Any]:
-    """What `train` wrote of a run: its network, data and settings."""
-    from trueup.io.atomic import errors_name_file
-
-    with errors_name_file(folder / RUN):
-        run = json.loads((folder / RUN).read_text(encoding="utf-8"))
-        if run.get("schema") != SCHEMA:
-            raise ValueError(f"the schema must be {SCHEMA}, got {run.get('schema')!r}")
-        return dict(run)

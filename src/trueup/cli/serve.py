@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -13,30 +14,21 @@ from trueup.cli.output import print_json, print_stderr
 SHORTEST_TOKEN = 16
 
 
-def serve(
-    host: Annotated[
-        str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on (default 127.0.0.1).")
-    ] = None,
-    port: Annotated[int | None, typer.Option("--port", "-p", metavar="N", help="Port (default 8000).")] = None,
-    name: Annotated[
-        list[str] | None,
-        typer.Option("--name", metavar="NAME", help="A host name of this machine for other machines; may be repeated."),
-    ] = None,
-    monitors: Annotated[
-        Path | None,
-        typer.Option(
-            "--monitors",
-            metavar="FOLDER",
-            help="Folder in which monitors survive a restart; without it, they are in memory.",
-        ),
-    ] = None,
-    token: Annotated[
-        bool,
-        typer.Option("--token", help="Ask for a token also on this machine, where others have accounts."),
-    ] = False,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    quiet: o.Quiet = False,
-) -> None:
+@dataclass(frozen=True)
+class Address:
+    """Where the server listens, and who may ask."""
+
+    host: str | None = o.option("ADDRESS", "Address to listen on (default 127.0.0.1).")
+    port: int | None = o.option("N", "Port (default 8000).", "--port", "-p")
+    name: list[str] | None = o.option("NAME", "A host name of this machine for other machines; may be repeated.")
+    monitors: Path | None = o.option(
+        "FOLDER", "Folder in which monitors survive a restart; without it, they are in memory."
+    )
+    token: bool = o.switch("Ask for a token also on this machine, where others have accounts.")
+    open_browser: bool = o.switch("Open the page in a browser.", "--open")
+
+
+def serve(*, at: Address, quiet: o.Quiet = False) -> None:
     """Serve a web page: drop a file on it, read the verdict, download the report and the calibrator.
 
     The page /monitor is for services that send their predictions, and /metrics for Prometheus. Nothing leaves this
@@ -49,16 +41,16 @@ def serve(
     from trueup.serve.server import run
     from trueup.serve.settings import LOCAL, Settings, is_loopback
 
-    own = os.environ.get("TRUEUP_TOKEN") or (secrets.token_urlsafe(24) if token else None)
-    if own is not None and len(own) < SHORTEST_TOKEN:
-        raise ValueError(f"TRUEUP_TOKEN must have at least {SHORTEST_TOKEN} characters, got {len(own)}")
-    settings = Settings(monitors_folder=monitors, token=own)
+    token = os.environ.get("TRUEUP_TOKEN") or (secrets.token_urlsafe(24) if at.token else None)
+    if token is not None and len(token) < SHORTEST_TOKEN:
+        raise ValueError(f"TRUEUP_TOKEN must have at least {SHORTEST_TOKEN} characters, got {len(token)}")
+    settings = Settings(monitors_folder=at.monitors, token=token)
     # Who asks for quiet still has to learn a token that is made now.
-    made_now = not os.environ.get("TRUEUP_TOKEN") and (token or not is_loopback(host or LOCAL[1]))
+    made_now = not os.environ.get("TRUEUP_TOKEN") and (at.token or not is_loopback(at.host or LOCAL[1]))
     shown = made_now or not quiet
     on_listening = (lambda address: print_stderr(f"serving {address} until Ctrl-C")) if shown else None
-    options = o.drop_unset(host=host, port=port, hosts=tuple(name or ()) or None, settings=settings)
-    run(**options, open_browser=open_browser, on_listening=on_listening)
+    options = o.set_options(at, "host", "port", "open_browser") | o.drop_unset(hosts=tuple(at.name or ()) or None)
+    run(**options, settings=settings, on_listening=on_listening)
 
 
 def demo(
@@ -81,9 +73,6 @@ def demo(
         print_json("demo", output=page)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verbs to the application."""
-    o.add_command(
-        app, serve, "Start", "trueup serve", "trueup serve --port 9000 --open", "trueup serve --monitors watched"
-    )
-    o.add_command(app, demo, "Start", "trueup demo", "trueup demo -o first-look --seed 1")
+SERVE_EXAMPLES = ("trueup serve", "trueup serve --port 9000 --open", "trueup serve --monitors watched")
+DEMO_EXAMPLES = ("trueup demo", "trueup demo -o first-look --seed 1")
+register = o.commands((serve, "Start", SERVE_EXAMPLES), (demo, "Start", DEMO_EXAMPLES))

@@ -1,4 +1,6 @@
-"""The application with all its verbs, in the order of the help page; a verb's module is imported when it is used.
+"""The application: our verbs in the order of the help page, then those of other packages.
+
+A verb's module is imported when it is used.
 
 A command that fails ends with one line on stderr, and an exit code that says what kind of failure it was.
 """
@@ -7,8 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -17,23 +20,22 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
+from trueup._core import __version__
+from trueup._core.errors import Hint, message_of, write_warnings
+from trueup._core.progress import log_lines
 from trueup.cli.options import format_examples
 from trueup.cli.output import print_stderr
-from trueup.core import __version__
-from trueup.core.errors import Hint, message_of, write_warnings
-from trueup.core.progress import log_lines
 
 MODULES = {
-    **dict.fromkeys(("evaluate", "compare", "report"), "evaluate"),
+    **dict.fromkeys(("evaluate", "compare"), "evaluate"),
+    **dict.fromkeys(("rank", "report"), "rank"),
     "monitor": "monitor",
     **dict.fromkeys(("fit", "apply"), "fit"),
     **{verb: verb for verb in ("decide", "sets", "plan")},
     "clamp": "clamp",
     "repair": "repair",
-    "train": "train",
-    "study": "study",
     **dict.fromkeys(("serve", "demo"), "serve"),
-    **dict.fromkeys(("methods", "metrics", "losses", "networks", "datasets"), "listing"),
+    **dict.fromkeys(("methods", "metrics", "losses"), "listing"),
 }
 """Verb → the module of this package that registers it."""
 SETTINGS: dict[str, Any] = {
@@ -59,7 +61,7 @@ HINTS = {
     Hint.STATED: "a stated confidence is read by --confidence COLUMN --correct COLUMN",
     Hint.FORECAST: "forecasts of a number are read by --mean COLUMN --std COLUMN --target COLUMN",
     Hint.LEVELS: "--levels gives them",
-    Hint.CLASSES: "--classes names the classes of labels that are texts",
+    Hint.CLASSES: "--class-names names the classes of labels that are texts",
     Hint.LOAD_CALIBRATOR: "`trueup apply` reads it",
     Hint.LOAD_MONITOR: "`trueup monitor --state` reads it",
     Hint.LOAD_CLAMPED: "",
@@ -68,17 +70,16 @@ HINTS = {
 """The library's hints in the words of the command line; no verb reads a clamped network."""
 
 OPTIONS = {
-    "batch_size": "--batch-size",
-    "lr": "--lr",
     "n_resamples": "--resamples",
-    "penalty": "--penalty",
-    "weights": "--weight",
-    "groups": "--by",
-    "classes": "--classes",
-    "weight_decay": "--weight-decay",
+    "weights": "--sample-weight",
+    "classes": "--class-names",
+    "max_risk": "--max-risk",
     **{
-        name: f"--{name}"
-        for name in ("alpha", "bins", "epochs", "event", "folds", "level", "patience", "seed", "window")
+        name: f"--{name.replace('_', '-')}"
+        for name in (
+            *("batch_size", "bins", "epochs", "event", "folds", "groups", "level", "lr", "patience", "penalty"),
+            *("seed", "weight_decay", "window"),
+        )
     },
 }
 """The library's arguments that are options here."""
@@ -86,12 +87,11 @@ OPTIONS = {
 _EXTRAS = {
     "fastapi": "serve",
     "h5py": "hdf5",
-    "lightning": "train",
-    "lightning_fabric": "train",
     "matplotlib": "report",
     "plotly": "report",
     "pyarrow": "parquet",
     "sklearn": "sklearn",
+    "torch": "torch",
     "uvicorn": "serve",
 }
 _WRONG_INPUT_ERRORS = (
@@ -110,15 +110,48 @@ class _Commands(Mapping[str, Any]):
 
     def __getitem__(self, verb: str) -> Any:
         verbs = typer.Typer(**SETTINGS)
-        import_module(f"trueup.cli.{MODULES[verb]}").register(verbs)
+        self._register(verb)(verbs)
         verbs.callback()(lambda: None)  # a group, also if there is one verb in it
-        return get_group(verbs).commands[verb]
+        command: Any = get_group(verbs).commands[verb]
+        get_params = command.get_params
+        command.get_params = lambda context: _skip_validation(get_params(context))
+        return command
+
+    def _register(self, verb: str) -> Any:
+        """What adds a verb to an application; those of other packages are looked for only if it is none of ours."""
+        if verb in MODULES:
+            return import_module(f"trueup.cli.{MODULES[verb]}").register
+        from trueup.cli import plugins
+
+        if (entry := plugins.find_verbs().get(verb)) is not None:
+            return entry.load()
+        if verb in plugins.OF_STUDIES:
+            raise ImportError(plugins.needs_studies(f"`trueup {verb}`"))
+        raise KeyError(verb)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(MODULES)
+        from trueup.cli.plugins import find_verbs
+
+        return iter({**MODULES, **find_verbs()})
 
     def __len__(self) -> int:
-        return len(MODULES)
+        return len(list(iter(self)))
+
+
+def _skip_validation(parameters: list[Any]) -> list[Any]:
+    """Pass on what is unset or a text as it is: typer would make a validator of pydantic, which is slow to import."""
+    for parameter in parameters:
+        if "process_value" not in vars(parameter):
+            parameter.process_value = partial(_process_value, parameter, parameter.process_value)
+    return parameters
+
+
+def _process_value(parameter: Any, process: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
+    kind = getattr(getattr(parameter, "type_descriptor", None), "annotation", None)
+    is_unset = value is None and not parameter.required
+    if not (is_unset or (kind is str and isinstance(value, str))):
+        return process(context, value)
+    return value if parameter.callback is None else parameter.callback(context, parameter, value)
 
 
 class Verbs(TyperGroup):
@@ -127,6 +160,10 @@ class Verbs(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands: Any = _Commands()
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Options of the application itself."""
+        return _skip_validation(super().get_params(ctx))
 
     def main(
         self,
@@ -184,8 +221,9 @@ def describe_error(error: Exception) -> tuple[int, str]:
         return WRONG_INPUT, _line(usage()).rstrip(".") + hint
     message = _line(message_of(error, HINTS, OPTIONS))
     if isinstance(error, ModuleNotFoundError) and error.name:
-        extra = _EXTRAS.get(error.name.partition(".")[0])
-        return WRONG_INPUT, f"{error.name} is not installed: pip install 'trueup[{extra}]'" if extra else message
+        package = error.name.partition(".")[0]
+        hint = f"{package} is not installed: pip install 'trueup[{_EXTRAS.get(package)}]'"
+        return WRONG_INPUT, hint if package in _EXTRAS else message
     wrong_input = isinstance(error, _WRONG_INPUT_ERRORS)
     if isinstance(error, OSError) and error.filename is not None:
         return WRONG_INPUT if wrong_input else FAILED, f"{error.filename}: {error.strerror}"
@@ -209,7 +247,7 @@ app = typer.Typer(name="trueup", cls=Verbs, context_settings={"help_option_names
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        fast = "compiled" if find_spec("trueup.core._native") else "not compiled: a C compiler would make it faster"
+        fast = "compiled" if find_spec("trueup._core._native") else "not compiled: a C compiler would make it faster"
         typer.echo(f"trueup {__version__}, {fast}")
         raise typer.Exit
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from trueup.core.arrays import as_tensors, as_vector, as_weights, check_share
-from trueup.core.errors import InputError
-from trueup.core.formatting import format_interval, format_number, format_percent, text_table
-from trueup.core.row_scores import event_class, event_name, score_and_class
+from trueup._core.arrays import as_arrays, as_vector, as_weights, check_share
+from trueup._core.errors import InputError
+from trueup._core.formatting import format_interval, format_number, format_percent, text_table
+from trueup._core.row_scores import event_class, event_name, score_and_class
 from trueup.metrics.intervals import binomial_bounds
 
 THRESHOLDS = np.round(np.arange(0.01, 1.0, 0.01), 2)
@@ -47,16 +47,9 @@ class NetBenefit:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
+        record = {name: getattr(self, name) for name in ("rows", "event", "prevalence", "level", "useful")}
         arrays = ("threshold", "value", "low", "high", "treat_all", "gain_low")
-        return {
-            "schema": 1,
-            "rows": self.rows,
-            "event": self.event,
-            "prevalence": self.prevalence,
-            "level": self.level,
-            "useful": self.useful,
-            **{name: getattr(self, name).tolist() for name in arrays},
-        }
+        return {"schema": 1, **record, **{name: getattr(self, name).tolist() for name in arrays}}
 
     def __str__(self) -> str:
         at = np.unique(np.linspace(0, len(self.threshold) - 1, min(len(self.threshold), 10)).round().astype(np.int64))
@@ -102,16 +95,16 @@ def net_benefit(
 
     Vickers and Elkin, "Decision curve analysis" (2006).
     """
-    z, y = as_tensors(logits, labels, at_least=1)
+    z, y = as_arrays(logits, labels, at_least=1)
     check_share(level, "level")
     number, called = event_class(event, z.shape[1], names), event_name(event, z.shape[1], names)
     w = as_weights(weights, len(z))
     share = np.full(len(z), 1 / len(z)) if w is None else w / w.sum()
-    t = as_vector(thresholds, "thresholds").numpy()
+    t = as_vector(thresholds, "thresholds")
     if not len(t) or t.min() <= 0 or t.max() >= 1 or (np.diff(t) <= 0).any():
         raise InputError("thresholds", "rise, strictly between 0 and 1", f"{t[:3].tolist()} …")
     score = score_and_class(z, number)[0]
-    happened = (y.cpu().numpy() == number).astype(np.float64)
+    happened = (y == number).astype(np.float64)
     odds, reach = t / (1 - t), float(-ndtri((1 - level) / 2))
     value, low, high, gain_low = (np.empty(len(t)) for _ in range(4))
     prevalence = float(share @ happened)

@@ -12,20 +12,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from scipy.special import chdtrc
-from torch import Tensor
 
+from trueup._core.arrays import as_arrays, as_logits, as_vector, check_share, take_rows
+from trueup._core.errors import InputError
+from trueup._core.formatting import format_interval, format_number, format_percent, text_table
+from trueup._core.namespace import NUMPY
+from trueup._core.row_scores import confidences
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import Chain
 from trueup.calibrators.linear import Vector
-from trueup.core.arrays import as_logits, as_tensors, as_vector, check_share, take_rows, upcast_half
-from trueup.core.errors import InputError
-from trueup.core.formatting import format_interval, format_number, format_percent, text_table
-from trueup.core.progress import track
-from trueup.core.row_scores import confidences
 from trueup.decisions.refits import Refits
 from trueup.metrics.resampling import check_resamples
+from trueup.metrics.table import plain_record
 
 INDEPENDENT = "Rows are taken as independent here: where they are correlated, these intervals are too narrow."
 """What to say of estimates from rows that are known to be in clusters."""
@@ -59,51 +58,31 @@ class PriorEstimate:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         arrays = {name: getattr(self, name).tolist() for name in ("prior", "low", "high", "old")}
-        p_value = None if math.isnan(self.p_value) else self.p_value
-        return {
-            "schema": 1,
-            "method": self.method,
-            "rows": self.rows,
-            "level": self.level,
-            "p_value": p_value,
-            **arrays,
-        }
+        record = plain_record({name: getattr(self, name) for name in ("method", "rows", "level", "p_value")})
+        return {"schema": 1, **record, **arrays}
 
     def verdict(self) -> str:
         """Whether the frequencies moved, which of them are guesses, and what is assumed."""
         sentences = []
         if not math.isnan(self.p_value):
             chance = f"p {'=' if self.p_value > 0.001 else '≤'} {max(self.p_value, 0.001):.3f}"
-            sentences.append(
-                f"The class frequencies moved ({chance})."
-                if self.moved
-                else f"Nothing shows that the class frequencies moved ({chance})."
-            )
+            moved = "The" if self.moved else "Nothing shows that the"
+            sentences.append(f"{moved} class frequencies moved ({chance}).")
         if len(unseen := np.flatnonzero(self.old == 0)):
             some = ", ".join(str(k) for k in unseen[:5]) + (" …" if len(unseen) > 5 else "")
             sentences.append(f"No labelled row has class {some}: its estimate is a guess.")
-        sentences.append(
-            "This assumes that only the frequencies of the classes changed, not what each class looks like."
-        )
-        return "\n\n".join(sentences)
+        assumed = "This assumes that only the frequencies of the classes changed, not what each class looks like."
+        return "\n\n".join([*sentences, assumed])
 
     def __str__(self) -> str:
         change = np.argsort(-np.abs(self.prior - self.old), kind="stable")
         shown = np.sort(change[:20])
         table = [["class", "before", "now", f"{format_percent(self.level)} interval"]]
-        table += [
-            [
-                str(k),
-                format_number(self.old[k]),
-                format_number(self.prior[k]),
-                format_interval(self.low[k], self.high[k]),
-            ]
-            for k in shown.tolist()
-        ]
-        lines = [text_table(table)]
-        if len(shown) < len(self.prior):
-            lines[0] += f"\n(the {len(shown)} of {len(self.prior)} classes that changed most)"
-        return "\n\n".join([*lines, self.verdict()])
+        for k in shown.tolist():
+            numbers = format_number(self.old[k]), format_number(self.prior[k])
+            table.append([str(k), *numbers, format_interval(self.low[k], self.high[k])])
+        part = f"\n(the {len(shown)} of {len(self.prior)} classes that changed most)"
+        return f"{text_table(table)}{part if len(shown) < len(self.prior) else ''}\n\n{self.verdict()}"
 
 
 def shift_prior(new: Any, old: Any) -> Vector:
@@ -122,7 +101,7 @@ def shift_prior(new: Any, old: Any) -> Vector:
     if before.min() == 0:
         raise InputError("old", "be positive in every class", f"0 in class {int(before.argmin())}")
     ratio = np.log(np.maximum(after / before, _LEAST_RATIO))
-    return Vector(torch.ones(len(after)), torch.from_numpy(ratio - ratio.mean()))
+    return Vector(np.ones(len(after)), ratio - ratio.mean())
 
 
 def estimate_prior(
@@ -135,7 +114,6 @@ def estimate_prior(
     level: float = 0.95,
     n_resamples: int = 200,
     seed: int = 0,
-    progress: bool = True,
 ) -> PriorEstimate:
     """The class frequencies of unlabelled rows, with bootstrap intervals.
 
@@ -169,24 +147,23 @@ def estimate_prior(
         if method == "bbse":
             raise ValueError("bbse needs val, labelled rows of the old population")
         return _from_calibrated(z, _check_prior(old, "old", z.shape[1]), level, n_resamples, seed)
-    val_z, val_y = as_tensors(*val, at_least=2)
+    val_z, val_y = as_arrays(*val, at_least=2)
     if val_z.shape[1] != z.shape[1]:
         raise InputError("val", f"have the {z.shape[1]} classes of logits", str(val_z.shape[1]))
     refits = Refits(calibrate or "identity", val_z, val_y)
     estimate = _em_estimate if method == "em" else _bbse_estimate
-    before = np.bincount(val_y.cpu().numpy(), minlength=z.shape[1]) / len(val_y)
+    before = np.bincount(val_y, minlength=z.shape[1]) / len(val_y)
     calibrator = refits.calibrator
     prior, base = estimate(calibrator, z, None, val_z, val_y, None)
     rng = np.random.default_rng(seed)
     drawn = []
-    true = val_y.cpu().numpy()
     # Labelled rows drawn with the frequencies found play the new population: what the estimate makes of them shows its
     # noise, and its bias where the calibrated probabilities are not exact.
-    chance = prior[true] / np.maximum(np.bincount(true, minlength=z.shape[1])[true], 1)
-    chance = chance / chance.sum() if chance.sum() > 0 else np.full(len(true), 1 / len(true))
-    for _ in track(range(n_resamples), label="resampling", enabled=progress):
+    chance = prior[val_y] / np.maximum(np.bincount(val_y, minlength=z.shape[1])[val_y], 1)
+    chance = chance / chance.sum() if chance.sum() > 0 else np.full(len(val_y), 1 / len(val_y))
+    for _ in range(n_resamples):
         again, rows = refits.draw(rng)
-        part = take_rows(val_z, val_y, torch.from_numpy(rows).to(val_z.device))
+        part = take_rows(val_z, val_y, rows)
         weight = rng.multinomial(len(z), chance).astype(np.float64)
         drawn.append(estimate(again if method == "em" else calibrator, val_z, weight, *part, prior)[0])
     low, high = _ends(np.array(drawn), prior, level, len(z))
@@ -229,7 +206,7 @@ def em_prior(
 
 
 def _em_estimate(
-    calibrator: Calibrator, z: Tensor, weights: np.ndarray | None, val_z: Tensor, val_y: Tensor, start: Any
+    calibrator: Calibrator, z: np.ndarray, weights: np.ndarray | None, val_z: np.ndarray, val_y: np.ndarray, start: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     # The mean probability on labelled rows, not their labels: consistent also where calibration is imperfect.
     old = softmax(calibrator(val_z)).mean(axis=0)
@@ -237,21 +214,20 @@ def _em_estimate(
 
 
 def _bbse_estimate(
-    calibrator: Calibrator, z: Tensor, weights: np.ndarray | None, val_z: Tensor, val_y: Tensor, start: Any
+    calibrator: Calibrator, z: np.ndarray, weights: np.ndarray | None, val_z: np.ndarray, val_y: np.ndarray, start: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     classes = z.shape[1]
     predicted, target = (confidences(as_logits(calibrator(part)))[1] for part in (val_z, z))
-    true = val_y.cpu().numpy()
-    joint = np.bincount(predicted * classes + true, minlength=classes**2).reshape(classes, classes) / len(true)
+    joint = np.bincount(predicted * classes + val_y, minlength=classes**2).reshape(classes, classes) / len(val_y)
     seen = np.bincount(target, weights=weights, minlength=classes)
     ratio = np.maximum(np.linalg.lstsq(joint, seen / seen.sum(), rcond=1e-6)[0], 0.0)
-    before = np.bincount(true, minlength=classes) / len(true)
+    before = np.bincount(val_y, minlength=classes) / len(val_y)
     prior = ratio * before
     total = prior.sum()
     return (prior / total if total > 0 else before), before
 
 
-def _from_calibrated(z: Tensor, old: np.ndarray, level: float, n_resamples: int, seed: int) -> PriorEstimate:
+def _from_calibrated(z: np.ndarray, old: np.ndarray, level: float, n_resamples: int, seed: int) -> PriorEstimate:
     p = softmax(z)
     prior = em_prior(p, old)
     rng = np.random.default_rng(seed)
@@ -276,7 +252,7 @@ def _ends(drawn: np.ndarray, prior: np.ndarray, level: float, rows: int) -> tupl
     return np.clip(np.minimum(low, prior), 0.0, 1.0), np.clip(np.maximum(high, prior), 0.0, 1.0)
 
 
-def _shift_p_value(z: Tensor, val_z: Tensor) -> float:
+def _shift_p_value(z: np.ndarray, val_z: np.ndarray) -> float:
     """Of a χ² test of the predicted classes' counts in both samples; rare classes are counted together."""
     counts = np.array(
         [np.bincount(confidences(part)[1], minlength=z.shape[1]) for part in (val_z, z)], dtype=np.float64
@@ -291,13 +267,13 @@ def _shift_p_value(z: Tensor, val_z: Tensor) -> float:
     return float(chdtrc(table.shape[1] - 1, ((table - expected) ** 2 / expected).sum()))
 
 
-def softmax(logits: Tensor) -> np.ndarray:
+def softmax(logits: np.ndarray) -> np.ndarray:
     """Probabilities in float64."""
-    return torch.softmax(upcast_half(logits).double(), dim=1).cpu().numpy()
+    return NUMPY.softmax(logits.astype(np.float64, copy=False))
 
 
 def _check_prior(values: Any, name: str, length: int | None = None) -> np.ndarray:
-    prior = as_vector(values, name, length=length).numpy()
+    prior = as_vector(values, name, length=length)
     if len(prior) < 2 or prior.min() < 0 or abs(prior.sum() - 1) > 1e-3:
         got = f"{len(prior)} numbers of sum {prior.sum():.4g}"
         raise InputError(name, "be the frequencies of at least 2 classes, which sum to 1", got)

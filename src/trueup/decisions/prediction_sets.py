@@ -1,110 +1,123 @@
 """Prediction sets: the classes that may be true, which hold the truth with a stated probability (split conformal).
 
 A score says how strange a class would be for a row; the quantile of the scores of the true classes of n calibration
-rows, taken at ⌈(n+1)(1−α)⌉, is the limit. If new rows are exchangeable with those, the set of all classes within the
-limit holds the truth with probability at least 1 − α, whatever the network. Temperature scaling tends to enlarge APS
+rows, taken at ⌈(n+1)·coverage⌉, is the limit. If new rows are exchangeable with those, the set of all classes within
+the limit holds the truth with at least that probability, whatever the network. Temperature scaling tends to enlarge APS
 sets: it keeps the order of the classes within a row but changes how rows compare with each other.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, Self
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from trueup.core import native
-from trueup.core.arrays import (
+from trueup._core import native
+from trueup._core.arrays import (
+    as_arrays,
     as_logits,
-    as_tensors,
     as_vector,
+    as_weights,
     check_share,
     find_absent,
+    is_tensor,
     match_kind,
     take_rows,
+    to_array,
     upcast_half,
 )
-from trueup.core.clusters import as_clusters
-from trueup.core.errors import InputError
-from trueup.core.formatting import format_interval, format_number, format_percent, text_table
-from trueup.core.module import ParametricModule
-from trueup.core.splits import row_uniform, stratified_folds
+from trueup._core.clusters import as_clusters
+from trueup._core.errors import InputError
+from trueup._core.formatting import format_interval, format_number, format_percent, text_table
+from trueup._core.namespace import NUMPY, Namespace
+from trueup._core.splits import row_uniform, stratified_folds
+from trueup._core.values import Value
 from trueup.decisions.thresholds import as_groups
-from trueup.io.artifacts import open_artifact, pack, require_safetensors_suffix, unpack, versions, write_artifact
 from trueup.metrics.intervals import binomial_bounds
+from trueup.metrics.table import plain_record
 
-Score = Literal["lac", "aps", "raps"]
 SCORES = ("lac", "aps", "raps")
 PENALTIES = (0.001, 0.01, 0.1, 0.2, 0.5)
 """Of RAPS, among which the smallest sets decide."""
-_ROUNDING = 1e-12  # of itself: sums of the same probabilities in another order
+_ROUNDING = 1e-12  # relative: sums of the same probabilities in another order
 _FEW = 64  # the largest probabilities of a row, which nearly always hold its set
 
 
-def conformal_quantile(scores: Any, alpha: float) -> float:
-    """The ⌈(n+1)(1−α)⌉-th smallest of n scores; infinite where n is too small for that.
+def conformal_quantile(scores: Any, coverage: float) -> float:
+    """The ⌈(n+1)·coverage⌉-th smallest of n scores; infinite where n is too small for that.
 
-    >>> conformal_quantile([0.3, 0.1, 0.2, 0.4], 0.4), conformal_quantile([0.3, 0.1], 0.1)
+    >>> conformal_quantile([0.3, 0.1, 0.2, 0.4], 0.6), conformal_quantile([0.3, 0.1], 0.9)
     (0.3, inf)
     """
-    s = np.sort(as_vector(scores, "scores").numpy())
-    rank = math.ceil((len(s) + 1) * (1 - alpha) - 1e-9)
+    s = np.sort(as_vector(scores, "scores"))
+    rank = math.ceil((len(s) + 1) * coverage - 1e-9)
     return float(s[rank - 1]) if rank <= len(s) else math.inf
 
 
-class PredictionSets(ParametricModule):
+@dataclass(frozen=True)
+class Raps:
+    """The score RAPS with its parameters; None is chosen on a fifth of the rows, which then do not calibrate."""
+
+    penalty: float | None = None
+    """λ, for each class beyond the rank."""
+    rank: int | None = None
+
+
+class PredictionSets(Value):
     """A rule from logits to sets of classes, (n, classes) of booleans: those whose score is within a limit.
 
     "lac": 1 − p_k, the smallest sets on average; "aps": the mass of all classes at least as probable as k, less U·p_k
-    if randomised, sets that grow with the difficulty of a row; "raps": + λ·max(0, rank − k_reg), which trims long
+    if there is a seed, sets that grow with the difficulty of a row; "raps": + λ·max(0, rank − k_reg), which trims long
     tails. Equally probable classes enter together. A set may be empty.
     Scores and limits are kept less 1, −p_k and minus the mass of the less probable classes, since near 1 they would
-    lose the digits that tell a sure row from a very sure one.
+    lose the digits that tell a sure row from a very sure one. `quantile` is one limit, or one for each class or each of
+    `groups`; with `weights` it holds the sorted scores of the calibration rows.
     Sadinle et al. (2019); Romano et al. (2020); Angelopoulos et al. (2021).
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(4000, 5)) * 2
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
-    >>> rule = PredictionSets.fit(z[:2000], y[:2000], score="aps", alpha=0.1)
+    >>> rule = PredictionSets.fit(z[:2000], y[:2000], score="aps", coverage=0.9)
     >>> evaluate_sets(rule(z[2000:]), y[2000:]).coverage.value > 0.88
     True
     """
 
-    quantile: Tensor
+    quantile: Any
+    weights: np.ndarray | None = None
 
     def __init__(
         self,
-        score: Score,
+        score: str,
         quantile: Any,
-        alpha: float,
+        coverage: float,
         penalty: float = 0.0,
         rank: int = 0,
-        randomised: bool = False,
-        seed: int = 0,
+        seed: int | None = None,
         groups: Sequence[Hashable] | None = None,
-        scores: Any = None,
         weights: Any = None,
     ) -> None:
-        super().__init__()
         if score not in SCORES:
             raise InputError("score", "be lac, aps or raps", repr(score))
-        self.score, self.alpha, self.penalty, self.rank = score, check_share(alpha, "alpha"), float(penalty), int(rank)
-        self.randomised, self.seed = bool(randomised), int(seed)
-        self.groups = None if groups is None else list(groups)
+        self.score, self.coverage = score, check_share(coverage, "coverage")
+        self.penalty, self.rank = float(penalty), int(rank)
+        self.seed = None if seed is None else int(seed)
+        self.groups = None if groups is None else tuple(groups)
         self.keep("quantile", quantile)
-        self.scores: Tensor | None
-        self.weights: Tensor | None
-        for name, value in (("scores", scores), ("weights", weights)):
-            if value is None:
-                self.register_buffer(name, None)
-            else:
-                self.keep(name, value)
+        if weights is not None:
+            self.keep("weights", weights)
+
+    @staticmethod
+    def upgrade(config: dict[str, Any]) -> dict[str, Any]:
+        """Arguments in files of schema 1: the seed counted where `randomised`, and `scores` were apart."""
+        config = dict(config)
+        if not config.pop("randomised", True):
+            config["seed"] = None
+        scores = config.pop("scores", None)
+        return config if scores is None else config | {"quantile": scores}
 
     @classmethod
     def fit(
@@ -112,134 +125,126 @@ class PredictionSets(ParametricModule):
         logits: Any,
         labels: Any,
         *,
-        score: Score = "aps",
-        alpha: float = 0.1,
-        by_class: bool = False,
+        score: Literal["lac", "aps", "raps"] | Raps = "aps",
+        coverage: float = 0.9,
         groups: Any = None,
         weights: Any = None,
         clusters: Any = None,
-        randomised: bool = True,
-        penalty: float | None = None,
-        rank: int | None = None,
-        seed: int = 0,
+        seed: int | None = 0,
     ) -> Self:
         """The limit from calibration rows that the network, and any calibrator before, has not seen.
 
-        `by_class` takes a limit for each class, so that each is covered; one with fewer than 1/α − 1 rows is in every
-        set. `groups` (n,) does so for groups. `weights` (n,), ratios of the new population's density to that of the
-        rows, cover under a shift of the inputs; then the new rows need their weights too. RAPS without a `penalty`
-        chooses it and the rank on a fifth of the rows, which then do not calibrate. Of `clusters` (n,), rows that are
-        correlated such as the visits of a patient, one row each is used, drawn by the seed: the promise is about such a
-        row of a new cluster. The U of a row follows from its logits and the seed, so that its set is the same wherever
-        it stands; without it (`randomised=False`) the sets of a sharp network are empty or large. For export say
-        `randomised=False`, or give `uniform`.
+        `groups` (n,) takes a limit for each group, so that each is covered; "class" one for each class. A class with
+        fewer than 1/(1 − coverage) − 1 rows is in every set. `weights` (n,), ratios of the new population's density to
+        that of the rows, cover under a shift of the inputs; then the new rows need their weights too. Of `clusters`
+        (n,), rows that are correlated such as the visits of a patient, one row each is used, drawn by the seed: the
+        promise is about such a row of a new cluster. The U of a row follows from its logits and the seed, so that its
+        set is the same wherever it stands; without it (`seed=None`) the sets of a sharp network are empty or large. For
+        export say `seed=None`, or pass `uniform`.
         """
-        z, y = as_tensors(logits, labels, at_least=1)
-        if sum((by_class, groups is not None, weights is not None)) > 1:
-            raise ValueError("give one of by_class, groups and weights")
-        given = None if groups is None else as_groups(groups, len(z), complete=True)
-        weight = None if weights is None else as_vector(weights, "weights", length=len(z)).numpy()
-        if weight is not None and (weight.min() < 0 or weight.max() == 0):
-            raise InputError("weights", "be non-negative and not all zero", f"{weight.min():g}..{weight.max():g}")
-        together = as_clusters(clusters, len(z))
-        if together is not None:
-            kept = together.one_row_each(seed)
-            z, y = take_rows(z, y, torch.from_numpy(kept).to(z.device))
-            given, weight = (None if part is None else part[kept] for part in (given, weight))
-        options: dict[str, Any] = {"alpha": alpha, "randomised": randomised, "seed": seed}
-        if score == "raps" and (penalty is None or rank is None):
-            if len(z) < 10:
-                raise InputError("logits", "have at least 10 rows to choose the penalty of raps", str(len(z)))
-            fold = stratified_folds(z, y, 5)
-            tune = torch.from_numpy(fold == 0).to(z.device)
-            penalty, rank = _tune(*take_rows(z, y, tune), penalty, rank, options)
-            z, y = take_rows(z, y, ~tune)
-            given = None if given is None else given[fold != 0]
-            weight = None if weight is None else weight[fold != 0]
-        if score == "raps":
-            options |= {"penalty": penalty, "rank": rank}
-        rule = cls(score, math.inf, **options)
-        own = rule.label_scores(z, y)
-        true = y.cpu().numpy()
+        z, y = as_arrays(logits, labels, at_least=1)
+        check_share(coverage, "coverage")
+        if groups is not None and weights is not None:
+            raise ValueError("give one of groups and weights")
+        by_class = isinstance(groups, str) and groups == "class"
+        group = None if groups is None or by_class else as_groups(groups, len(z), complete=True)
+        weight = as_weights(weights, len(z))
+        independent = as_clusters(clusters, len(z))
+        if independent is not None:
+            kept = independent.one_row_each(seed or 0)
+            (z, y), group, weight = take_rows(z, y, kept), *(x if x is None else x[kept] for x in (group, weight))
+        options: dict[str, Any] = {"coverage": coverage, "seed": seed}
+        if score == "raps" or isinstance(score, Raps):
+            raps = score if isinstance(score, Raps) else Raps()
+            if None in (raps.penalty, raps.rank):
+                if len(z) < 10:
+                    raise InputError("logits", "have at least 10 rows to choose the penalty of raps", str(len(z)))
+                kept = stratified_folds(z, y, 5) != 0
+                raps = _tune(*take_rows(z, y, ~kept), raps, options)
+                (z, y), group, weight = take_rows(z, y, kept), *(x if x is None else x[kept] for x in (group, weight))
+            score, options = "raps", options | {"penalty": raps.penalty, "rank": raps.rank}
+        own = cls(score, math.inf, **options).label_scores(z, y)
         if by_class:
-            return cls(score, [conformal_quantile(own[true == k], alpha) for k in range(z.shape[1])], **options)
-        if given is not None:
-            members = sorted(set(given.tolist()), key=str)
-            return cls(score, [conformal_quantile(own[given == g], alpha) for g in members], **options, groups=members)
+            return cls(score, [conformal_quantile(own[y == k], coverage) for k in range(z.shape[1])], **options)
+        if group is not None:
+            members = sorted(set(group.tolist()), key=str)
+            limits = [conformal_quantile(own[group == member], coverage) for member in members]
+            return cls(score, limits, **options, groups=members)
         if weight is not None:
             order = np.argsort(own, kind="stable")
-            return cls(score, math.nan, **options, scores=own[order], weights=weight[order])
-        return cls(score, conformal_quantile(own, alpha), **options)
+            return cls(score, own[order], **options, weights=weight[order])
+        return cls(score, conformal_quantile(own, coverage), **options)
 
     def __call__(self, logits: Any, *, groups: Any = None, weights: Any = None, uniform: Any = None) -> Any:
-        """The sets of rows (n, classes), of any kind of array, as booleans of its shape."""
-        if isinstance(logits, Tensor):
-            return super().__call__(logits, groups=groups, weights=weights, uniform=uniform)
-        return match_kind(super().__call__(as_logits(logits), groups=groups, weights=weights, uniform=uniform), logits)
+        """The sets of rows (n, classes), of any kind of array, as booleans of its shape.
 
-    def forward(self, logits: Tensor, groups: Any = None, weights: Any = None, uniform: Any = None) -> Tensor:
-        """The sets of a tensor of logits; `uniform` (n,) replaces the numbers that follow from each row.
-
-        No set has an option that its row does not have, a logit of −∞.
+        No set has an option that its row does not have, a logit of −∞. `uniform` (n,) replaces the numbers that follow
+        from each row.
         """
-        sets, absent = self._sets(logits, groups, weights, uniform), find_absent(logits)
-        return sets if absent is None else sets & ~absent
+        z = upcast_half(as_logits(logits))
+        limit = self._limits(len(z), groups, weights)
+        u = self._uniform(NUMPY, z, uniform)
+        sets = np.empty(z.shape, bool)
+        for at in native.row_chunks(len(z), z.shape[1], native.CACHE):
+            p = NUMPY.softmax(z[at])
+            if self._has_class_limits:
+                self._check_classes(z)
+                sets[at] = self._scores(NUMPY, p, u[at]) <= _widen(limit)
+            elif self.score == "lac":
+                sets[at] = p >= (-limit[at, None]).astype(p.dtype)
+            else:
+                sets[at] = p > self._first_excluded(p, u[at], _widen(limit[at]))[:, None]
+        absent = find_absent(z)
+        return match_kind(sets if absent is None else sets & ~absent, logits)
 
-    def _sets(self, logits: Tensor, groups: Any, weights: Any, uniform: Any) -> Tensor:
-        limit = self._limits(logits.shape[0], groups, weights, logits.device)
-        if self.quantile.ndim == 1 and self.groups is None:
-            if logits.shape[1] != len(self.quantile):
-                raise InputError("logits", f"have the {len(self.quantile)} classes of the rule", str(logits.shape[1]))
-            return self.all_scores(logits, uniform=uniform) <= _widen(self.quantile)
-        if torch.compiler.is_compiling():
-            return self.all_scores(logits, uniform=uniform) <= _widen(limit)[:, None]
-        u = None if self.score == "lac" else self._uniform(logits, uniform)
-        sets = torch.empty(logits.shape, dtype=torch.bool, device=logits.device)
-        for at in native.row_chunks(len(logits), logits.shape[1], native.CACHE):
-            p = torch.softmax(upcast_half(logits[at]), dim=1)
-            q = limit[at]
-            if u is None:
-                torch.ge(p, (-q[:, None]).to(p.dtype), out=sets[at])
-                continue
-            first_out = self._first_excluded(*(part.cpu().numpy() for part in (p, u[at], _widen(q))))
-            torch.gt(p, torch.from_numpy(first_out).to(p.device)[:, None], out=sets[at])
-        return sets
+    def forward(self, xp: Namespace, z: Any, *, groups: Any = None, weights: Any = None, uniform: Any = None) -> Any:
+        """The sets of logits of the namespace, for modules and exports."""
+        p = xp.softmax(xp.upcast_half(z))
+        scores = self._scores(xp, p, self._uniform(xp, z, uniform))
+        if self._has_class_limits:
+            self._check_classes(z)
+            limit = self.quantile
+        elif self.groups is None and self.weights is None:
+            limit = self.quantile
+        else:
+            limit = xp.constant(self._limits(z.shape[0], groups, weights), z)[:, None]
+        return (scores <= _widen(limit)) & (z > -math.inf)
 
     def label_scores(self, logits: Any, labels: Any, *, uniform: Any = None) -> np.ndarray:
         """The score of each row's own label, less 1, (n,), in float64."""
-        z, y = as_tensors(logits, labels)
-        u = self._uniform(z, uniform)
-        parts = []
+        z, y = as_arrays(logits, labels)
+        z = upcast_half(z)
+        u, scores = self._uniform(NUMPY, z, uniform), np.empty(len(z))
         for at in native.row_chunks(len(z), z.shape[1], native.CACHE):
-            p = torch.softmax(upcast_half(z[at]), dim=1)
-            own = p.gather(1, y[at, None])
+            p = NUMPY.softmax(z[at])
+            own = np.take_along_axis(p, y[at, None], axis=1)
             if self.score == "lac":
-                parts.append(-own[:, 0].double())
+                scores[at] = -own[:, 0]
                 continue
             below = p < own
-            score = -(p * below).sum(dim=1, dtype=torch.float64) - u[at] * own[:, 0]
+            scores[at] = -(p * below).sum(axis=1, dtype=np.float64) - u[at] * own[:, 0]
             if self.penalty:
-                score = score + self.penalty * (p.shape[1] - below.sum(dim=1) - self.rank).clamp(min=0).double()
-            parts.append(score)
-        return torch.cat(parts).cpu().numpy()
+                scores[at] += self.penalty * np.maximum(p.shape[1] - below.sum(axis=1) - self.rank, 0)
+        return scores
 
-    def all_scores(self, logits: Tensor, *, uniform: Any = None) -> Tensor:
+    def all_scores(self, logits: Any, *, uniform: Any = None) -> np.ndarray:
         """The score of every class, less 1, (n, classes), in float64."""
-        p = torch.softmax(upcast_half(logits), dim=1)
+        z = upcast_half(as_logits(logits))
+        scores: np.ndarray = self._scores(NUMPY, NUMPY.softmax(z), self._uniform(NUMPY, z, uniform))
+        return scores
+
+    def _scores(self, xp: Namespace, p: Any, u: Any) -> Any:
+        wide = xp.double(p)
         if self.score == "lac":
-            return -p.double()
-        ordered, index = p.sort(dim=1, descending=True)
-        # Equal probabilities are a run: they share the mass of the runs after it, and the rank of its end.
-        begins = torch.cat([torch.ones_like(ordered[:, :1]), (ordered[:, 1:] != ordered[:, :-1]).to(p.dtype)], dim=1)
-        run = begins.to(torch.int64).cumsum(dim=1) - 1
-        nothing = torch.zeros_like(ordered, dtype=torch.float64)
-        tail = nothing.scatter_add(1, run, ordered.double()).flip(1).cumsum(dim=1).flip(1)
-        after = torch.cat([tail[:, 1:], torch.zeros_like(tail[:, :1])], dim=1).gather(1, run)
-        last = nothing.scatter_add(1, run, torch.ones_like(nothing)).cumsum(dim=1).gather(1, run)
-        score = -after - self._uniform(logits, uniform)[:, None] * ordered
+            return -wide
+        ordered = xp.sort(p, axis=1)  # sums run from the small end
+        smaller = _count_smaller(p) if xp.is_numpy else xp.searchsorted(ordered, p)
+        total = xp.cumulative_sum(xp.double(ordered), axis=1)
+        below = xp.take_along_axis(xp.concat([xp.zeros_like(total[:, :1]), total], axis=1), smaller, axis=1)
+        scores = -below - u[:, None] * wide
         if self.penalty:
-            score = score + self.penalty * (last - self.rank).clamp(min=0)
-        return torch.empty_like(score).scatter(1, index, score)
+            scores = scores + self.penalty * xp.astype(xp.clip(p.shape[1] - smaller - self.rank, min=0), wide.dtype)
+        return scores
 
     def _first_excluded(self, p: np.ndarray, u: np.ndarray, limit: np.ndarray) -> np.ndarray:
         """The largest probability of each row that is not in its set: scores grow as probabilities fall.
@@ -263,64 +268,83 @@ class PredictionSets(ParametricModule):
             if self.penalty:
                 score += self.penalty * np.maximum(np.arange(width, 0, -1) - self.rank, 0)
             outside = (score > limit[rows, None]).sum(axis=1)
-            found = np.flatnonzero(outside)
-            out[rows[found]] = top[found, outside[found] - 1]
+            some = np.flatnonzero(outside)
+            out[rows[some]] = top[some, outside[some] - 1]
             rows = rows[outside == 0] if width < classes else rows[:0]
             width = min(8 * width, classes)
         return out
 
-    def _uniform(self, logits: Tensor, uniform: Any) -> Tensor:
+    def _uniform(self, xp: Namespace, z: Any, uniform: Any) -> Any:
         if uniform is not None:
-            return torch.as_tensor(uniform, dtype=torch.float64, device=logits.device)
-        if not self.randomised or self.score == "lac":
-            return torch.zeros(logits.shape[0], dtype=torch.float64, device=logits.device)
-        if torch.compiler.is_compiling():
-            raise ValueError("randomised sets need uniform to be exported; fit with randomised=False, or give it")
-        return torch.from_numpy(row_uniform(logits, self.seed)).to(logits.device)
+            return xp.constant(uniform, z)
+        if self.seed is None or self.score == "lac":
+            return xp.zeros_like(xp.double(z[:, 0]))
+        if xp.is_traced(z):
+            raise ValueError("randomised sets need uniform to be exported; fit with seed=None, or pass uniform")
+        return xp.constant(row_uniform(to_array(z, "logits"), self.seed), z)
 
-    def _limits(self, n: int, groups: Any, weights: Any, device: torch.device) -> Tensor:
-        """The limit of each row."""
+    @property
+    def _has_class_limits(self) -> bool:
+        return self.groups is None and self.weights is None and np.ndim(self.quantile) == 1
+
+    def _check_classes(self, z: Any) -> None:
+        if z.shape[1] != len(self.quantile):
+            raise InputError("logits", f"have the {len(self.quantile)} classes of the rule", str(z.shape[1]))
+
+    def _limits(self, n: int, groups: Any, weights: Any) -> np.ndarray:
+        """The limit of each row, or of each class."""
+        limits = to_array(self.quantile, "quantile")
         if self.groups is not None:
             if groups is None:
                 raise ValueError("groups must be given: each group has a limit of its own")
-            place = {group: k for k, group in enumerate(self.groups)}
-            limits = np.append(self.quantile.cpu().numpy(), math.inf)  # all classes, for a group that was never seen
-            return torch.from_numpy(limits[[place.get(g, -1) for g in as_groups(groups, n).tolist()]]).to(device)
-        if self.scores is not None and self.weights is not None:
+            number = {group: k for k, group in enumerate(self.groups)}  # a group that was never seen has all classes
+            rows = [number.get(group, -1) for group in as_groups(groups, n).tolist()]
+            return np.append(limits, math.inf)[rows]
+        if self.weights is not None:
             if weights is None:
                 raise ValueError("weights must be given: the limit of a row depends on its own")
-            own = as_vector(weights, "weights", length=n).numpy()
+            own = as_vector(weights, "weights", length=n)
             if n and own.min() < 0:
                 raise InputError("weights", "be non-negative", f"{own.min():g}")
-            mass = np.cumsum(self.weights.cpu().numpy())
-            at = np.searchsorted(mass, (1 - self.alpha) * (mass[-1] + own) * (1 - 1e-12), side="left")
-            return torch.from_numpy(np.append(self.scores.cpu().numpy(), math.inf)[at]).to(device)
-        return self.quantile.to(device).expand(n) if self.quantile.ndim == 0 else self.quantile
+            mass = np.cumsum(to_array(self.weights, "weights"))
+            at = np.searchsorted(mass, self.coverage * (mass[-1] + own) * (1 - 1e-12), side="left")
+            return np.append(limits, math.inf)[at]
+        return np.broadcast_to(limits, (n,)) if limits.ndim == 0 else limits
 
 
-def _widen(limit: Tensor) -> Tensor:
+def _count_smaller(p: np.ndarray) -> np.ndarray:
+    """How many entries of its row are smaller than each."""
+    order = np.argsort(p, axis=1)
+    ordered = np.take_along_axis(p, order, axis=1)
+    new = np.diff(ordered, axis=1, prepend=ordered[:, :1] - 1) != 0
+    first = np.maximum.accumulate(np.where(new, np.arange(p.shape[1]), 0), axis=1)
+    smaller = np.empty_like(order)
+    np.put_along_axis(smaller, order, first, axis=1)
+    return smaller
+
+
+def _widen(limit: Any) -> Any:
     """A limit that rounding cannot turn round."""
-    return limit + _ROUNDING * limit.abs()
+    return limit + _ROUNDING * abs(limit)
 
 
-def _tune(z: Tensor, y: Tensor, penalty: float | None, rank: int | None, options: dict[str, Any]) -> tuple[float, int]:
+def _tune(z: np.ndarray, y: np.ndarray, score: Raps, options: dict[str, Any]) -> Raps:
     """The rank that covers, and of the penalties that of the smallest sets."""
-    alpha = options["alpha"]
+    rank = score.rank
     if rank is None:
-        p = torch.softmax(upcast_half(z), dim=1)
-        ranks = (p >= p.gather(1, y[:, None])).sum(dim=1).double()
-        found = conformal_quantile(ranks, alpha)
-        rank = int(min(found, z.shape[1]))
-    if penalty is not None:
-        return penalty, rank
-    sizes = {}
-    for one in PENALTIES:
-        rule = PredictionSets("raps", math.inf, **options, penalty=one, rank=rank)
-        limited = PredictionSets(
-            "raps", conformal_quantile(rule.label_scores(z, y), alpha), **options, penalty=one, rank=rank
-        )
-        sizes[one] = float(limited(z).sum(dim=1).double().mean())
-    return min(PENALTIES, key=lambda one: sizes[one]), rank
+        p = NUMPY.softmax(upcast_half(z))
+        ranks = (p >= np.take_along_axis(p, y[:, None], axis=1)).sum(axis=1)
+        rank = int(min(conformal_quantile(ranks.astype(np.float64), options["coverage"]), z.shape[1]))
+    if score.penalty is not None:
+        return Raps(score.penalty, rank)
+
+    def size(penalty: float) -> float:
+        extra = options | {"penalty": penalty, "rank": rank}
+        scores = PredictionSets("raps", math.inf, **extra).label_scores(z, y)
+        limit = conformal_quantile(scores, options["coverage"])
+        return float(PredictionSets("raps", limit, **extra)(z).sum(axis=1).mean())
+
+    return Raps(min(PENALTIES, key=size), rank)
 
 
 @dataclass(frozen=True)
@@ -348,38 +372,30 @@ class SetScores:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON; what is not defined is None."""
-
-        def plain(one: Coverage) -> dict[str, Any]:
-            return {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in vars(one).items()}
-
         return {
             "schema": 1,
-            "coverage": plain(self.coverage),
-            "size": None if math.isnan(self.size) else self.size,
-            "empty": None if math.isnan(self.empty) else self.empty,
-            "by_size": {name: plain(one) for name, one in self.by_size.items()},
-            "by_class": [plain(one) for one in self.by_class],
+            "coverage": plain_record(vars(self.coverage)),
+            **plain_record({"size": self.size, "empty": self.empty}),
+            "by_size": {name: plain_record(vars(one)) for name, one in self.by_size.items()},
+            "by_class": [plain_record(vars(one)) for one in self.by_class],
         }
 
     def __str__(self) -> str:
         c = self.coverage
+        rows = [
+            [name, f"{one.rows:,}", format_number(one.value), format_interval(one.low, one.high)]
+            for name, one in self.by_size.items()
+        ]
         lines = [
             f"The sets hold the truth in {format_percent(c.value, 1)} of {c.rows:,} rows "
             f"(95 % interval {format_percent(c.low, 1)} to {format_percent(c.high, 1)}) "
             f"and have {self.size:.2f} classes on average; {format_percent(self.empty, 1)} are empty.",
             "",
-            text_table(
-                [["set size", "rows", "coverage", "95 % interval"]]
-                + [
-                    [name, f"{one.rows:,}", format_number(one.value), format_interval(one.low, one.high)]
-                    for name, one in self.by_size.items()
-                ]
-            ),
+            text_table([["set size", "rows", "coverage", "95 % interval"], *rows]),
         ]
-        seen = [(one.value, k) for k, one in enumerate(self.by_class) if one.rows]
-        if seen:
-            worst = min(seen)
-            lines += ["", f"The class covered least is {worst[1]}: {format_percent(worst[0], 1)}."]
+        if seen := [(one.value, k) for k, one in enumerate(self.by_class) if one.rows]:
+            least, worst = min(seen)
+            lines += ["", f"The class covered least is {worst}: {format_percent(least, 1)}."]
         return "\n".join(lines)
 
 
@@ -396,10 +412,10 @@ def evaluate_sets(sets: Any, labels: Any) -> SetScores:
     <BLANKLINE>
     The class covered least is 0: 50.0 %.
     """
-    chosen = np.asarray(sets.cpu() if isinstance(sets, Tensor) else sets)
+    chosen = np.asarray(sets.cpu() if is_tensor(sets) else sets)
     if chosen.ndim != 2 or chosen.dtype != bool:
         raise InputError("sets", "be booleans of shape (n, classes)", f"{chosen.dtype} of shape {chosen.shape}")
-    true = as_tensors(np.zeros(chosen.shape), labels, at_least=1)[1].numpy()
+    true = as_arrays(np.zeros(chosen.shape), labels, at_least=1)[1]
     held = chosen[np.arange(len(true)), true]
     size = chosen.sum(axis=1)
     bands = _size_bands(chosen.shape[1])
@@ -428,30 +444,3 @@ def _size_bands(classes: int) -> list[tuple[str, int, int]]:
     for low, high in pairwise(ends):
         bands.append((f"{high}" if high == low + 1 else f"{low + 1}–{high}", low + 1, high))
     return bands
-
-
-def save_prediction_sets(rule: PredictionSets, path: str | os.PathLike[str], *, summary: Any = None) -> None:
-    """Write a rule to a `.safetensors` file that is either complete or not there; `summary` is a note, plain data.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     save_prediction_sets(PredictionSets("lac", -0.3, 0.1), f"{folder}/sets.safetensors")
-    ...     load_prediction_sets(f"{folder}/sets.safetensors").quantile.item()
-    -0.3
-    """
-    require_safetensors_suffix(path)
-    if type(rule) is not PredictionSets:
-        raise InputError("rule", "be a PredictionSets", type(rule).__name__)
-    tensors: dict[str, Tensor] = {}
-    content = {"prediction_sets": pack(rule.config(), "rule", tensors), "versions": versions(), "summary": summary}
-    write_artifact(path, "prediction_sets", content, tensors)
-
-
-def load_prediction_sets(path: str | os.PathLike[str]) -> PredictionSets:
-    """Read a rule that `save_prediction_sets` wrote; of anything else one sentence says what is wrong."""
-    with open_artifact(path, "prediction_sets", {"prediction_sets", "versions", "summary"}) as artifact:
-        config = unpack(artifact.content["prediction_sets"], artifact.tensors())
-        try:
-            return PredictionSets(**config)
-        except TypeError as error:
-            raise ValueError(f"PredictionSets does not take the parameters of the file: {error}") from None

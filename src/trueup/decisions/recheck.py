@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from scipy.special import betaincc, betaln
 
-from trueup.core.arrays import as_vector, check_share
-from trueup.core.errors import InputError
-from trueup.core.formatting import format_percent
+from trueup._core.arrays import as_vector, check_share
+from trueup._core.errors import InputError
+from trueup._core.formatting import format_percent
 
 
 @dataclass(frozen=True)
@@ -23,21 +23,21 @@ class Recheck:
     often and whenever one looks (Ville). Bets are a mixture over all risks above the bound, in closed form:
     M = ∫_r^1 (q/r)^k ((1−q)/(1−r))^(m−k) dπ(q), π a Beta law beyond r.
 
-    >>> check = Recheck(at_most=0.02).update(np.zeros(500)).update(np.ones(30))
+    >>> check = Recheck(max_risk=0.02).update(np.zeros(500)).update(np.ones(30))
     >>> check.refuted, round(check.low, 4)
     (True, 0.0292)
     """
 
-    at_most: float
-    certainty: float = 0.95
+    max_risk: float
+    level: float = 0.95
     rows: int = 0
     wrong: int = 0
     refuted: bool = False
     """Stays, once it was so."""
 
     def __post_init__(self) -> None:
-        check_share(self.at_most, "at_most")
-        check_share(self.certainty, "certainty")
+        check_share(self.max_risk, "max_risk")
+        check_share(self.level, "level")
 
     def __add__(self, other: Recheck) -> Recheck:
         """Two services' answers as one stream: valid too, since only the counts matter, not their order.
@@ -46,20 +46,20 @@ class Recheck:
         """
         if not isinstance(other, Recheck):
             return NotImplemented
-        if (self.at_most, self.certainty) != (other.at_most, other.certainty):
+        if (self.max_risk, self.level) != (other.max_risk, other.level):
             raise ValueError("checks must be of the same promise to be added")
         total = replace(self, rows=self.rows + other.rows, wrong=self.wrong + other.wrong, refuted=False)
-        return replace(total, refuted=total.wealth >= 1 / (1 - self.certainty))
+        return replace(total, refuted=total.wealth >= 1 / (1 - self.level))
 
     def update(self, wrong: Any) -> Recheck:
         """Add answered rows: 1 where wrong, 0 where right."""
-        x = as_vector(wrong, "wrong").numpy()
+        x = as_vector(wrong, "wrong")
         if len(x) and not np.isin(x, (0.0, 1.0)).all():
             raise InputError("wrong", "hold 0 and 1 only", f"{x[~np.isin(x, (0.0, 1.0))][0]:g}")
         errors = np.cumsum(x)
         # A crossing inside the batch counts too: it was valid to look then.
         log_wealth = self._log_wealth(self.rows + np.arange(1, len(x) + 1), self.wrong + errors)
-        crossed = bool((log_wealth >= -math.log(1 - self.certainty)).any())
+        crossed = bool((log_wealth >= -math.log(1 - self.level)).any())
         return replace(self, rows=self.rows + len(x), wrong=self.wrong + int(x.sum()), refuted=self.refuted or crossed)
 
     @property
@@ -69,16 +69,16 @@ class Recheck:
 
     @property
     def low(self) -> float:
-        """The risk is at least this, with the certainty, whenever one looks; 0 where nothing is known."""
+        """The risk is at least this, with the stated certainty, whenever one looks; 0 where nothing is known."""
         return self._end(lower=True)
 
     @property
     def high(self) -> float:
-        """The risk is at most this, with the certainty, whenever one looks."""
+        """The risk is at most this, with the stated certainty, whenever one looks."""
         return self._end(lower=False)
 
     def _log_wealth(self, rows: np.ndarray, wrong: np.ndarray) -> np.ndarray:
-        r = self.at_most
+        r = self.max_risk
         a, b = 1.0, (1 - r) / r  # a law with mean r: most risks worth a bet are not far above it
         # Where errors are much rarer than promised the tail underflows to 0: nothing is left of the wealth.
         with np.errstate(divide="ignore"):
@@ -91,8 +91,8 @@ class Recheck:
         """The end of {q: M(q) < 1/α}, M the mixture over all risks against q, by bisection."""
         if not self.rows:
             return 0.0 if lower else 1.0
-        m, k, limit = self.rows, self.wrong, -math.log(1 - self.certainty)
-        a, b = 1.0, (1 - self.at_most) / self.at_most
+        m, k, limit = self.rows, self.wrong, -math.log(1 - self.level)
+        a, b = 1.0, (1 - self.max_risk) / self.max_risk
         mixture = betaln(a + k, b + m - k) - betaln(a, b)
 
         def against(q: float) -> float:
@@ -109,7 +109,7 @@ class Recheck:
     def __str__(self) -> str:
         found = f"{self.wrong:,} of {self.rows:,} answers were wrong"
         span = f"between {format_percent(self.low, 2)} and {format_percent(self.high, 2)}"
-        promise = f"at most {format_percent(self.at_most)}"
+        promise = f"at most {format_percent(self.max_risk)}"
         if self.refuted:
             return f"The promise of {promise} errors is broken: {found}; the risk lies {span}."
         return f"Nothing speaks against the promise of {promise} errors: {found}; the risk lies {span}."

@@ -10,14 +10,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from trueup._core.arrays import take_rows
+from trueup._core.namespace import NUMPY
+from trueup._core.registry import METHODS
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.linear import Vector
 from trueup.calibrators.temperature import Temperature
-from trueup.core.arrays import take_rows, upcast_half
-from trueup.registry import METHODS
 
 Fit = Callable[..., Calibrator]
 
@@ -32,7 +31,7 @@ class Resample(NamedTuple):
 class Refits:
     """A method, its fit to labelled rows, and fits to resamples of them."""
 
-    def __init__(self, method: str | Fit, logits: Tensor, labels: Tensor) -> None:
+    def __init__(self, method: str | Fit, logits: np.ndarray, labels: np.ndarray) -> None:
         self.fit: Fit = METHODS[method] if isinstance(method, str) else method
         self.pair = logits, labels
         self.calibrator = self.fit(logits, labels)
@@ -46,7 +45,7 @@ class Refits:
         n = len(self.pair[0])
         rows = rng.integers(0, n, n)
         if self.steps is None:
-            part = take_rows(*self.pair, torch.from_numpy(rows).to(self.pair[0].device))
+            part = take_rows(*self.pair, rows)
             return Resample(self.fit(*part), rows)
         parameters, influence = self.steps
         moved = parameters + np.bincount(rows, minlength=n) @ influence
@@ -54,17 +53,17 @@ class Refits:
         if len(moved) == 1:
             return Resample(Temperature(1 / beta), rows)
         classes = len(moved) - 1
-        return Resample(Vector(torch.full((classes,), beta), torch.from_numpy(moved[1:] - moved[1:].mean())), rows)
+        return Resample(Vector(np.full(classes, beta), moved[1:] - moved[1:].mean()), rows)
 
 
-def _newton(calibrator: Any, logits: Tensor, labels: Tensor, *, biased: bool) -> tuple[np.ndarray, np.ndarray]:
+def _newton(calibrator: Any, logits: np.ndarray, labels: np.ndarray, *, biased: bool) -> tuple[np.ndarray, np.ndarray]:
     """(β, b) of softmax(βz + b), and by how much each row moves them: −H⁻¹ times its gradient."""
-    z = upcast_half(logits).double().cpu().numpy()
+    z = logits.astype(np.float64)
     z = np.where(z > -np.inf, z, 0.0)  # an absent option has no probability, whatever stands here
-    p = torch.softmax(upcast_half(calibrator(logits)).double(), dim=1).cpu().numpy()
+    p = NUMPY.softmax(calibrator(logits).astype(np.float64))
     n, classes = z.shape
     gap = p.copy()
-    gap[np.arange(n), labels.cpu().numpy()] -= 1
+    gap[np.arange(n), labels] -= 1
     mean = (p * z).sum(axis=1)
     variance = float(((p * z * z).sum(axis=1) - mean**2).sum())
     slope = (gap * z).sum(axis=1, keepdims=True)
@@ -78,5 +77,5 @@ def _newton(calibrator: Any, logits: Tensor, labels: Tensor, *, biased: bool) ->
     hessian[1:, 1:] = np.diag(p.sum(axis=0)) - p.T @ p
     # A constant added to the bias changes nothing, and a class that never occurs has no curvature.
     hessian[1:, 1:] += 1.0 / classes + 1e-3 * np.eye(classes)
-    parameters = np.concatenate([[float(calibrator.weight[0])], calibrator.bias.cpu().numpy()])
+    parameters = np.concatenate([[float(calibrator.weight[0])], np.asarray(calibrator.bias)])
     return parameters, -np.linalg.solve(hessian, gradient.T).T

@@ -18,20 +18,20 @@ from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import torch
 from scipy.special import bdtr, logsumexp, ndtri
 
+from trueup._core.arrays import as_arrays, as_logits, check_share, is_tensor, match_kind, take_rows
+from trueup._core.bins import tie_ends
+from trueup._core.clusters import as_clusters
+from trueup._core.errors import InputError
+from trueup._core.formatting import format_percent
+from trueup._core.registry import METHODS
+from trueup._core.row_scores import score_and_class
+from trueup._core.splits import stratified_folds
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import cross_fit
-from trueup.core.arrays import as_logits, as_tensors, check_share, match_kind, take_rows
-from trueup.core.bins import tie_ends
-from trueup.core.clusters import as_clusters
-from trueup.core.errors import InputError
-from trueup.core.formatting import format_percent
-from trueup.core.row_scores import score_and_class
-from trueup.core.splits import stratified_folds
 from trueup.metrics.intervals import binomial_bounds
-from trueup.registry import METHODS
+from trueup.metrics.table import plain_record
 
 Risk = Literal["error", "false_discovery_rate", "false_positive_rate", "cost"]
 RISKS: Mapping[str, str] = {
@@ -63,16 +63,15 @@ class RiskCurve:
     losses: np.ndarray
     """Their sum, of `trials` rows that the risk is a mean over."""
     trials: np.ndarray
-    alpha: float
-    """The chance that a bound is wrong; NaN for costs, whose bound is tested directly."""
+    level: float
+    """Of each one-sided bound; NaN for costs, whose bound is tested directly."""
 
     @cached_property
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """Clopper and Pearson's one-sided bounds of each risk, below and above; NaN for costs."""
-        if math.isnan(self.alpha):
-            nothing = np.full(len(self.risk), math.nan)
-            return nothing, nothing
-        return binomial_bounds(self.losses, self.trials, self.alpha)
+        if math.isnan(self.level):
+            return (np.full(len(self.risk), math.nan),) * 2
+        return binomial_bounds(self.losses, self.trials, 1 - self.level)
 
     @property
     def low(self) -> np.ndarray:
@@ -87,12 +86,12 @@ class RiskCurve:
     def at(self, places: Any) -> RiskCurve:
         """Some of its points."""
         kept = {name: value[places] for name, value in vars(self).items() if name in _ARRAYS}
-        return RiskCurve(**kept, alpha=self.alpha)
+        return RiskCurve(**kept, level=self.level)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON; what is not defined is None."""
-        names = ("threshold", "coverage", "risk", "low", "high")
-        return {name: [_plain(x) for x in getattr(self, name).tolist()] for name in names}
+        columns = {name: getattr(self, name) for name in ("threshold", "coverage", "risk", "low", "high")}
+        return {name: [x if math.isfinite(x) else None for x in column.tolist()] for name, column in columns.items()}
 
     def thin(self, points: int = _POINTS) -> RiskCurve:
         """At most so many of its points, evenly spread."""
@@ -107,8 +106,8 @@ class Threshold:
 
     threshold: float
     """Rows that score at least this are answered; infinite where nothing can be promised."""
-    at_most: float
-    certainty: float
+    max_risk: float
+    level: float
     risk: str
     event: int | None
     rows: int
@@ -147,54 +146,35 @@ class Threshold:
         """Whether the rows show that the risk is too large wherever there are enough of them to judge."""
         kept = self.curve.coverage * self.rows
         low = np.where(np.isnan(self.curve.low), self.curve.risk, self.curve.low)[kept >= _enough(self.rows)]
-        return bool(len(low) and (low > self.at_most).all())
+        return bool(len(low) and (low > self.max_risk).all())
 
     def answers(self, logits: Any) -> Any:
         """Which rows score at least the threshold, (n,), booleans; the calibrator, if there is one, goes first."""
         z = as_logits(logits)
         if self.calibrator is not None:
             z = as_logits(self.calibrator(z))
-        return match_kind(torch.from_numpy(score_and_class(z, self.event)[0] >= self.threshold), logits)
+        return match_kind(score_and_class(z, self.event)[0] >= self.threshold, logits)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON; what is not defined is None."""
-        curve = self.curve.thin()
-        return {
-            "schema": 1,
-            "promised": self.promised,
-            "threshold": _plain(self.threshold),
-            "risk": self.risk,
-            "event": self.event,
-            "at_most": self.at_most,
-            "certainty": self.certainty,
-            "rows": self.rows,
-            "answered": self.answered,
-            "coverage": _plain(self.coverage),
-            "review": _plain(self.review),
-            "observed": _plain(self.observed),
-            "bound": _plain(self.bound),
-            "labels_needed": self.labels_needed,
-            "calibrator": None if self.calibrator is None else repr(self.calibrator),
-            "note": self.note,
-            "curve": curve.to_dict(),
-        }
+        numbers = ("threshold", "max_risk", "level", "rows", "answered", "coverage", "review", "observed", "bound")
+        names = ("promised", "risk", "event", *numbers, "labels_needed", "note")
+        calibrator = None if self.calibrator is None else repr(self.calibrator)
+        record = plain_record({name: getattr(self, name) for name in names})
+        return {"schema": 1, **record, "calibrator": calibrator, "curve": self.curve.thin().to_dict()}
 
     def __str__(self) -> str:
         score = "confidence" if self.event is None else f"probability of {self.event_name or f'class {self.event}'}"
-        limit = f"{self.at_most:g}" if self.risk == "cost" else format_percent(self.at_most)
-        bound = (
-            f"the mean cost of an answer is at most {limit}"
-            if self.risk == "cost"
-            else f"at most {limit} {RISKS[self.risk]}"
-        )
-        promise = f"{bound}, with {format_percent(self.certainty)} certainty"
+        limit = f"{self.max_risk:g}" if self.risk == "cost" else format_percent(self.max_risk)
+        cost = f"the mean cost of an answer is at most {limit}"
+        bound = cost if self.risk == "cost" else f"at most {limit} {RISKS[self.risk]}"
+        promise = f"{bound}, with {format_percent(self.level)} certainty"
         verb = "Answer" if self.event is None else "Flag"
         if not self.promised:
             lines = [f"Nothing can be promised from {self.rows:,} rows: they show of no threshold that {promise}."]
             if self.labels_needed is not None:
-                lines.append(
-                    f"About {self.labels_needed:,} labelled rows would do, if the risk stays what it looks like."
-                )
+                needed = f"About {self.labels_needed:,} labelled rows"
+                lines.append(f"{needed} would do, if the risk stays what it looks like.")
             elif self.hopeless:
                 lines.append("More labels are not likely to help: even the risk of the highest scores looks too large.")
             else:
@@ -216,7 +196,7 @@ class GroupThresholds(Mapping[Hashable, Threshold]):
     """A threshold for each group; all promises hold together with the stated certainty."""
 
     groups: Mapping[Hashable, Threshold]
-    certainty: float
+    level: float
 
     def __getitem__(self, group: Hashable) -> Threshold:
         return self.groups[group]
@@ -237,56 +217,58 @@ class GroupThresholds(Mapping[Hashable, Threshold]):
         """Which rows score at least the threshold of their group; rows of a group without one are not answered."""
         z = as_logits(logits)
         given = as_groups(groups, len(z))
-        mask = torch.zeros(len(z), dtype=torch.bool)
+        mask = np.zeros(len(z), bool)
         for group, one in self.groups.items():
-            rows = torch.from_numpy(np.flatnonzero(given == group))
-            mask[rows] = torch.as_tensor(one.answers(z[rows])).cpu()
+            rows = np.flatnonzero(given == group)
+            mask[rows] = one.answers(z[rows])
         return match_kind(mask, logits)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        found = {str(group): one.to_dict() for group, one in self.groups.items()}
-        return {"schema": 1, "certainty": self.certainty, "coverage": _plain(self.coverage), "groups": found}
+        groups = {str(group): one.to_dict() for group, one in self.groups.items()}
+        return {"schema": 1, **plain_record({"level": self.level, "coverage": self.coverage}), "groups": groups}
 
     def __str__(self) -> str:
-        head = f"All promises hold together with {format_percent(self.certainty)} certainty."
+        head = f"All promises hold together with {format_percent(self.level)} certainty."
         promised = any(one.promised for one in self.groups.values())
         return "\n".join([*([head] if promised else []), *(f"{group}: {one}" for group, one in self.groups.items())])
+
+
+@dataclass(frozen=True)
+class EventRisk:
+    """A risk of flagging the rows whose P(event) is at least the threshold."""
+
+    risk: Literal["false_discovery_rate", "false_positive_rate"] = "false_discovery_rate"
+    """P(not the event | flagged), or P(flagged | not the event)."""
+    event: int | str = 1
+    """A class by its number, or one of `names`."""
+    names: Sequence[str] | None = None
 
 
 def threshold(
     logits: Any,
     labels: Any,
     *,
-    risk: Literal["error", "false_discovery_rate", "false_positive_rate"] = "error",
-    costs: Any = None,
-    at_most: float = 0.02,
-    certainty: float = 0.95,
-    event: int | str = 1,
-    names: Sequence[str] | None = None,
+    risk: Literal["error", "false_discovery_rate", "false_positive_rate"] | EventRisk | Any = "error",
+    max_risk: float = 0.02,
+    level: float = 0.95,
     groups: Any = None,
     clusters: Any = None,
-    method: str | Callable[..., Calibrator] | None = None,
-    folds: int | None = None,
     seed: int = 0,
 ) -> Any:
     """The least confidence from which a risk is at most so large, with a stated certainty.
 
-    With probability `certainty` over the labelled rows, P(wrong | score ≥ threshold) ≤ `at_most`. Instead of errors,
-    `risk` may be "false_discovery_rate", P(not the event | flagged), or "false_positive_rate", P(flagged | not the
-    event), flagged being P(class `event`) ≥ threshold, a class by its number or one of `names`; `costs` (K, K) holds
-    the cost of predicting class j where i is true, and bounds its mean over the answers. `groups` (n,) gives each group
-    a threshold, and all promises hold together. `clusters` (n,) says which rows are correlated, such as the visits of a
-    patient: one row of each, drawn by the `seed`, then carries the promise, which is about such a row of a new cluster.
-
-    The rows must not have fitted or chosen the calibrator. With `method` this is done here: half of the rows fit it and
-    the other half carry the promise; with `folds` as well, each row is calibrated by a fit to the other folds, which
-    uses all rows but makes the promise approximate, for the calibrator to be used is fitted on all of them.
+    With probability `level` over the labelled rows, P(wrong | score ≥ threshold) ≤ `max_risk`. Instead of errors,
+    `risk` may be "false_discovery_rate" or "false_positive_rate" of class 1, an `EventRisk` of any class, or a matrix
+    (K, K) of the costs of predicting class j where i is true, whose mean over the answers is then bounded. `groups`
+    (n,) gives each group a threshold, and all promises hold together. `clusters` (n,) says which rows are correlated,
+    such as the visits of a patient: one row of each, drawn by the `seed`, then carries the promise, which is about such
+    a row of a new cluster. The rows must not have fitted or chosen the calibrator: see `calibrated_threshold`.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(5000, 10)) * 4
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
-    >>> result = threshold(z, y, at_most=0.05)
+    >>> result = threshold(z, y, max_risk=0.05)
     >>> print(result)
     Answer when the confidence is at least 0.8931: at most 5 % of the answers are wrong, with 95 % certainty. 31.7 % of
     the rows are answered; of 1,000 rows 683 go to review. The risk seen there is 4.04 % (5,000 labelled rows).
@@ -294,50 +276,83 @@ def threshold(
     Bauer (1991), Wiens (2003) for the sequence; Angelopoulos et al., "Learn then test" (2021); Geifman and El-Yaniv,
     "Selective classification for deep neural networks" (2017).
     """
-    z, y = as_tensors(logits, labels)
-    name, cost = _check_risk(risk, costs, at_most, z.shape[1])
-    check_share(certainty, "certainty")
-    if folds is not None and method is None:
-        raise ValueError("folds goes with method, the calibrator that is cross-fitted")
-    of_event = name in ("false_discovery_rate", "false_positive_rate")
-    number = called = None
-    if of_event:
-        from trueup.core.row_scores import event_class, event_name  # most promises are of the predicted class
-
-        number, called = event_class(event, z.shape[1], names), event_name(event, z.shape[1], names)
-    calibrator, note = None, ""
-    given = None if groups is None else as_groups(groups, len(z), complete=True)
-    together = as_clusters(clusters, len(z))
-    if together is not None:
-        kept = together.one_row_each(seed)
-        given = given if given is None else given[kept]
-        z, y = take_rows(z, y, torch.from_numpy(kept).to(z.device))
-        note = f"One row of each of {together.count:,} {together.name}s was used, since rows of one are correlated. "
-    if method is not None:
-        z, y, rows, calibrator, words = _calibrate(z, y, method, folds)
-        note += words
-        given = given[rows] if given is not None else None
-    score, predicted = score_and_class(z, number)
-    true = y.cpu().numpy()
-    if cost is not None:
-        loss = cost[true, predicted]
+    z, y = as_arrays(logits, labels)
+    problem, costs, name = _Problem.of(risk, max_risk, z.shape[1])
+    check_share(level, "level")
+    z, y, group, note = _independent_rows(z, y, groups, clusters, seed)
+    score, predicted = score_and_class(z, problem.event)
+    if costs is not None:
+        loss = costs[y, predicted]
     else:
-        loss = (true != (predicted if number is None else number)).astype(np.float64)
-    worst = 1.0 if cost is None else float(cost.max()) or 1.0
-    # A binomial count needs losses of 0 and the largest only.
-    problem = _Problem(name, at_most, number, worst, cost is None or set(np.unique(cost)) <= {0.0, worst})
+        loss = (y != (predicted if problem.event is None else problem.event)).astype(np.float64)
 
     def solve(rows: Any, alpha: float) -> Threshold:
-        found = problem.solve(score[rows], loss[rows], alpha)
-        if found.labels_needed is not None and method is not None and folds is None:
-            found = replace(found, labels_needed=2 * found.labels_needed)  # half of them fit the calibrator
-        return replace(found, certainty=certainty, calibrator=calibrator, note=note.strip(), event_name=called)
+        return replace(problem.solve(score[rows], loss[rows], alpha), level=level, note=note, event_name=name)
 
-    if given is None:
-        return solve(slice(None), 1 - certainty)
-    members = sorted(set(given.tolist()), key=str)
-    each = {group: solve(given == group, (1 - certainty) / len(members)) for group in members}
-    return GroupThresholds(each, certainty)
+    if group is None:
+        return solve(slice(None), 1 - level)
+    members = sorted(set(group.tolist()), key=str)
+    return GroupThresholds({one: solve(group == one, (1 - level) / len(members)) for one in members}, level)
+
+
+def calibrated_threshold(
+    logits: Any,
+    labels: Any,
+    method: str | Callable[..., Calibrator] = "temperature",
+    *,
+    folds: int | None = None,
+    groups: Any = None,
+    clusters: Any = None,
+    seed: int = 0,
+    **promise: Any,
+) -> Any:
+    """Calibrate, then take a `threshold` on rows that did not fit the calibrator; it holds the calibrator.
+
+    Half of the rows fit the method and the other half carry the promise. With `folds` each row is calibrated by a fit
+    to the other folds, which uses all rows but makes the promise approximate, for the calibrator to be used is fitted
+    to all of them. `promise` holds the `risk`, `max_risk` and `level` of `threshold`.
+
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(5000, 10)) * 4
+    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    >>> calibrated_threshold(3 * z, y, max_risk=0.05).rows
+    2500
+    """
+    z, y, group, note = _independent_rows(*as_arrays(logits, labels), groups, clusters, seed)
+    fit: Callable[..., Calibrator] = METHODS[method] if isinstance(method, str) else method
+    if len(z) < 4:
+        raise InputError("logits", "have at least 4 rows, to fit on some and promise on others", str(len(z)))
+    if folds is None:
+        kept = stratified_folds(z, y, 2) == 1
+        calibrator, share = fit(*take_rows(z, y, ~kept)), 2
+        out, words = calibrator(z[kept]), "Half of the rows fitted the calibrator; the other {:,} carry the promise."
+    else:
+        kept, share, calibrator = np.ones(len(z), bool), 1, fit(z, y)
+        out = cross_fit(fit, folds=folds)(z, y)
+        words = f"Cross-fitted in {folds} folds: the promise is approximate, since all rows fit the calibrator."
+    note = f"{note} {words.format(kept.sum())}".strip()
+
+    def with_calibrator(one: Threshold) -> Threshold:
+        needed = None if one.labels_needed is None else share * one.labels_needed  # a part of them fits the calibrator
+        return replace(one, labels_needed=needed, calibrator=calibrator, note=note)
+
+    found = threshold(out, y[kept], groups=None if group is None else group[kept], **promise)
+    if isinstance(found, Threshold):
+        return with_calibrator(found)
+    return replace(found, groups={name: with_calibrator(one) for name, one in found.items()})
+
+
+def _independent_rows(
+    z: np.ndarray, y: np.ndarray, groups: Any, clusters: Any, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, str]:
+    """One row of each cluster, their groups, and a note on it."""
+    group = None if groups is None else as_groups(groups, len(z), complete=True)
+    clustered = as_clusters(clusters, len(z))
+    if clustered is None:
+        return z, y, group, ""
+    kept = clustered.one_row_each(seed)
+    note = f"One row of each of {clustered.count:,} {clustered.name}s was used, since rows of one are correlated."
+    return *take_rows(z, y, kept), None if group is None else group[kept], note
 
 
 class _Sequence(NamedTuple):
@@ -359,32 +374,61 @@ class _Problem(NamedTuple):
     """A risk and its bound."""
 
     risk: str
-    at_most: float
+    max_risk: float
     event: int | None
     largest: float = 1.0
     """The largest loss that there can be."""
     two_valued: bool = True
 
+    @classmethod
+    def of(cls, risk: Any, max_risk: float, classes: int) -> tuple[_Problem, np.ndarray | None, str | None]:
+        """Check a risk: the problem, the matrix of costs if it is one, and the name of its event if it has one."""
+        if not isinstance(risk, (str, EventRisk)):
+            costs = _check_costs(risk, classes)
+            if not (isinstance(max_risk, Real) and max_risk > 0):
+                raise InputError("max_risk", "be positive", repr(max_risk))
+            largest = float(costs.max()) or 1.0
+            # A binomial count needs losses of 0 and the largest only.
+            return cls("cost", max_risk, None, largest, set(np.unique(costs)) <= {0.0, largest}), costs, None
+        kind = risk if isinstance(risk, str) else risk.risk
+        if kind not in RISKS or kind == "cost" or (kind == "error" and risk != kind):
+            raise InputError("risk", "be error, false_discovery_rate or false_positive_rate", repr(kind))
+        check_share(max_risk, "max_risk")
+        if kind == "error":
+            return cls(kind, max_risk, None), None, None
+        about = EventRisk() if isinstance(risk, str) else risk
+        from trueup._core.row_scores import event_class, event_name  # most promises are of the predicted class
+
+        number = event_class(about.event, classes, about.names)
+        return cls(kind, max_risk, number), None, event_name(about.event, classes, about.names)
+
     @property
     def bound(self) -> float:
         """As a share of the largest loss."""
-        return min(self.at_most / self.largest, 1.0)
+        return min(self.max_risk / self.largest, 1.0)
 
     def solve(self, score: np.ndarray, loss: np.ndarray, alpha: float) -> Threshold:
         n = len(score)
         steps = self.sequence(score, loss)
         last = self.last(steps, n, alpha)
         risk = steps.losses / np.maximum(steps.trials, 1)
-        wrong = math.nan if self.risk == "cost" else alpha
-        curve = RiskCurve(steps.score, steps.kept / max(n, 1), risk, steps.losses, steps.trials, wrong)
+        level = math.nan if self.risk == "cost" else 1 - alpha
+        curve = RiskCurve(steps.score, steps.kept / max(n, 1), risk, steps.losses, steps.trials, level)
         needed = None if last >= 0 else self.labels_needed(steps, n, alpha)
-        at = (steps.score[last], int(steps.kept[last]), risk[last], curve.at([last]).high[0]) if last >= 0 else (
-            math.inf, 0, math.nan, math.nan,
-        )  # fmt: skip
+        passed = last >= 0
         return Threshold(
-            float(at[0]), self.at_most, 1 - alpha, self.risk, self.event, n, at[1], float(at[2]), float(at[3]),
-            needed, curve,
-        )  # fmt: skip
+            threshold=float(steps.score[last]) if passed else math.inf,
+            max_risk=self.max_risk,
+            level=1 - alpha,
+            risk=self.risk,
+            event=self.event,
+            rows=n,
+            answered=int(steps.kept[last]) if passed else 0,
+            observed=float(risk[last]) if passed else math.nan,
+            bound=float(curve.at([last]).high[0]) if passed else math.nan,
+            labels_needed=needed,
+            curve=curve,
+        )
 
     def sequence(self, score: np.ndarray, loss: np.ndarray) -> _Sequence:
         order = np.argsort(-score, kind="stable")
@@ -392,7 +436,7 @@ class _Problem(NamedTuple):
         kept, losses = last + 1.0, np.cumsum(loss[order])[last]
         if self.risk == "false_positive_rate":
             negatives = np.full(len(last), loss.sum())
-            p = bdtr(losses, negatives.astype(np.int64), self.at_most) if len(last) else losses
+            p = bdtr(losses, negatives.astype(np.int64), self.max_risk) if len(last) else losses
             return _Sequence(score[order][last], kept, negatives, losses, p, p)
         if not self.two_valued:
             p = self.betting(loss[order])
@@ -407,8 +451,8 @@ class _Problem(NamedTuple):
         """1/wealth of bets that the mean cost is below the bound, after each row: a mixture of fixed bets."""
         if self.bound >= 1:
             return np.zeros(len(loss))
-        most = 1.0 / (self.largest - self.at_most)
-        log_wealth = np.cumsum(np.log1p(np.outer(_BETS * most, self.at_most - loss)), axis=1)
+        most = 1.0 / (self.largest - self.max_risk)
+        log_wealth = np.cumsum(np.log1p(np.outer(_BETS * most, self.max_risk - loss)), axis=1)
         p: np.ndarray = np.minimum(np.exp(-(logsumexp(log_wealth, axis=0) - math.log(len(_BETS)))), 1.0)
         return p
 
@@ -448,11 +492,8 @@ class _Problem(NamedTuple):
             place = min(int(np.searchsorted(steps.kept, rows)), len(steps.score) - 1)
             # Among few distinct scores the nearer one, if a test can pass there: the next may be far below.
             before = float(steps.kept[place - 1]) if place else 0.0
-            if (
-                before > least_rows(self.bound, alpha) + 1
-                and steps.kept[place] > 1.2 * rows
-                and before > rows**2 / steps.kept[place]
-            ):
+            passable = before > least_rows(self.bound, alpha) + 1
+            if passable and steps.kept[place] > 1.2 * rows and before > rows**2 / steps.kept[place]:
                 place -= 1
             begun[place] = begun.get(place, 0.0) + share
         return sorted(begun.items())
@@ -480,10 +521,10 @@ class _Problem(NamedTuple):
             return None
         negatives, top = max(float(steps.trials[0]), 1.0), float(steps.losses[0])
         if top <= 1:  # none, or one that more rows would leave alone at the top
-            return _round_up(max(math.ceil(least_rows(self.at_most, alpha) * n / negatives), n + 1))
-        if top >= 0.9 * self.at_most * negatives:
+            return _round_up(max(math.ceil(least_rows(self.max_risk, alpha) * n / negatives), n + 1))
+        if top >= 0.9 * self.max_risk * negatives:
             return None
-        return _round_up(max(math.ceil(rows_to_pass(top / negatives, self.at_most, alpha) * n / negatives), n + 1))
+        return _round_up(max(math.ceil(rows_to_pass(top / negatives, self.max_risk, alpha) * n / negatives), n + 1))
 
 
 def _enough(rows: int) -> float:
@@ -497,30 +538,30 @@ def _round_up(rows: int) -> int:
     return math.ceil(rows / unit) * unit
 
 
-def least_rows(at_most: float, alpha: float) -> float:
+def least_rows(max_risk: float, alpha: float) -> float:
     """How many rows without a single error prove a risk of at most so much: ln α / ln(1 − r).
 
     >>> round(least_rows(0.02, 0.05), 1)
     148.3
     """
-    return math.log(alpha) / math.log1p(-at_most) if at_most < 1 else 1.0
+    return math.log(alpha) / math.log1p(-max_risk) if max_risk < 1 else 1.0
 
 
-def rows_to_pass(risk: float, at_most: float, alpha: float, power: float = 0.8) -> int:
+def rows_to_pass(risk: float, max_risk: float, alpha: float, power: float = 0.8) -> int:
     """How many rows it takes to reject "the risk exceeds the bound" with this power, if the risk is this.
 
     >>> rows_to_pass(0.01, 0.02, 0.05)
     987
     """
-    gap = at_most - risk
-    noise = float(-ndtri(alpha)) * math.sqrt(at_most * (1 - at_most))
+    gap = max_risk - risk
+    noise = float(-ndtri(alpha)) * math.sqrt(max_risk * (1 - max_risk))
     noise += float(ndtri(power)) * math.sqrt(risk * (1 - risk))
-    return math.ceil(max((noise / gap) ** 2, least_rows(at_most, alpha)))
+    return math.ceil(max((noise / gap) ** 2, least_rows(max_risk, alpha)))
 
 
 def as_groups(groups: Any, length: int, *, complete: bool = False) -> np.ndarray:
     """Check groups (n,) of any values, numbers or words; `complete`, that none is NaN, which equals nothing."""
-    values = np.asarray(groups.cpu() if isinstance(groups, torch.Tensor) else groups)
+    values = np.asarray(groups.cpu() if is_tensor(groups) else groups)
     if values.shape != (length,):
         raise InputError("groups", f"have shape ({length},), one entry a row", str(values.shape))
     if complete and values.dtype.kind in "fO" and (missing := np.flatnonzero(values != values)).size:
@@ -529,43 +570,11 @@ def as_groups(groups: Any, length: int, *, complete: bool = False) -> np.ndarray
     return values
 
 
-def _check_risk(risk: str, costs: Any, at_most: float, classes: int) -> tuple[str, np.ndarray | None]:
-    if costs is None:
-        if risk not in RISKS or risk == "cost":
-            raise InputError("risk", "be error, false_discovery_rate or false_positive_rate", repr(risk))
-        check_share(at_most, "at_most")
-        return risk, None
-    if risk != "error":
-        raise InputError("risk", "be left out where costs are given", repr(risk))
+def _check_costs(costs: Any, classes: int) -> np.ndarray:
     cost = np.asarray(costs, dtype=np.float64)
     if cost.shape != (classes, classes):
-        raise InputError("costs", f"have shape ({classes}, {classes}), true class by predicted class", str(cost.shape))
+        wanted = f"be a name, an EventRisk or costs of shape ({classes}, {classes}), true class by predicted class"
+        raise InputError("risk", wanted, f"shape {cost.shape}")
     if not np.isfinite(cost).all() or cost.min() < 0:
-        raise InputError("costs", "be finite and not negative", f"{cost.min():g}..{cost.max():g}")
-    if not (isinstance(at_most, Real) and at_most > 0):
-        raise InputError("at_most", "be positive", repr(at_most))
-    return "cost", cost
-
-
-def _calibrate(
-    z: torch.Tensor, y: torch.Tensor, method: str | Callable[..., Calibrator], folds: int | None
-) -> tuple[torch.Tensor, torch.Tensor, np.ndarray, Calibrator, str]:
-    """Fit a method where it cannot spoil the promise: the rows that carry it, calibrated."""
-    fit: Callable[..., Calibrator] = METHODS[method] if isinstance(method, str) else method
-    if len(z) < 4:
-        raise InputError("logits", "have at least 4 rows, to fit on some and promise on others", str(len(z)))
-    if folds is None:
-        half = torch.from_numpy(stratified_folds(z, y, 2)).to(z.device)
-        calibrator = fit(*take_rows(z, y, half == 0))
-        kept = half == 1
-        note = f"Half of the rows fitted the calibrator; the other {int(kept.sum()):,} carry the promise."
-        return as_logits(calibrator(z[kept])), y[kept], kept.cpu().numpy(), calibrator, note
-    out = torch.from_numpy(cross_fit(fit, folds=folds)(z, y)).to(z.device)
-    note = (
-        f"Cross-fitted in {folds} folds: the promise is approximate, since the calibrator is then fitted on all rows."
-    )
-    return as_logits(out), y, np.ones(len(z), bool), fit(z, y), note
-
-
-def _plain(x: float) -> float | None:
-    return float(x) if math.isfinite(x) else None
+        raise InputError("risk", "be costs that are finite and not negative", f"{cost.min():g}..{cost.max():g}")
+    return cost

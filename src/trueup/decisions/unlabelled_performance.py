@@ -13,20 +13,18 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from scipy.special import expit, stdtrit
-from torch import Tensor
 
+from trueup._core.arrays import as_arrays, as_logits, check_share
+from trueup._core.errors import InputError
+from trueup._core.formatting import format_interval, format_number, format_percent, text_table
+from trueup._core.row_scores import event_class
 from trueup.calibrators.base import Calibrator
-from trueup.core.arrays import as_logits, as_tensors, check_share
-from trueup.core.errors import InputError
-from trueup.core.formatting import format_interval, format_number, format_percent, text_table
-from trueup.core.progress import track
-from trueup.core.row_scores import event_class
 from trueup.decisions.label_shift import CALIBRATION, em_prior, shift_prior, softmax
 from trueup.decisions.refits import Refits, Resample
 from trueup.metrics.intervals import Interval
 from trueup.metrics.resampling import check_resamples
+from trueup.metrics.table import plain_record
 
 ESTIMATES = ("accuracy", "error_above", "f1", "roc_auc")
 ASSUMPTION = "This holds as long as calibration does; a change in what the classes look like shows only with labels."
@@ -49,55 +47,63 @@ class PerformanceEstimate:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON; what is not defined is None."""
-        values = {
-            name: {key: None if math.isnan(x) else x for key, x in asdict(one).items()}
-            for name, one in self.values.items()
-        }
-        return {
-            "schema": 1,
-            "rows": self.rows,
-            "level": self.level,
-            "calibration_rows": self.calibration_rows,
-            "shifted": self.shifted,
-            "metrics": values,
-        }
+        names = ("rows", "level", "calibration_rows", "shifted")
+        values = {name: plain_record(asdict(one)) for name, one in self.values.items()}
+        return {"schema": 1, **{name: getattr(self, name) for name in names}, "metrics": values}
 
     def __str__(self) -> str:
         head = f"Estimated without labels on {self.rows:,} rows"
-        source = (
-            f"calibrated on {self.calibration_rows:,} labelled rows"
-            if self.calibration_rows
-            else "the probabilities taken as calibrated"
-        )
+        labelled = f"calibrated on {self.calibration_rows:,} labelled rows"
+        source = labelled if self.calibration_rows else "the probabilities taken as calibrated"
         shifted = ", class frequencies estimated anew" if self.shifted else ""
         table = [["metric", "estimate", f"{format_percent(self.level)} interval"]]
         table += [[k, format_number(i.value), format_interval(i.low, i.high)] for k, i in self.values.items()]
         return "\n\n".join([f"{head}, {source}{shifted}", text_table(table), ASSUMPTION])
 
 
+@dataclass(frozen=True)
+class PerformanceMetrics:
+    """What is estimated.
+
+    accuracy: the mean confidence. error_above: 1 − the mean confidence of the rows whose confidence is at least
+    `threshold`. f1 and roc_auc are of class `event` against the others: TP is the sum of P(event) over the rows
+    predicted as the event, and so on.
+    """
+
+    names: Iterable[str] = ("accuracy",)
+    threshold: float = 0.5
+    event: int | str = 1
+    class_names: Sequence[str] | None = None
+
+    def checked_names(self) -> tuple[str, ...]:
+        """The names of the metrics, each of which must be known."""
+        if not 0 <= self.threshold <= 1:
+            raise InputError("threshold", "lie between 0 and 1", repr(self.threshold))
+        names = (self.names,) if isinstance(self.names, str) else tuple(self.names)
+        for name in names:
+            if name not in ESTIMATES:
+                raise InputError("metrics", f"be of {', '.join(ESTIMATES)}", repr(name))
+        return names
+
+
 def estimate_performance(
     logits: Any,
     *,
     val: tuple[Any, Any] | None = None,
-    metrics: Iterable[str] = ("accuracy",),
-    threshold: float = 0.5,
-    event: int | str = 1,
-    names: Sequence[str] | None = None,
+    metrics: Iterable[str] | PerformanceMetrics = ("accuracy",),
     calibrate: str | Callable[..., Calibrator] | None = None,
     shift: bool = False,
     level: float = 0.95,
     n_resamples: int = 200,
     seed: int = 0,
-    progress: bool = True,
 ) -> PerformanceEstimate:
     """Expected accuracy, error above a confidence, F1 and ROC-AUC of unlabelled rows.
 
-    accuracy: the mean confidence. error_above: 1 − the mean confidence of the rows whose confidence is at least
-    `threshold`. f1 and roc_auc are of class `event` against the others: TP is the sum of P(event) over the rows
-    predicted as the event, and so on. With labelled rows `val`, `calibrate` (temperature scaling unless named) is
-    fitted to them, with a shift of the confidences' log-odds so that their mean is the accuracy there; the intervals
-    come from fits to resamples of `val` and labels drawn from what each says, so that they are intervals of what labels
-    would show. `shift=True` first estimates the new class frequencies and corrects for them.
+    `metrics` are names, or `PerformanceMetrics` where they are about another event or threshold than class 1 and 0.5.
+    With labelled rows `val`, `calibrate` (temperature scaling unless named) is fitted to them, with a shift of the
+    confidences' log-odds so that their mean is the accuracy there; the intervals come from fits to resamples of `val`
+    and labels drawn from what each says, so that they are intervals of what labels would show.
+    `shift=True` first estimates the new class frequencies and corrects for them.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(4000, 3))
@@ -115,14 +121,13 @@ def estimate_performance(
     Guerra et al. call it confidence-based performance estimation (CBPE); Garg et al. (2022) for its limits.
     """
     z = as_logits(logits)
-    wanted = _check_metrics(metrics)
+    asked = metrics if isinstance(metrics, PerformanceMetrics) else PerformanceMetrics(metrics)
+    wanted = asked.checked_names()
     check_share(level, "level")
     check_resamples(n_resamples)
     if not len(z):
         raise InputError("logits", "have rows", "none")
-    if not 0 <= threshold <= 1:
-        raise InputError("threshold", "lie between 0 and 1", repr(threshold))
-    number = event_class(event, z.shape[1], names)
+    number = event_class(asked.event, z.shape[1], asked.class_names)
     if shift and val is None:
         raise ValueError("shift=True needs val, labelled rows of the old population")
     rng = np.random.default_rng(seed)
@@ -133,7 +138,7 @@ def estimate_performance(
         draws: Any = (p for _ in range(n_resamples))
         labelled = 0
     else:
-        pair = as_tensors(*val, at_least=2)
+        pair = as_arrays(*val, at_least=2)
         if pair[0].shape[1] != z.shape[1]:
             raise InputError("val", f"have the {z.shape[1]} classes of logits", str(pair[0].shape[1]))
         labelled = len(pair[0])
@@ -142,11 +147,11 @@ def estimate_performance(
         fit = _calibrate(Resample(refits.calibrator, np.arange(labelled)), refits, z, shift, None, None)
         p, dispersion, predicted = fit.probs, fit.dispersion, fit.predicted
         draws = (_resample(refits, z, shift, fit.prior, rng) for _ in range(n_resamples))
-    reader = _Reader(p, predicted, threshold, number)
+    reader = _Reader(p, predicted, asked.threshold, number)
     values = {name: reader.expected(name, p) for name in wanted}
     means: dict[str, list[float]] = {name: [] for name in wanted}
     noise: dict[str, list[float]] = {name: [] for name in wanted}
-    for drawn in track(draws, n_resamples, label="resampling", enabled=progress):
+    for drawn in draws:
         labels = _draw(drawn, rng)
         for name in wanted:
             means[name].append(reader.expected(name, drawn))
@@ -225,7 +230,7 @@ class _Calibrated(NamedTuple):
 def _calibrate(
     fitted: Resample,
     refits: Refits,
-    z: Tensor,
+    z: np.ndarray,
     shift: bool,
     weights: np.ndarray | None,
     start: np.ndarray | None,
@@ -233,7 +238,7 @@ def _calibrate(
     val_z, val_y = refits.pair
     labelled = softmax(fitted.calibrator(val_z))[fitted.rows]
     predicted = labelled.argmax(axis=1)
-    right = predicted == val_y.cpu().numpy()[fitted.rows]
+    right = predicted == val_y[fitted.rows]
     # Temperature scaling may leave the mean confidence some tenths of a per cent off: that is all that counts here.
     intercept = match_mean(_log_odds(labelled.max(axis=1)), float((right.sum() + 0.5) / (len(right) + 1)))
     labelled = _shift_confidence(labelled, intercept)
@@ -246,11 +251,13 @@ def _calibrate(
     old = labelled.mean(axis=0)
     prior = em_prior(p, old, weights=weights, start=start)
     moved = shift_prior(prior, old)(np.log(np.maximum(p, 1e-300)))
-    p = softmax(torch.from_numpy(moved))
+    p = softmax(moved)
     return _Calibrated(p, p.argmax(axis=1), prior, dispersion)
 
 
-def _resample(refits: Refits, z: Tensor, shift: bool, start: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
+def _resample(
+    refits: Refits, z: np.ndarray, shift: bool, start: np.ndarray | None, rng: np.random.Generator
+) -> np.ndarray:
     fitted = refits.draw(rng)
     weights = rng.multinomial(len(z), np.full(len(z), 1 / len(z))).astype(np.float64) if shift else None
     return _calibrate(fitted, refits, z, shift, weights, start).probs
@@ -300,11 +307,3 @@ def _draw(p: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     edges = np.cumsum(p, axis=1)
     labels: np.ndarray = (rng.random((len(p), 1)) * edges[:, -1:] > edges).sum(axis=1)
     return np.minimum(labels, p.shape[1] - 1)
-
-
-def _check_metrics(metrics: Iterable[str]) -> tuple[str, ...]:
-    wanted = (metrics,) if isinstance(metrics, str) else tuple(metrics)
-    for name in wanted:
-        if name not in ESTIMATES:
-            raise InputError("metrics", f"be of {', '.join(ESTIMATES)}", repr(name))
-    return wanted

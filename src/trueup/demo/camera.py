@@ -6,23 +6,18 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from trueup.adaptation import Repaired, repair
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.temperature import Temperature
-from trueup.clamping import Clamped, Repaired, clamp, repair
+from trueup.clamping import Clamped, clamp
 from trueup.demo.digits import Digits, Images, loader
+from trueup.demo.messages import CLAMPED, CLEAN, KEPT, LEVEL, RAW, REFITTED, REPAIRED, SHIFT_METRICS
 from trueup.metrics.table import Scores, compare
 from trueup.models.calibrated import Calibrated, collect
 from trueup.models.corruptions import CORRUPTIONS, corrupt
 
 SHIFTS = (("contrast", 4), ("brightness", 4))
 """Corruptions, with their severities."""
-METRICS = ("accuracy", "confidence", "nll", "ece")
-LEVEL = 0.95
-"""Of the intervals."""
-
-CLEAN, RAW, KEPT, REFITTED, CLAMPED, REPAIRED = "clean", "raw", "kept", "temperature", "clamping", "repair"
-"""Before the shift; after it the uncalibrated network, with the calibrator fitted before, with a temperature fitted to
-shifted images, and clamped and repaired, fitted to the same images."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +58,7 @@ def evaluate_shift(
     }
     pairs = {name: collect(each, loader(test), progress=False) for name, each in networks.items()}
     pairs[CLEAN] = collect(network, loader(data.test), progress=False)
-    scores = compare(pairs, metrics=METRICS, level=LEVEL, seed=seed)
+    scores = compare(pairs, metrics=SHIFT_METRICS, level=LEVEL, seed=seed)
     return ShiftResult(corruption, severity, scores, clamped, repaired)
 
 

@@ -1,21 +1,26 @@
-"""Handwritten digits, and a network that overfits a few of them."""
+"""Handwritten digits, and a network that overfits a few of them.
+
+    python -m trueup.demo.digits
+
+trains it and stores its predictions, which the demo shows where torch is not installed.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trueup.core.progress import track
+from trueup._core.progress import track
+from trueup.demo.walkthrough import EPOCHS, STORED
 from trueup.models.networks import CNN
 
 TRAIN, CALIBRATE = 200, 700
 """Digits for training and for calibration; the rest of the 1,797 are the test set."""
-EPOCHS = 150
-"""Far more than it takes to fit them: the loss falls further by growing confidence alone."""
 BATCH_SIZE = 50
 
 Images: TypeAlias = tuple[Tensor, Tensor]
@@ -71,3 +76,20 @@ def loader(images: Images, *, batch_size: int = 500) -> list[Images]:
     """Batches, in order."""
     pixels, labels = images
     return list(zip(torch.split(pixels, batch_size), torch.split(labels, batch_size), strict=True))
+
+
+def store_predictions() -> None:
+    """Write the predictions of the network with seed 0 on the calibration and test digits."""
+    from trueup.models.calibrated import collect
+
+    data = digits()
+    network = train_network(data.train)
+    arrays: dict[str, Any] = {}
+    for name, part in (("val", data.val), ("test", data.test)):
+        logits, labels = collect(network, loader(part), progress=False)
+        arrays |= {f"{name}_logits": np.asarray(logits), f"{name}_labels": np.asarray(labels).astype(np.uint8)}
+    np.savez_compressed(STORED, **arrays)
+
+
+if __name__ == "__main__":
+    store_predictions()

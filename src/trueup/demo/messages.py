@@ -6,23 +6,33 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import fill
+from typing import TYPE_CHECKING
 
-from trueup.core.formatting import Row, format_number, format_percent, text_table
-from trueup.demo import camera
+from trueup._core.formatting import Row, format_number, format_percent, text_table
 from trueup.metrics.intervals import Interval
 from trueup.metrics.table import Scores
-from trueup.report.audit import Audit
+from trueup.reports.audit import Audit
+
+if TYPE_CHECKING:
+    from trueup.demo.camera import ShiftResult
 
 WIDTH = 79
 METRICS = ("accuracy", "nll", "brier", "ece", "sce")
 """Columns of the comparison."""
+SHIFT_METRICS = ("accuracy", "confidence", "nll", "ece")
+"""Columns of the table about a changed camera."""
+LEVEL = 0.95
+"""Of the intervals."""
+CLEAN, RAW, KEPT, REFITTED, CLAMPED, REPAIRED = "clean", "raw", "kept", "temperature", "clamping", "repair"
+"""Before the shift; after it the uncalibrated network, with the calibrator fitted before, with a temperature fitted to
+shifted images, and clamped and repaired, fitted to the same images."""
 ROLES: Mapping[str, str] = {
-    camera.CLEAN: "before the shift, no calibration",
-    camera.RAW: "no calibration",
-    camera.KEPT: "calibrator fitted before the shift",
-    camera.REFITTED: "temperature scaling, refitted",
-    camera.CLAMPED: "Neural Clamping, refitted",
-    camera.REPAIRED: "repair",
+    CLEAN: "before the shift, no calibration",
+    RAW: "no calibration",
+    KEPT: "calibrator fitted before the shift",
+    REFITTED: "temperature scaling, refitted",
+    CLAMPED: "Neural Clamping, refitted",
+    REPAIRED: "repair",
 }
 
 
@@ -31,7 +41,13 @@ CAMERA = (
     "scaling and Neural Clamping are refitted to the shifted calibration digits; repair looks there for maps of the "
     "inputs with few parameters that make up for the change, and corrects the last layer. A star marks a "
     "statistically significant difference from temperature scaling: its paired "
-    f"{format_percent(camera.LEVEL)} bootstrap interval excludes 0."
+    f"{format_percent(LEVEL)} bootstrap interval excludes 0."
+)
+STORED = (
+    "PyTorch is not installed, so nothing is trained here, and no changed camera is repaired: pip install "
+    "'trueup[torch]' brings both. These are the stored predictions of a network that was trained before, for "
+    "150 epochs on 200 handwritten digits, until it overfitted them: 700 other digits are for calibration, and 897 for "
+    "the test."
 )
 CAPTION = (
     "The first test digit of each class: clean, through the changed camera, with δ added, and repaired. Above each, "
@@ -76,17 +92,11 @@ def comparison_intro(methods: int, val: int, test: int, *, folds: int, level: fl
     )
 
 
-def comparison(audit: Audit, clamping: str) -> str:
-    """The table of all methods, the choice, the verdict, and that of Neural Clamping's own fit."""
-    return "\n\n".join(
-        [
-            comparison_table(audit),
-            *(paragraph(f"{name} could not be fitted: {why}") for name, why in audit.failures.items()),
-            paragraph(choice(audit)),
-            paragraph(audit.verdict()),
-            paragraph("Does an input shift help too, as in Neural Clamping?", clamping),
-        ]
-    )
+def comparison(audit: Audit, clamping: str | None = None) -> str:
+    """The table of all methods, the choice, the verdict, and that of the fit of Neural Clamping."""
+    failures = (f"{name} could not be fitted: {why}" for name, why in audit.failures.items())
+    shift = () if clamping is None else (f"Does an input shift help too, as in Neural Clamping? {clamping}",)
+    return "\n\n".join([comparison_table(audit), *map(paragraph, (*failures, choice(audit), audit.verdict(), *shift))])
 
 
 def comparison_table(audit: Audit) -> str:
@@ -109,7 +119,7 @@ def choice(audit: Audit) -> str:
     return f"Chosen by cross-validation, without the test digits: {audit.chosen}; {why}."
 
 
-def shift_summary(shift: camera.ShiftResult) -> str:
+def shift_summary(shift: ShiftResult) -> str:
     """The shift, the table of the ways to calibrate, and the verdicts."""
     return "\n\n".join(
         [
@@ -120,36 +130,36 @@ def shift_summary(shift: camera.ShiftResult) -> str:
     )
 
 
-def shift_setting(shift: camera.ShiftResult) -> str:
+def shift_setting(shift: ShiftResult) -> str:
     """The formula of the shift."""
     return f"Every pixel x becomes {shift.setting}, clipped to 0 … 1."
 
 
-def shift_rows(shift: camera.ShiftResult) -> list[Row]:
+def shift_rows(shift: ShiftResult) -> list[Row]:
     """A row for each way to calibrate; a star where it differs significantly from temperature scaling."""
-    rows: list[Row] = [["calibration", *(f"{metric} " for metric in camera.METRICS)]]
+    rows: list[Row] = [["calibration", *(f"{metric} " for metric in SHIFT_METRICS)]]
     return rows + [
-        [role, *(_star(shift.scores, name, metric) for metric in camera.METRICS)] for name, role in ROLES.items()
+        [role, *(_star(shift.scores, name, metric) for metric in SHIFT_METRICS)] for name, role in ROLES.items()
     ]
 
 
-def shift_verdicts(shift: camera.ShiftResult) -> list[str]:
+def shift_verdicts(shift: ShiftResult) -> list[str]:
     """What Neural Clamping and repair change compared with temperature scaling, and what their own records say."""
     return [
-        f"{shift_verdict(shift, camera.CLAMPED)} Does the input shift help? {shift.clamped.fit_record.verdict}",
-        f"{shift_verdict(shift, camera.REPAIRED)} Was there anything to repair? {shift.repaired.repair_record.verdict}",
+        f"{shift_verdict(shift, CLAMPED)} Does the input shift help? {shift.clamped.fit_record.verdict}",
+        f"{shift_verdict(shift, REPAIRED)} Was there anything to repair? {shift.repaired.repair_record.verdict}",
     ]
 
 
-def shift_verdict(shift: camera.ShiftResult, way: str) -> str:
+def shift_verdict(shift: ShiftResult, way: str) -> str:
     """What a way to calibrate changes compared with temperature scaling, on the test digits."""
     scores, parts = shift.scores, []
     for metric, formatted in (("accuracy", _percent), ("nll", format_number), ("ece", format_number)):
-        before, after = (formatted(scores[name, metric].value) for name in (camera.REFITTED, way))
+        before, after = (formatted(scores[name, metric].value) for name in (REFITTED, way))
         significant = _is_significant(scores.changes[way][metric])
         name = metric if metric == "accuracy" else metric.upper()
         parts.append(f"{name} goes from {before} to {after}" if significant else f"no significant change of {name}")
-    title = "Neural Clamping" if way == camera.CLAMPED else "Repair"
+    title = "Neural Clamping" if way == CLAMPED else "Repair"
     return f"{title} instead of temperature scaling: {', '.join(parts)}."
 
 
@@ -177,7 +187,7 @@ def closing(folder: Path, files: Mapping[str, str]) -> str:
             "\nThe calibrator in three lines of Python:",
             *(f"    {line}" for line in usage(folder)),
             "\nMore from the command line:",
-            f"    trueup compare {folder / 'val.npz'} {folder / 'test.npz'}",
+            f"    trueup rank {folder / 'val.npz'} {folder / 'test.npz'}",
             "    trueup --help",
             f"\nThe report: {folder / 'report.html'}",
         ]
@@ -190,5 +200,5 @@ def usage(folder: Path) -> list[str]:
     return [
         "import trueup",
         f"logits, labels = trueup.load({test})",
-        f"calibrated = trueup.load_calibrator({calibrator})(logits)",
+        f"calibrated = trueup.load({calibrator})(logits)",
     ]

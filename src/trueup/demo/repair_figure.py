@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trueup.clamping.shift_benchmark import shift_picture
-from trueup.demo import camera, messages
+from trueup.clamping.maps import Shift
+from trueup.demo import messages
 from trueup.demo.camera import ShiftResult
 from trueup.demo.digits import Images
 from trueup.io.atomic import atomic_write
-from trueup.report import style
-from trueup.report.html import escape, paragraph, table
+from trueup.models.corruptions import corrupt
+from trueup.reports import style
+from trueup.reports.html import escape, paragraph, table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,16 +66,24 @@ def repair_figure(network: nn.Module, test: Images, shifts: Sequence[ShiftResult
     images, labels = pixels[first], labels[first]
     rows = [_image_row("clean", images, images, network, labels)]
     for shift in shifts:
-        repaired = [shift_picture(shift.clamped, image, shift.corruption, shift.severity) for image in images]
-        inputs, outputs = (torch.stack([getattr(p, name) for p in repaired]) for name in ("shifted", "repaired"))
+        inputs = torch.stack([corrupt(image, shift.corruption, shift.severity) for image in images])
+        delta, outputs = _shifted(shift.clamped.before, inputs)
         rows.append(_image_row(shift.corruption, inputs, inputs, network, labels))
-        rows.append(_image_row("+ δ", outputs, inputs, shift.clamped, labels, repaired[0].delta))
+        rows.append(_image_row("+ δ", outputs, inputs, shift.clamped, labels, delta))
         before = shift.repaired.before
         with torch.no_grad():
             mapped = inputs if before is None else before(inputs)
         rows.append(_image_row("repaired", mapped, inputs, shift.repaired, labels))
     max_delta = max((float(np.abs(row.delta).max()) for row in rows if row.delta is not None), default=0.0)
     return RepairFigure(tuple(rows), max_delta)
+
+
+def _shifted(before: nn.Module | None, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The shift δ that clamping fitted, zero if it kept none, and the inputs after it."""
+    if not isinstance(before, Shift):
+        return torch.zeros_like(inputs[0]), inputs
+    with torch.no_grad():
+        return before.delta.cpu(), before(inputs)
 
 
 def _image_row(
@@ -135,7 +144,7 @@ def section_html(shifts: Sequence[ShiftResult], record: RepairFigure, png: bytes
     ]
     for shift in shifts:
         head, *rows = messages.shift_rows(shift)
-        head = [head[0].capitalize(), *map(style.label, camera.METRICS)]
+        head = [head[0].capitalize(), *map(style.label, messages.SHIFT_METRICS)]
         name = shift.corruption.capitalize()
         parts += [f"<h3>{escape(name)}</h3>", paragraph(messages.shift_setting(shift)), table(name, head, rows)]
         parts += map(paragraph, messages.shift_verdicts(shift))

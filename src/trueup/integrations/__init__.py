@@ -7,3 +7,7 @@
 - `onnx`: which calibrators `torch.export` and ONNX can export, and how far the outputs differ.
 - `prometheus`: the metrics of monitors in the text format of Prometheus.
 """
+
+from trueup._core.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

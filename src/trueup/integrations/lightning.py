@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from trueup.core.bins import BINS
-from trueup.core.errors import InputError
+from trueup._core.bins import BINS
+from trueup._core.errors import InputError
 from trueup.models.batches import batches, logits_of
 
 __all__ = ["lightning_callback"]

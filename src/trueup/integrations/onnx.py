@@ -3,7 +3,7 @@
     python -m trueup.integrations.onnx
 
 prints the table of all methods. A calibrated network is an `nn.Module`, so exporting one does not need this module:
-`torch.onnx.export(nn.Sequential(network, calibrator), …, dynamo=True)`.
+`torch.onnx.export(Calibrated(network, after=calibrator), …, dynamo=True)`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trueup.calibrators.regression import Recalibrator
-from trueup.core.errors import silence_warnings
-from trueup.registry import METHODS
+from trueup._core.errors import silence_warnings
+from trueup._core.registry import METHODS
+from trueup.calibrators.forecasts import Recalibrator
+from trueup.models._value_module import as_module
 
 __all__ = ["TOLERANCE", "check_export", "export_recalibrator", "export_table"]
 
@@ -30,8 +31,8 @@ TOLERANCE = 1e-5
 """By how much an exported calibrator may differ: relative for logits above 1, absolute below."""
 
 
-def check_export(module: nn.Module, logits: Tensor) -> dict[str, float | str]:
-    """Export a module of one input with each exporter: the largest difference of its outputs, or why it failed.
+def check_export(module: Any, logits: Tensor) -> dict[str, float | str]:
+    """Export a calibrator or a module of one input: the largest difference of its outputs, or why it failed.
 
     The number of rows is dynamic: the module is exported with a few of the rows, and run with all of them.
 
@@ -40,7 +41,7 @@ def check_export(module: nn.Module, logits: Tensor) -> dict[str, float | str]:
     >>> differences["torch.export"]
     0.0
     """
-    module = copy.deepcopy(module).eval()  # the caller's keeps its mode
+    module = copy.deepcopy(as_module(module)).eval()  # the caller's keeps its mode
     with torch.no_grad():
         expected = module(logits)
     differences: dict[str, float | str] = {}
@@ -69,7 +70,7 @@ def export_recalibrator(recalibrator: Recalibrator, *, levels: Any = None) -> by
 
     Its outputs are the recalibrated mean and std, or with `levels` the calibrated `quantiles` (n, levels).
     """
-    module: nn.Module = recalibrator if levels is None else recalibrator.at_levels(levels)
+    module = as_module(recalibrator if levels is None else recalibrator.at_levels(levels))
     rows = torch.export.Dim("rows")
     names = ["calibrated_mean", "calibrated_std"] if levels is None else ["quantiles"]
     return _onnx_bytes(module, (torch.zeros(3), torch.ones(3)), ({0: rows}, {0: rows}), ["mean", "std"], names)

@@ -8,14 +8,13 @@ from functools import partial
 from typing import Any, Literal, Self
 
 import numpy as np
-import torch
 from scipy.special import log_softmax, logsumexp, softmax
 
+from trueup._core.arrays import effective_rows, given, warn_users
+from trueup._core.registry import METHODS
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.temperature import inverse_temperature
-from trueup.core.arrays import effective_rows, given, warn_users
-from trueup.core.conversion import LEAST_FLOOR, from_binary, from_probs, resolution
-from trueup.registry import METHODS
+from trueup.convert import LEAST_FLOOR, from_log_odds, from_probs, resolution
 
 try:
     from sklearn import get_config
@@ -45,7 +44,7 @@ _MEMBERS_NOISE, _SURER = 12.0, 0.15
 cancels. That noise falls with the number of rows: twelve over it, up to .15, did best on small sets."""
 
 
-class _CalibratedBase(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class _CalibratedBase(ClassifierMixin, BaseEstimator):
     """Predictions that follow from calibrated logits."""
 
     classes_: np.ndarray
@@ -126,13 +125,13 @@ class LogitCalibrator(_CalibratedBase):
 
     def _logits(self, X: np.ndarray) -> np.ndarray:
         if self.input == "logits":
-            return X if X.shape[1] > 1 else from_binary(X)
+            return X if X.shape[1] > 1 else from_log_odds(X)
         if self.input == "probs":
             return from_probs(_both(X), floor=self.floor_, name="X")
         raise ValueError(f'input must be "logits" or "probs", got {self.input!r}')
 
 
-class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):  # type: ignore[misc]
+class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):
     """Calibrate a classifier on rows that it has not seen: one calibrator is fitted to its cross-validated scores.
 
     The scores are its `decision_function`, or the logarithms of its `predict_proba` where it has none. Those of a
@@ -364,8 +363,7 @@ def _worth_of_votes(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray 
 
 def _loss(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None) -> float:
     """The log-loss after the best temperature."""
-    w = None if weights is None else torch.from_numpy(weights)
-    return inverse_temperature(torch.from_numpy(logits), torch.from_numpy(labels), w, smooth=0.1)[1].loss
+    return inverse_temperature(logits, labels, weights, smooth=0.1)[1].loss
 
 
 def _weights(sample_weight: Any, X: Any) -> np.ndarray | None:
@@ -416,7 +414,7 @@ def _scores_as_logits(scores: np.ndarray, response: str, classes: np.ndarray, fl
     if response == "predict_proba":
         z = from_probs(z, floor=floor, renormalise=True)  # a classifier's single precision may stray from a sum of one
     elif z.ndim == 1:
-        z = from_binary(z)
+        z = from_log_odds(z)
     if z.shape[1] != len(classes):
         hint = (
             "; decision_function_shape='ovr' gives that" if z.shape[1] == len(classes) * (len(classes) - 1) / 2 else ""

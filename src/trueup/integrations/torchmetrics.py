@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trueup.core.arrays import as_tensors, as_weights
-from trueup.core.bins import BINS, Bins
-from trueup.core.conversion import flatten
-from trueup.core.errors import InputError
-from trueup.core.row_scores import score_rows
-from trueup.core.tally import TABLE_METRICS, Mean, Tally
+from trueup._core.arrays import as_arrays, as_weights
+from trueup._core.bins import BINS, Bins
+from trueup._core.errors import InputError
+from trueup._core.row_scores import score_rows
+from trueup._core.tally import TABLE_METRICS, Mean, Tally
+from trueup.convert import flatten
 
 try:
     from torchmetrics import Metric
@@ -146,7 +146,7 @@ class NLL(Streaming):
         super().__init__(Mean.empty(), **options)
 
     def _of(self, logits: Any, labels: Any, weights: Any) -> Mean:
-        z, y = as_tensors(logits, labels)
+        z, y = as_arrays(logits, labels)
         return Mean.of(getattr(score_rows(z, y), self._score), as_weights(weights, len(z)))
 
     def compute(self) -> Tensor:

@@ -1,6 +1,6 @@
 """Hugging Face's transformers: calibration logged by its Trainer, calibrated networks in its pipelines and folders.
 
-`collect`, `on_model` and `Calibrated` take its networks as they are, and what a calibrated one does not have itself
+`collect`, `calibrate` and `Calibrated` take its networks as they are, and what a calibrated one does not have itself
 (`config`, `device`, `generate`) it passes on to the network. `transformers` is imported only where it is used.
 """
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from trueup.core.bins import BINS
-from trueup.core.conversion import flatten
+from trueup._core.bins import BINS
+from trueup.convert import flatten
 from trueup.models.calibrated import Calibrated
 from trueup.models.pretrained import from_pretrained, save_pretrained
 

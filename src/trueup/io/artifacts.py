@@ -1,342 +1,424 @@
-"""Artifacts and their files: safetensors with a JSON header, which nothing but data can be in.
+"""Artifacts: what was fitted, in a safetensors file with a JSON header. A file holds nothing but data.
 
-`write_artifact` and `open_artifact` are the one writer and reader of what was fitted: calibrators and recalibrators
-here, clamped and repaired networks and monitors where they are defined.
+A calibrator, a recalibrator, a prediction-set rule or a threshold is what its constructor makes of its arguments, so
+the file holds those. Arrays are stored under names such as `steps.0.weight`. The header has everything else, and
+{"tensor": name} where an array belongs:
 
-A calibrator's file holds the constructor's arguments, since a calibrator is what its constructor makes of them. Tensors
-are stored under names such as `steps.0.temperature`; the rest is in the header, where {"tensor": name} stands in a
-tensor's place:
+    {"schema": 2, "kind": "calibrator", "content": {"value": {"class": "Vector", "config": {"scale": {"tensor":
+     "scale"}, …}}}, "class_names": null, "n_classes": 10, "versions": {"trueup": "0.2.0"}, "summary": …, "sha256": …}
 
-    {"schema": 1, "calibrator": {"method": "Temperature", "config": {"temperature": {"tensor": "temperature"}},
-     "certificate": …}, "classes": 10, "versions": {"trueup": "0.1.0", "torch": "2.13.0"}, "summary": …}
-
-A recalibrator's arguments are all tensors, each under its own name, with this header:
-
-    {"schema": 1, "recalibrator": "VarianceScaling", "versions": {"trueup": "0.1.0", "torch": "2.13.0"}, "summary": …}
-
-On loading, a class's name is looked up among those of this package, and nothing is imported by name.
+Monitors and networks have a module with `to_artifact(value)` and `from_artifact(content, arrays, model)` instead.
+`ARTIFACTS` lists the kinds. On loading, a class is looked up there: nothing is imported by a name in a file.
+Files of schema 1 are read through `OLD_CLASSES` and `OLD_ARGUMENTS`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
-from torch import Tensor, nn
+import numpy as np
+from safetensors.numpy import save_file
 
-from trueup.core import __version__
-from trueup.core.errors import Hint, InputError
-from trueup.core.module import ParametricModule
-from trueup.core.optimize import Certificate
+from trueup._core import __version__
+from trueup._core.errors import Hint, InputError
+from trueup._core.registry import ARTIFACTS
 from trueup.io.atomic import atomic_write, errors_name_file, require_file
-from trueup.registry import CALIBRATORS, RECALIBRATIONS, Lazy
+from trueup.io.safetensors_file import TensorFile
 
-SCHEMA = 1
+SCHEMA = 2
 """Raised when a file of this version could be misread by an older one."""
 
-RECALIBRATORS: Lazy[Any] = Lazy("recalibrator", RECALIBRATIONS.classes())
-"""Class → itself: every recalibrator that a file can hold."""
+MAX_CLASSES = 1 << 24
+"""More than any network has: what a damaged file says must not fill the memory."""
 
-KINDS: Mapping[str, tuple[str, Hint]] = {
-    "calibrator": ("calibrator", Hint.LOAD_CALIBRATOR),
-    "clamped": ("clamped network", Hint.LOAD_CLAMPED),
-    "repaired": ("repaired network", Hint.LOAD_REPAIRED),
-    "recalibrator": ("recalibrator", Hint.LOAD_RECALIBRATOR),
-    "prediction_sets": ("rule of prediction sets", Hint.LOAD_PREDICTION_SETS),
-    "conformal_regression": ("rule of conformal intervals", Hint.LOAD_CONFORMAL),
-    "monitor": ("monitor", Hint.LOAD_MONITOR),
+OLD_CLASSES: Mapping[str, str] = {}
+"""Class names in files of schema 1 → today's, where they changed."""
+
+OLD_ARGUMENTS: Mapping[str, tuple[str, Callable[[Any], Any] | None]] = {
+    "alpha": ("coverage", lambda alpha: 1 - alpha),
+    "at_most": ("max_risk", None),
+    "certainty": ("level", None),
+    "classes": ("n_classes", None),
+    "fold": ("top_label", None),
+    "folds": ("n_folds", None),
+    "names": ("class_names", None),
+    "weights": ("sample_weight", None),
 }
-"""What a file may hold, by its entry in the header: its name, and what reads it."""
+"""Argument names in files of schema 1 → today's, and how the value is converted, where a signature has the new name."""
 
-_KEY, _MONITOR_KEY = "trueup", "trueup_monitor"  # under which a file's metadata has the header
+_KEYS = ("trueup", "trueup_monitor")  # of the header in the file's metadata; monitors of schema 1 have the second
+_ENTRIES = frozenset({"schema", "kind", "content", "class_names", "n_classes", "versions", "summary", "sha256"})
 
 
-def write_artifact(
-    path: str | os.PathLike[str], kind: str, content: Mapping[str, Any], tensors: Mapping[str, Tensor]
+class Header(NamedTuple):
+    """The description of an artifact, without its arrays."""
+
+    kind: str
+    class_name: str | None
+    """The class of the stored value, if the file holds its constructor's arguments."""
+    class_names: tuple[str, ...] | None
+    n_classes: int | None
+    """How many classes it was fitted to, if that is known."""
+    versions: Mapping[str, str]
+    summary: Any
+    """A note on the fit."""
+    schema: int
+    content: Any
+
+    def check_class_names(self, names: Sequence[str] | None, file: str | os.PathLike[str] | None = None) -> None:
+        """Reject predictions whose classes have other names, or another order, where both are known."""
+        if self.class_names is not None and names is not None and tuple(names) != self.class_names:
+            here, there = (", ".join(each[:8]) for each in (list(self.class_names), list(names)))
+            raise InputError("classes", f"be those of the fit in their order ({here})", there, file=file)
+
+
+def kind_of(value: Any) -> str | None:
+    """The kind of artifact that a value is saved as; None if it cannot be saved as one.
+
+    >>> kind_of(3) is None
+    True
+    """
+    where = f"{type(value).__module__}:{type(value).__qualname__}"
+    return next((name for name, kind in ARTIFACTS.items() if where in kind.classes.values()), None)
+
+
+def save_artifact(
+    value: Any,
+    path: str | os.PathLike[str],
+    *,
+    class_names: Sequence[str] | None = None,
+    n_classes: int | None = None,
+    summary: Any = None,
 ) -> None:
-    """Write tensors and a header of plain data to a `.safetensors` file that is either complete or not there."""
+    """Write a fitted value to a `.safetensors` file that is either complete or not there; see `save`."""
     file = require_safetensors_suffix(path)
-    try:
-        header = json.dumps({"schema": SCHEMA, **content}, allow_nan=False, ensure_ascii=False)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"summary must be plain data to be saved: {error}") from None
-    # Buffers may be views of one memory, which the format does not allow.
-    stored = {
-        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
+    kind = kind_of(value)
+    if kind is None:
+        titles = ", ".join(entry.title for entry in ARTIFACTS.values())
+        raise InputError("obj", f"be predictions or one of trueup's own: {titles}", type(value).__name__)
+    names = class_names if class_names is not None else getattr(value, "class_names", None)
+    names = None if names is None else [str(name) for name in names]
+    if names is not None and n_classes not in (None, len(names)):
+        raise InputError("class_names", f"name the {n_classes} classes", f"{len(names)} names")
+    n_classes = len(names) if names is not None else n_classes
+    if kind == "calibrator" and n_classes is not None:
+        value(np.zeros((1, n_classes)))  # a calibrator of another number of classes raises
+    arrays: dict[str, Any] = {}
+    if codec := ARTIFACTS[kind].codec:
+        content, arrays = import_module(codec).to_artifact(value)
+    else:
+        content = pack(value, "", arrays)
+    header = {
+        "schema": SCHEMA,
+        "kind": kind,
+        "content": content,
+        "class_names": names,
+        "n_classes": n_classes,
+        "versions": {"trueup": __version__, "numpy": np.__version__},
+        "summary": pack(summary, "summary", None),
     }
+    stored = {name: _as_stored(array) for name, array in arrays.items()}
+    header["sha256"] = content_hash(header, stored)
+    text = json.dumps(header, allow_nan=False, ensure_ascii=False)
     with atomic_write(file) as (draft,):
-        save_file(stored, draft, metadata={_MONITOR_KEY if kind == "monitor" else _KEY: header})
+        save_file(stored, draft, metadata={_KEYS[0]: text})
 
 
-def versions() -> dict[str, str]:
-    """What a file was written with."""
-    return {"trueup": __version__, "torch": str(torch.__version__)}
+def load_artifact(path: str | os.PathLike[str], kind: str | None = None, *, model: Any = None) -> Any:
+    """Read a fitted value. With `kind`, a file of another kind raises an error. See `load`."""
+    with open_artifact(path, kind) as (header, arrays):
+        entry = ARTIFACTS[header.kind]
+        if entry.needs_model and model is None:
+            raise InputError("model", f"be the network of the {entry.title}, whose weights are not in the file", "None")
+        if model is not None and not entry.needs_model:
+            raise InputError("model", f"be left out for a {entry.title}", type(model).__name__)
+        if entry.codec:
+            return import_module(entry.codec).from_artifact(header.content, arrays, model)
+        value = unpack(header.content, arrays)
+        if arrays:
+            raise ValueError(f"no parameter refers to {', '.join(sorted(arrays))}")
+        if type(value).__name__ not in entry.classes:
+            raise InputError("the content", f"be a {entry.title}", type(value).__name__)
+        if header.kind == "calibrator" and header.n_classes is not None:
+            value(np.zeros((1, header.n_classes)))  # parameters of another number of classes raise
+        if header.class_names is not None:
+            object.__setattr__(value, "class_names", header.class_names)
+        return value
 
 
-class Artifact(NamedTuple):
-    """An open file: its header, and its tensors, which are read when they are asked for."""
+def read_header(path: str | os.PathLike[str], kind: str | None = None) -> Header:
+    """Read the description of an artifact, without its arrays.
 
-    content: dict[str, Any]
-    tensors: Callable[[], dict[str, Tensor]]
+    >>> from tempfile import TemporaryDirectory
+    >>> from trueup.calibrators.temperature import Temperature
+    >>> with TemporaryDirectory() as folder:
+    ...     save_artifact(Temperature(1.7), f"{folder}/net.safetensors", summary={"fitted to": "val"})
+    ...     header = read_header(f"{folder}/net.safetensors")
+    >>> header.kind, header.class_name, header.summary
+    ('calibrator', 'Temperature', {'fitted to': 'val'})
+    """
+    file = require_file(Path(path))
+    with errors_name_file(file), TensorFile(file) as tensors:
+        return _read_header(tensors, kind, None)
+
+
+def is_artifact(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is a safetensors file with the header of an artifact."""
+    file = Path(path)
+    if file.suffix.lower() != ".safetensors" or not file.is_file() or not file.stat().st_size:
+        return False
+    with errors_name_file(file), TensorFile(require_file(file)) as tensors:
+        return any(key in tensors.metadata for key in _KEYS)
 
 
 @contextmanager
 def open_artifact(
-    path: str | os.PathLike[str], kind: str, entries: Collection[str] | None = None
-) -> Iterator[Artifact]:
-    """Open a file of one kind, whose header must have these entries; errors inside the block name the file.
-
-    Of a file that holds another kind, the error says which function reads it.
-    """
+    path: str | os.PathLike[str], kind: str | None = None
+) -> Iterator[tuple[Header, dict[str, np.ndarray]]]:
+    """Read an artifact, check its hash, and name the file in errors inside the block."""
     file = require_file(Path(path))
-    with errors_name_file(file), safe_open(file, framework="pt") as stored:
-        content = _header(stored, kind)
-        if entries is not None:
-            _require_entries(content, "header", {"schema", *entries})
-        yield Artifact(content, lambda: {name: stored.get_tensor(name) for name in stored.keys()})  # noqa: SIM118
+    with errors_name_file(file):
+        with TensorFile(file) as tensors:
+            arrays = tensors.arrays()
+            header = _read_header(tensors, kind, arrays)
+        yield header, arrays
+
+
+def _read_header(tensors: TensorFile, kind: str | None, arrays: Mapping[str, np.ndarray] | None) -> Header:
+    """The header, checked; its hash too if there are arrays."""
+    title = ARTIFACTS[kind].title if kind else "fitted value"
+    key = next((key for key in _KEYS if key in tensors.metadata), None)
+    if key is None:
+        raise InputError("the file", f"hold a {title}", ", ".join(tensors.names) or "nothing")
+    try:
+        header = json.loads(tensors.metadata[key])
+    except ValueError as error:
+        raise ValueError(f"the header is not JSON: {error}") from None
+    header = header if isinstance(header, dict) else {}
+    schema = header.get("schema")
+    if schema == 1:
+        header = _upgrade(header, monitor=key == _KEYS[1])
+    elif schema != SCHEMA:
+        raise InputError("the schema", f"be 1 or {SCHEMA}", repr(schema), "a newer version of trueup may read it")
+    if set(header) != _ENTRIES:
+        raise InputError("the header", f"have {', '.join(sorted(_ENTRIES))}", ", ".join(sorted(header)))
+    if header["kind"] not in ARTIFACTS:
+        raise ValueError(f"no kind of artifact is called {header['kind']!r}; there are: {', '.join(ARTIFACTS)}")
+    if kind is not None and header["kind"] != kind:
+        other = header["kind"]
+        raise InputError("the file", f"hold a {title}", f"a {ARTIFACTS[other].title}", Hint[f"LOAD_{other.upper()}"])
+    if schema == SCHEMA and arrays is not None and header["sha256"] != content_hash(header, arrays):
+        raise ValueError("the content does not match its SHA-256 hash: the file is damaged or was changed")
+    names, classes, content = header["class_names"], header["n_classes"], header["content"]
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ValueError("class_names must be a list of names")
+    if classes is not None and (type(classes) is not int or not 2 <= classes <= MAX_CLASSES):
+        raise InputError("n_classes", f"be a whole number of 2..{MAX_CLASSES}", repr(classes))
+    stored = content.get("value") if isinstance(content, dict) else None
+    return Header(
+        kind=header["kind"],
+        class_name=stored.get("class") if isinstance(stored, dict) else None,
+        class_names=None if names is None else tuple(names),
+        n_classes=classes,
+        versions=header["versions"],
+        summary=unpack(header["summary"], {}),
+        schema=schema,
+        content=content,
+    )
+
+
+def content_hash(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
+    """The SHA-256 hash of a header without its hash, and of the names, types, shapes and bytes of the arrays."""
+    plain = {key: value for key, value in header.items() if key != "sha256"}
+    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(json.dumps([name, array.dtype.str, array.shape]).encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 def require_safetensors_suffix(path: str | os.PathLike[str]) -> Path:
-    """The path of a file that is called what it is."""
+    """The path of an artifact, which ends in .safetensors."""
     file = Path(path)
     if file.suffix.lower() != ".safetensors":
         raise ValueError(f"{file}: the suffix must be .safetensors, got {file.suffix!r}")
     return file
 
 
-def _header(stored: Any, kind: str) -> dict[str, Any]:
-    """The header of an open file that should hold one kind of thing."""
-    title, _ = KINDS[kind]
-    metadata = stored.metadata() or {}
-    key = next((key for key in (_KEY, _MONITOR_KEY) if key in metadata), None)
-    if key is None:
-        raise InputError("the file", f"hold a {title}", ", ".join(stored.keys()) or "nothing")
-    try:
-        content = json.loads(metadata[key])
-    except ValueError as error:
-        raise ValueError(f"the header is not JSON: {error}") from None
-    content = content if isinstance(content, dict) else {}
-    held = ["monitor"] if key == _MONITOR_KEY else [other for other in KINDS if other in content]
-    if held and kind not in held:
-        other, hint = KINDS[held[0]]
-        raise InputError("the file", f"hold a {title}", f"a {other}", hint)
-    if content.get("schema") != SCHEMA:
-        got = repr(content.get("schema"))
-        raise InputError("the schema", f"be {SCHEMA}", got, "a newer version of trueup may read it")
-    return content
-
-
-def _require_entries(value: Any, name: str, wanted: set[str]) -> dict[str, Any]:
-    if not isinstance(value, dict) or set(value) != wanted:
-        got = ", ".join(sorted(value)) if isinstance(value, dict) else type(value).__name__
-        raise InputError(f"the {name}", f"have {', '.join(sorted(wanted))}", got)
-    return value
-
-
-class Header(NamedTuple):
-    """What a file says of the calibrator or recalibrator it holds."""
-
-    method: str
-    """The class's name."""
-    classes: int | None
-    """How many classes it was fitted to, if they were given on saving."""
-    versions: Mapping[str, str]
-    summary: Any
-    """What was written about the fit on saving."""
-
-
-def save_calibrator(
-    calibrator: Any, path: str | os.PathLike[str], *, classes: int | None = None, summary: Any = None
-) -> None:
-    """Write a calibrator, or a chain of them, to a `.safetensors` file that is either complete or not there.
-
-    The certificate of the fit is kept with it; `classes` and `summary` (plain data) are notes for readers of the file.
-    Nothing is rounded: what is loaded has the same parameters bit for bit.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> from trueup.calibrators.temperature import Temperature
-    >>> with TemporaryDirectory() as folder:
-    ...     save_calibrator(Temperature(1.7), f"{folder}/net.safetensors", summary={"fitted to": "val"})
-    ...     load_calibrator(f"{folder}/net.safetensors"), read_header(f"{folder}/net.safetensors").summary
-    (Temperature(temperature=1.7), {'fitted to': 'val'})
-    """
-    require_safetensors_suffix(path)
-    if not _is_calibrator(calibrator):
-        raise ValueError(f"calibrator must be a Calibrator, got {type(calibrator).__name__}")
-    if classes is not None:
-        calibrator(torch.zeros(1, classes))  # a calibrator of another number of classes raises
-    tensors: dict[str, Tensor] = {}
-    content = {
-        "calibrator": pack(calibrator, "", tensors)["calibrator"],
-        "classes": classes,
-        "versions": versions(),
-        "summary": pack(summary, "summary", None),
+def _upgrade(header: Mapping[str, Any], *, monitor: bool) -> dict[str, Any]:
+    """The header of schema 1 in the form of schema 2."""
+    kind = "monitor" if monitor else next((kind for kind in ARTIFACTS if kind in header), None)
+    if kind is None:
+        raise InputError("the header", f"have one of {', '.join(ARTIFACTS)}", ", ".join(sorted(header)))
+    content = header if monitor else header[kind]
+    if kind == "recalibrator":  # all of its arguments are arrays under their own names
+        content = {"value": {"class": content, "config": None}}
+    elif kind == "calibrator":
+        content = {"calibrator": content}
+    elif kind in ("prediction_sets", "conformal_regression"):
+        config = content.get("dict") if isinstance(content, dict) else None
+        content = {"value": {"class": header.get("rule", "PredictionSets"), "config": config or {}}}
+    return {
+        "schema": 1,
+        "kind": kind,
+        "content": _value_of(content),
+        "class_names": None,
+        "n_classes": header.get("classes"),
+        "versions": header.get("versions", {}),
+        "summary": header.get("summary") if kind == "calibrator" else pack(header.get("summary"), "summary", None),
+        "sha256": None,
     }
-    write_artifact(path, "calibrator", content, tensors)
 
 
-def load_calibrator(path: str | os.PathLike[str]) -> Any:
-    """Read a calibrator from a file that `save_calibrator` wrote; of anything else one sentence says what is wrong."""
-    with open_artifact(path, "calibrator", _ENTRIES["calibrator"]) as artifact:
-        classes, tensors = artifact.content["classes"], artifact.tensors()
-        calibrator = unpack({"calibrator": artifact.content["calibrator"]}, tensors)
-        if tensors:
-            raise ValueError(f"no parameter refers to {', '.join(sorted(tensors))}")
-        if classes is not None:
-            if type(classes) is not int or not 2 <= classes <= MOST_CLASSES:
-                raise InputError("classes", f"be a whole number of 2..{MOST_CLASSES}", repr(classes))
-            calibrator(torch.zeros(1, classes))  # parameters of another number of classes raise
-    return calibrator
+def _value_of(stored: Any) -> Any:
+    """A value of schema 1 in the form of schema 2: {"calibrator": {"method": …}} was {"value": {"class": …}}."""
+    if isinstance(stored, list):
+        return [_value_of(item) for item in stored]
+    if not isinstance(stored, dict):
+        return stored
+    inside = stored.get("calibrator")
+    if len(stored) == 1 and isinstance(inside, dict):
+        named = {"class" if key == "method" else key: _value_of(item) for key, item in inside.items()}
+        return {"value": named}
+    return {key: _value_of(item) for key, item in stored.items()}
 
 
-def save_recalibrator(recalibrator: Any, path: str | os.PathLike[str], *, summary: Any = None) -> None:
-    """Write a recalibrator of regression to a `.safetensors` file that is either complete or not there.
+def rename_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of schema 1 by the names that a function has today.
 
-    `summary`, plain data, is a note for readers of the file. What is loaded has the same parameters bit for bit.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> from trueup.calibrators.regression import VarianceScaling
-    >>> with TemporaryDirectory() as folder:
-    ...     save_recalibrator(VarianceScaling(1.7), f"{folder}/net.safetensors")
-    ...     load_recalibrator(f"{folder}/net.safetensors")
-    VarianceScaling(scale=1.7)
+    >>> def fit(*, level=0.9, top_label=False): ...
+    >>> rename_arguments(fit, {"certainty": 0.95, "fold": True})
+    {'level': 0.95, 'top_label': True}
     """
-    require_safetensors_suffix(path)
-    name = type(recalibrator).__name__
-    if name not in RECALIBRATORS or RECALIBRATORS[name] is not type(recalibrator):
-        wanted = f"be one of {', '.join(RECALIBRATORS)}, since no other could be found again"
-        raise InputError("recalibrator", wanted, name)
-    content = {"recalibrator": name, "versions": versions(), "summary": summary}
-    write_artifact(path, "recalibrator", content, recalibrator.config())
+    known = inspect.signature(function).parameters
+    renamed: dict[str, Any] = {}
+    for name, value in arguments.items():
+        new, convert = OLD_ARGUMENTS.get(name, (name, None))
+        if name in known or new not in known:
+            renamed[name] = value
+        else:
+            renamed[new] = value if convert is None else convert(value)
+    return renamed
 
 
-def load_recalibrator(path: str | os.PathLike[str]) -> Any:
-    """Read a recalibrator that `save_recalibrator` wrote; of anything else one sentence says what is wrong."""
-    with open_artifact(path, "recalibrator", _ENTRIES["recalibrator"]) as artifact:
-        name = artifact.content["recalibrator"]
-        if name not in RECALIBRATORS:
-            raise ValueError(f"no recalibrator is called {name!r}; there are: {', '.join(sorted(RECALIBRATORS))}")
-        try:
-            return RECALIBRATORS[name](**artifact.tensors())
-        except Exception as error:
-            raise ValueError(f"{name} does not take the parameters of the file: {error}") from None
+def pack(value: Any, name: str, arrays: dict[str, Any] | None) -> Any:
+    """Plain data for the header, arrays put into `arrays`; what is no scalar is an object whose only key is its type.
 
-
-def read_header(path: str | os.PathLike[str], kind: Literal["calibrator", "recalibrator"] = "calibrator") -> Header:
-    """Read what a file says of its calibrator or recalibrator, without its parameters.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> from trueup.calibrators.regression import VarianceScaling
-    >>> with TemporaryDirectory() as folder:
-    ...     save_recalibrator(VarianceScaling(1.7), f"{folder}/net.safetensors", summary={"fitted to": "val"})
-    ...     read_header(f"{folder}/net.safetensors", "recalibrator").summary
-    {'fitted to': 'val'}
-    """
-    with open_artifact(path, kind, _ENTRIES[kind]) as artifact:
-        content = artifact.content
-        if kind == "recalibrator":
-            return Header(content["recalibrator"], None, content["versions"], content["summary"])
-        method = _require_entries(content["calibrator"], "calibrator", _CALIBRATOR)["method"]
-        return Header(method, content["classes"], content["versions"], unpack(content["summary"], {}))
-
-
-MOST_CLASSES = 1 << 24
-"""Far more than any network has: what a damaged file says must not fill the memory."""
-
-_ENTRIES = {
-    "calibrator": {"calibrator", "classes", "versions", "summary"},
-    "recalibrator": {"recalibrator", "versions", "summary"},
-}
-_CALIBRATOR = {"method", "config", "certificate"}
-
-
-def pack(value: Any, name: str, tensors: dict[str, Tensor] | None) -> Any:
-    """Plain data for the header, tensors put into `tensors`; what is no scalar is an object whose only key is its kind.
-
-    `name` is what errors call the value, and what its tensors' names begin with. With `tensors=None` there may be none.
+    `name` is what errors call the value, and what its arrays' names begin with. With `arrays=None` there may be none.
 
     >>> pack({"steps": (1, float("inf"))}, "summary", None)
     {'dict': {'steps': {'tuple': [1, {'float': 'inf'}]}}}
     """
+    if isinstance(value, np.generic):
+        value = value.item()
     if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
         return value
     if isinstance(value, float):
         return {"float": str(value)}
-    if isinstance(value, (tuple, list, nn.ModuleList)):
-        kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: [pack(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]}
+    prefix = f"{name}." if name else ""
+    if arrays is not None and (kind := kind_of(value)) and not ARTIFACTS[kind].codec:
+        stored: dict[str, Any] = {
+            "class": type(value).__name__,
+            "config": {key: pack(item, f"{prefix}{key}", arrays) for key, item in _config(value).items()},
+        }
+        if getattr(value, "certificate", None) is not None:
+            stored["certificate"] = pack(asdict(value.certificate), name, None)
+        return {"value": stored}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {"dict": {key: pack(item, f"{name}.{key}", tensors) for key, item in value.items()}}
-    if tensors is not None and isinstance(value, Tensor):
-        tensors[name] = value
+        return {"dict": {key: pack(item, f"{prefix}{key}", arrays) for key, item in value.items()}}
+    if isinstance(value, Mapping) and arrays is not None:
+        pairs = enumerate(value.items())
+        return {"items": [[pack(key, name, None), pack(item, f"{prefix}{i}", arrays)] for i, (key, item) in pairs]}
+    if arrays is not None and (isinstance(value, np.ndarray) or hasattr(value, "detach")):
+        arrays[name] = value
         return {"tensor": name}
-    if tensors is not None and _is_calibrator(value):
-        kind, prefix = type(value).__name__, f"{name}." if name else ""
-        if CALIBRATORS.get(kind) is not type(value):
-            raise ValueError(
-                f"only calibrators of trueup itself can be saved, since no other could be found; got {kind}"
-            )
-        config = {key: pack(item, f"{prefix}{key}", tensors) for key, item in value.config().items()}
-        certificate = None if value.certificate is None else pack(asdict(value.certificate), name, None)
-        return {"calibrator": {"method": kind, "config": config, "certificate": certificate}}
+    if isinstance(value, (tuple, list)) or type(value).__name__ == "ModuleList":
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: [pack(item, f"{prefix}{i}", arrays) for i, item in enumerate(value)]}
+    if arrays is not None and hasattr(value, "config"):
+        raise ValueError(f"only trueup's own classes can be saved, got {type(value).__name__}")
     raise ValueError(f"{name} must be plain data to be saved, got {type(value).__name__}")
 
 
-def _is_calibrator(value: Any) -> bool:
-    return isinstance(value, ParametricModule) and hasattr(value, "certificate")
+def _config(value: Any) -> dict[str, Any]:
+    """The constructor's arguments."""
+    if hasattr(value, "config"):
+        return dict(value.config())
+    assert is_dataclass(value)
+    return {field.name: getattr(value, field.name) for field in fields(value) if field.init}
 
 
-def unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """What `pack` was given; each tensor is taken out of `tensors` once.
+def unpack(value: Any, arrays: dict[str, Any]) -> Any:
+    """What `pack` was given; each array is taken out of `arrays` once.
 
     >>> unpack({"tuple": [1, {"float": "inf"}]}, {})
     (1, inf)
     """
     if not isinstance(value, (dict, list)):
         return value
-    if not isinstance(value, dict) or len(value) != 1:
-        raise ValueError(f"the header has {json.dumps(value)[:80]} where a value was wanted")
-    ((kind, inside),) = value.items()
-    if kind == "float" and inside in ("nan", "inf", "-inf"):
-        return float(inside)
-    if kind in ("list", "tuple") and isinstance(inside, list):
-        return (list if kind == "list" else tuple)(unpack(item, tensors) for item in inside)
-    if kind == "dict" and isinstance(inside, dict):
-        return {key: unpack(item, tensors) for key, item in inside.items()}
-    if kind == "tensor":
-        if inside not in tensors:
-            raise ValueError(f"the tensor {inside} is missing")
-        return tensors.pop(inside)
-    if kind == "calibrator":
-        return _build(_require_entries(inside, "calibrator", _CALIBRATOR), tensors)
-    raise ValueError(f"the header has {json.dumps(value)[:80]} where a value was wanted")
+    if isinstance(value, dict) and len(value) == 1:
+        ((kind, inside),) = value.items()
+        if kind == "float" and inside in ("nan", "inf", "-inf"):
+            return float(inside)
+        if kind in ("list", "tuple") and isinstance(inside, list):
+            return (list if kind == "list" else tuple)(unpack(item, arrays) for item in inside)
+        if kind == "dict" and isinstance(inside, dict):
+            return {key: unpack(item, arrays) for key, item in inside.items()}
+        if kind == "items" and isinstance(inside, list):
+            return {unpack(key, {}): unpack(item, arrays) for key, item in inside}
+        if kind == "tensor":
+            if inside not in arrays:
+                raise ValueError(f"the tensor {inside} is missing")
+            return arrays.pop(inside)
+        if kind == "value" and isinstance(inside, dict):
+            return _build(inside, arrays)
+    raise ValueError(f"the header has {json.dumps(value)[:80]} instead of a value")
 
 
-def _build(stored: Mapping[str, Any], tensors: dict[str, Tensor]) -> Any:
-    method = stored["method"]
-    if method not in CALIBRATORS:
-        raise ValueError(f"no calibrator is called {method!r}; there are: {', '.join(sorted(CALIBRATORS))}")
-    config = unpack({"dict": stored["config"]}, tensors)
+def _build(stored: Mapping[str, Any], arrays: dict[str, Any]) -> Any:
+    """A value from its class and the constructor's arguments."""
+    name = stored.get("class")
+    if set(stored) - {"certificate"} != {"class", "config"} or not isinstance(name, str):
+        raise InputError("a stored value", "have class, config and certificate", ", ".join(sorted(stored)))
+    name = OLD_CLASSES.get(name, name)
+    where = {name: where for kind in ARTIFACTS.values() if not kind.codec for name, where in kind.classes.items()}
+    if name not in where:
+        raise ValueError(f"no class of a stored value is called {name!r}; there are: {', '.join(sorted(where))}")
+    module, _, attribute = where[name].partition(":")
+    cls = getattr(import_module(module), attribute)
+    if stored["config"] is None:
+        config = {key: arrays.pop(key) for key in list(arrays)}
+    else:
+        config = unpack({"dict": stored["config"]}, arrays)
     try:
-        calibrator = CALIBRATORS[method](**config)
+        config = cls.upgrade(config) if hasattr(cls, "upgrade") else config
+        value = cls(**rename_arguments(cls, config))
     except Exception as error:
-        raise ValueError(f"{method} does not take the parameters of the file: {error}") from None
-    for name, parameter in calibrator.named_buffers():
-        if not bool(torch.isfinite(parameter).all()):
-            raise ValueError(f"{method} does not take the parameters of the file: {name} must be finite")
-    certificate = unpack(stored["certificate"], {})
-    if certificate is not None:
-        try:
-            calibrator.certificate = Certificate(**certificate)
-        except TypeError as error:
-            raise ValueError(f"the certificate of {method} is none: {error}") from None
-    return calibrator
+        raise ValueError(f"{name} does not take the parameters of the file: {error}") from None
+    if (certificate := unpack(stored.get("certificate"), {})) is None:
+        return value
+    from trueup._core.optimize import Certificate  # which imports scipy
+
+    try:
+        return value.with_certificate(Certificate(**certificate))
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"the certificate of {name} is not one: {error}") from None
+
+
+def _as_stored(array: Any) -> np.ndarray:
+    """An array with memory of its own, as the format demands."""
+    if hasattr(array, "detach"):
+        array = array.detach().cpu()
+        array = (array.float() if str(array.dtype) == "torch.bfloat16" else array).numpy()
+    return np.array(array, order="C")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from trueup.core.errors import InputError
+from trueup._core.errors import InputError
 from trueup.io.source import suffix_of
 
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trueup.core.errors import Hint, InputError
+from trueup._core.errors import Hint, InputError
 from trueup.io.atomic import errors_name_file
-from trueup.io.formats import ARRAYS, FORMATS
+from trueup.io.formats import FORMATS
 from trueup.io.load_save import draft_files
 from trueup.io.predictions import open_predictions
 from trueup.io.source import Chunk, Plan, Source, as_list, numbers_of, require_columns, simplify, suffix_of
@@ -65,26 +65,37 @@ class ForecastTable:
         return {**weights, **({"clusters": dict(self.clusters)} if self.clusters else {})}
 
 
+@dataclass(frozen=True)
+class ForecastFields:
+    """Which columns of a file are what; see `load_forecasts`."""
+
+    mean: str = "mean"
+    std: str = "std"
+    targets: str = "targets"
+    quantiles: str | Sequence[str] | None = None
+    levels: Sequence[float] | None = None
+    weights: str | None = None
+    clusters: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.quantiles is not None and (self.mean, self.std) != ("mean", "std"):
+            raise InputError("quantiles", "come without mean and std", "both")
+
+
 def load_forecasts(
     path: str | os.PathLike[str],
     *,
-    mean: str = "mean",
-    std: str = "std",
-    targets: str = "targets",
-    quantiles: str | Sequence[str] | None = None,
-    levels: Sequence[float] | None = None,
-    weights: str | None = None,
-    clusters: str | None = None,
     every_column: bool = False,
     labelled: bool = True,
     storage_options: Mapping[str, Any] | None = None,
+    **fields: Any,
 ) -> ForecastTable:
-    """Read forecasts from a file of any format that `load` reads.
+    """Read forecasts from a file of any format that `load` reads; `fields` are those of `ForecastFields`.
 
     Gaussian forecasts are the columns `mean` and `std`, and `targets`, which may be called target. `quantiles` names
     the columns of quantiles, one of lists, or a pattern such as "q*". Their `levels` are those given, an array `levels`
-    of the file, or the numbers that the columns' names end in: q0.05, q05 and p5 are the level 0.05. Rows without a
-    target or a forecast are left out, and a warning tells how many.
+    of the file, or the numbers that the columns' names end in: q0.05, q05 and p5 are the level 0.05. `weights` and
+    `clusters` name further columns. Rows without a target or a forecast are left out, and a warning says how many.
 
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
@@ -94,23 +105,22 @@ def load_forecasts(
     >>> levels, targets
     (array([0.1, 0.9]), array([1., 2.]))
     """
-    if quantiles is not None and (mean, std) != ("mean", "std"):
-        raise InputError("quantiles", "come without mean and std", "both")
+    columns = ForecastFields(**fields)
     with open_predictions(path, storage_options=storage_options) as file, errors_name_file(file.name):
         source = file.source
-        target = _target(source, targets) if labelled else None
-        names, tau = _columns(source, mean, std, quantiles, levels)
-        others = [name for name in (target, weights, clusters) if name is not None]
+        target = _target(source, columns.targets) if labelled else None
+        names, tau = _columns(source, columns)
+        others = [name for name in (target, columns.weights, columns.clusters) if name is not None]
         require_columns(source.columns, others)
-        wanted = _every_column(source, names[0]) if every_column else []
-        beside = list(dict.fromkeys([*others, *wanted]))
-        if quantiles is not None and tau is None:
+        further = list(dict.fromkeys([*others, *(_every_column(source, names[0]) if every_column else [])]))
+        if columns.quantiles is not None and tau is None:
             tau = _levels_in_file(source, names)
-        chunks = list(source.read(Plan(names, others=beside, gaps=True), sys.maxsize))
+        chunks = list(source.read(Plan(names, others=further, gaps=True), sys.maxsize))
         numbers = np.concatenate([_matrix(chunk.logits, len(names)) for chunk in chunks])
-        columns = {name: _join([chunk.others[name] for chunk in chunks]) for name in beside}
-        y = np.full(len(numbers), np.nan) if target is None else _vector(columns[target], target)
-        w = None if weights is None else _vector(columns[weights], weights)
+        values = {name: _join([chunk.others[name] for chunk in chunks]) for name in further}
+        y = np.full(len(numbers), np.nan) if target is None else _vector(values[target], target)
+        w = None if columns.weights is None else _vector(values[columns.weights], columns.weights)
+    clusters = {} if columns.clusters is None else {columns.clusters: simplify(as_list(values[columns.clusters]))}
     kept = ~np.isnan(numbers).any(axis=1)
     kept &= kept if target is None else ~np.isnan(y)
     skipped = int((~kept).sum()) if labelled else 0
@@ -118,14 +128,12 @@ def load_forecasts(
         rows = "1 row was" if skipped == 1 else f"{skipped:,} rows were"
         warnings.warn(f"{os.fspath(path)}: {rows} left out, without a target or a forecast", stacklevel=2)
         numbers, y, w = numbers[kept], y[kept], None if w is None else w[kept]
-    of_row = {} if clusters is None else {clusters: simplify(as_list(columns[clusters]))}
-    if skipped:
-        of_row = {name: values[kept] for name, values in of_row.items()}
+        clusters = {name: of_row[kept] for name, of_row in clusters.items()}
     if tau is not None:
         if numbers.shape[1] != len(tau):
             raise InputError("levels", f"be {numbers.shape[1]}, one for each quantile", str(len(tau)), file=path)
-        return ForecastTable(numbers, tau, y, w, columns, of_row, skipped)
-    return ForecastTable(numbers[:, 0].copy(), numbers[:, 1].copy(), y, w, columns, of_row, skipped)
+        return ForecastTable(numbers, tau, y, w, values, clusters, skipped)
+    return ForecastTable(numbers[:, 0].copy(), numbers[:, 1].copy(), y, w, values, clusters, skipped)
 
 
 class _Names(NamedTuple):
@@ -133,27 +141,21 @@ class _Names(NamedTuple):
     levels: np.ndarray | None
 
 
-def _columns(
-    source: Source,
-    mean: str,
-    std: str,
-    quantiles: str | Sequence[str] | None,
-    levels: Sequence[float] | None,
-) -> _Names:
-    if quantiles is None:
-        names = [mean, std]
+def _columns(source: Source, fields: ForecastFields) -> _Names:
+    if fields.quantiles is None:
+        names = [fields.mean, fields.std]
         require_columns(source.columns, names)
         return _Names(names, None)
-    given = [quantiles] if isinstance(quantiles, str) else list(quantiles)
+    patterns = [fields.quantiles] if isinstance(fields.quantiles, str) else list(fields.quantiles)
     names = []
-    for name in given:
+    for name in patterns:
         matching = [column for column in source.columns if fnmatchcase(column, name)] if "*" in name else [name]
         if not matching:
             raise InputError("quantiles", f"name columns among {', '.join(source.columns)}", repr(name))
         names += matching
     require_columns(source.columns, names)
-    if levels is not None:
-        return _Names(names, np.asarray(levels, dtype=np.float64))
+    if fields.levels is not None:
+        return _Names(names, np.asarray(fields.levels, dtype=np.float64))
     return _Names(names, levels_of_names(names) if len(names) > 1 else None)
 
 
@@ -183,11 +185,10 @@ def _levels_in_file(source: Source, names: Sequence[str]) -> np.ndarray:
 
 def _target(source: Source, targets: str) -> str:
     names = ("targets", "target") if targets == "targets" else (targets,)
-    found = next((name for name in names if name in source.columns), None)
-    if found is None:
+    present = [name for name in names if name in source.columns]
+    if not present:
         require_columns(source.columns, names[:1])
-    assert found is not None
-    return found
+    return present[0]
 
 
 def _every_column(source: Source, first: str) -> list[str]:
@@ -237,26 +238,4 @@ def save_columns(
         raise InputError("the suffix", f"be one of {wanted}", repr(suffix), file=path)
     n = len(next(iter(columns.values()))) if columns else 0
     with draft_files(path, storage_options, labels=False) as (draft,):
-        if suffix in ARRAYS:
-            _write_arrays(draft, suffix, columns)
-        else:
-            FORMATS[suffix][1](iter([Chunk(np.empty(n), None, columns)]), draft)
-
-
-def _write_arrays(draft: Any, suffix: str, columns: Mapping[str, Any]) -> None:
-    arrays, left_out = {}, []
-    for name, column in columns.items():
-        array = column if isinstance(column, np.ndarray) and column.dtype.kind != "O" else simplify(as_list(column))
-        if array.dtype.kind in ("biufU" if suffix == ".npz" else "biuf"):
-            arrays[name] = np.ascontiguousarray(array)
-        else:
-            left_out.append(name)
-    if left_out:
-        warnings.warn(f"{suffix} files cannot hold the columns {', '.join(left_out)}: they were left out", stacklevel=4)
-    if suffix == ".npz":
-        with open(draft, "wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-        return
-    from safetensors.numpy import save_file
-
-    save_file(arrays, draft)
+        FORMATS[suffix][1](iter([Chunk(np.empty(n), None, columns)]), draft)

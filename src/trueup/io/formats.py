@@ -2,7 +2,7 @@
 
 A reader opens a file and lists its columns without reading the rows; then it reads some of them some rows at a time.
 No reader ever unpickles. A writer takes chunks of the checked rows and the paths of the files; without labels only the
-first of them. Nothing here imports torch, so that a small process can read a file. Here are the formats of arrays,
+first of them. Here are the formats of arrays,
 .npz, .npy and .safetensors, which know shapes and types before the first row is read, and the list of all.
 """
 
@@ -10,23 +10,23 @@ from __future__ import annotations
 
 import io
 import math
-import sys
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy_format
-from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from trueup.core.errors import InputError
+from trueup._core.errors import InputError
 from trueup.io.atomic import shorten
-from trueup.io.source import Chunk, Plan, Reader, Source, Writer, as_list, file_list, matrix, simplify
+from trueup.io.safetensors_file import TensorFile
+from trueup.io.source import Chunk, Plan, Reader, Source, Writer, as_list, file_list, join_chunks, matrix, simplify
 
 __all__ = ["ARRAYS", "FORMATS", "Source", "file_list", "npy_header"]
 
@@ -68,16 +68,12 @@ def _arrays(columns: dict[str, _Column]) -> Source:
 def _gather(chunks: Iterator[Chunk]) -> Chunk:
     """All rows at once, since these formats begin with how many there are."""
     parts = list(chunks)
-    if len(parts) == 1:
-        return parts[0]
-    labels = None if parts[0].labels is None else np.concatenate([part.labels for part in parts])
-    others = {name: simplify([v for part in parts for v in as_list(part.others[name])]) for name in parts[0].others}
-    return Chunk(np.concatenate([part.logits for part in parts]), labels, others, parts[0].name)
+    return parts[0] if len(parts) == 1 else join_chunks(parts, simplify)
 
 
 def _arrays_of(chunk: Chunk, suffix: str, kinds: str) -> dict[str, np.ndarray]:
     """Logits, labels and other columns by name; what the format cannot hold is left out with a warning."""
-    arrays = {chunk.name: np.ascontiguousarray(chunk.logits)}
+    arrays = {chunk.name: np.ascontiguousarray(chunk.logits)} if chunk.logits.ndim > 1 else {}
     if chunk.labels is not None:
         arrays["labels"] = np.ascontiguousarray(chunk.labels)
     left_out = []
@@ -232,36 +228,8 @@ def _memory_map(path: Path) -> np.ndarray:
 
 @contextmanager
 def _read_safetensors(path: Path) -> Iterator[Source]:
-    with ExitStack() as stack:
-        # Torch maps the file, and reads it in half the time; but it is not imported for that.
-        framework = "pt" if "torch" in sys.modules else "np"
-        file = stack.enter_context(safe_open(path, framework=framework))
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        if framework == "np" and any(tensor.get_dtype() not in _NUMPY_TYPES for tensor in slices.values()):
-            file = stack.enter_context(safe_open(path, framework="pt"))
-            slices = {name: file.get_slice(name) for name in slices}
-        yield _arrays({name: _tensor_column(tensor) for name, tensor in slices.items()})
-
-
-_NUMPY_TYPES = {
-    **{f"F{8 * size}": f"f{size}" for size in (2, 4, 8)},
-    **{f"{kind}{8 * size}": f"{kind.lower()}{size}" for kind in "IU" for size in (1, 2, 4, 8)},
-    "BOOL": "?",
-}
-"""The types that NumPy has; torch is imported only for others, such as bfloat16, which become float32."""
-
-
-def _tensor_column(tensor: Any) -> _Column:
-    def read(start: int, stop: int) -> np.ndarray:
-        if start == stop:  # a slice of no rows is refused
-            return np.empty((0, *tensor.get_shape()[1:]), _NUMPY_TYPES.get(tensor.get_dtype(), "f4"))
-        rows = tensor[start:stop]
-        if isinstance(rows, np.ndarray):
-            return rows  # a copy already
-        rows = rows.float() if tensor.get_dtype() not in _NUMPY_TYPES else rows
-        return np.array(rows.numpy())  # what torch gives is a view of the file
-
-    return _Column(tuple(tensor.get_shape()), str(tensor.get_dtype()), read)
+    with TensorFile(path) as file:
+        yield _arrays({name: _Column(*file.describe(name), partial(file.read, name)) for name in file.names})
 
 
 def _write_safetensors(chunks: Iterator[Chunk], path: Path) -> None:

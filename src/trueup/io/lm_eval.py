@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trueup.core.errors import InputError
+from trueup._core.errors import InputError
 
 
 def is_sample(record: Mapping[str, Any]) -> bool:

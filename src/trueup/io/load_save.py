@@ -1,4 +1,4 @@
-"""Load, stream and save predictions: one call a file."""
+"""Load and save predictions and whatever was fitted; read predictions in parts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from trueup.core.arrays import as_tensors
-from trueup.core.errors import InputError
+from trueup._core.arrays import as_arrays
+from trueup._core.errors import InputError
+from trueup.io.artifacts import is_artifact, load_artifact, save_artifact
 from trueup.io.atomic import atomic_write, require_file
 from trueup.io.predictions import (
     Fields,
@@ -28,41 +29,60 @@ from trueup.io.source import Chunk, file_list, is_address, suffix_of
 def load(
     path: str | os.PathLike[str],
     *,
-    logits: str | Sequence[str] = "logits",
-    labels: str = "labels",
-    probs: bool = False,
-    confidence: str | None = None,
-    correct: str | None = None,
-    classes: Sequence[str] | None = None,
-    class_axis: Literal["first", "last"] | None = None,
-    ignore_index: int = -100,
-    multilabel: bool = False,
+    model: Any = None,
     split: str | None = None,
     mmap: bool = False,
     storage_options: Mapping[str, Any] | None = None,
-) -> Predictions:
-    """Read predictions from a file, whose suffix tells its format.
+    **fields: Any,
+) -> Any:
+    """Read predictions, or what `save` wrote: a calibrator, a rule of sets, a threshold, a monitor, a network.
 
-    `logits` names the array or, as a list, the columns; `split="val"` reads `val_logits` with `val_labels`;
-    `probs=True` reads probabilities p as log p; `mmap=True` leaves the logits of a `.npy` file on disk. Labels come
-    back as int64. `confidence` names a column of stated confidences in [0, 1] and `correct` the column that says
-    whether each was right, 1 or 0 (default "correct"): the pair is then of two classes, wrong and right. `classes`
-    names the classes where labels are texts. The path may be an address that fsspec opens, with its `storage_options`.
-    Rows without a label or a confidence are left out, and a warning tells how many. Logits of tokens or pixels need
-    `class_axis`: "first" for (n, K, …), "last" for (n, …, K); what is labelled `ignore_index` is left out. With
-    `multilabel` the logits are log-odds (n, labels), each label an event of its own, and the labels 0 or 1 (n, labels).
-    A file that does not hold what is wanted raises one `ValueError` that says what it holds.
+    The suffix of a file of predictions tells its format: .npz, .npy, .csv, .jsonl, .parquet or .safetensors. An
+    artifact is a .safetensors file that `save` wrote; its content is checked against its hash. Neither can run code.
 
+    Parameters
+    ----------
+    path : str or path
+        A file, or an address that fsspec opens, with its `storage_options`.
+    model : torch.nn.Module, optional
+        The network around which a clamped or repaired network is read; its weights are not in the file.
+    split : str, optional
+        "val" reads the arrays `val_logits` and `val_labels`.
+    mmap : bool
+        Leave the logits of a .npy file on disk.
+    **fields
+        What the arrays or columns of predictions are. `logits` names the array or, as a list, the columns, and `labels`
+        the labels. `probs=True` reads probabilities p as log p. `confidence` names a column of stated confidences in
+        [0, 1], and `correct` the column with 1 for right and 0 for wrong (default "correct"): the two classes are then
+        wrong and right. `classes` names the classes of labels that are texts. Logits of tokens or pixels need
+        `class_axis`: "first" for (n, K, …), "last" for (n, …, K); rows labelled `ignore_index` are left out. With
+        `multilabel` the logits are log-odds (n, labels), and the labels are 0 or 1 (n, labels).
+
+    Returns
+    -------
+    Predictions or what was saved
+        Labels are int64. Rows without a label or a confidence are left out, and a warning says how many.
+
+    Raises
+    ------
+    ValueError
+        If the file does not hold what was asked for. The message says what it holds.
+
+    Examples
+    --------
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     np.savez(f"{folder}/net.npz", probs=np.array([[0.8, 0.2]]), labels=np.array([1]))
     ...     load(f"{folder}/net.npz", probs=True)
     Predictions(1 rows, 2 classes, numpy float64)
     """
-    with open_predictions(
-        path, storage_options=storage_options, logits=logits, labels=labels, probs=probs, confidence=confidence,
-        correct=correct, classes=classes, class_axis=class_axis, ignore_index=ignore_index, multilabel=multilabel,
-    ) as file:  # fmt: skip
+    if model is not None or (not is_address(path) and is_artifact(path)):
+        if fields or mmap or split is not None:
+            raise InputError("the file", "hold predictions, to be read with options", "an artifact", file=path)
+        return load_artifact(path, model=model)
+    if beside := {"weights", "groups", "clusters", "columns"} & fields.keys():
+        raise TypeError(f"load reads logits and labels alone; load_table reads {', '.join(sorted(beside))} too")
+    with open_predictions(path, storage_options=storage_options, **fields) as file:
         if mmap and suffix_of(file.path) != ".npy":
             raise ValueError(f"{file.name}: mmap=True needs a .npy file")
         return file.load(split, mmap=mmap)
@@ -120,23 +140,18 @@ def stream(
     path: str | os.PathLike[str],
     *,
     rows: int = 65536,
-    logits: str | Sequence[str] = "logits",
-    labels: str = "labels",
-    probs: bool = False,
-    confidence: str | None = None,
-    correct: str | None = None,
-    classes: Sequence[str] | None = None,
     split: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    **fields: Any,
 ) -> Iterator[Predictions]:
     """Read predictions at most `rows` at a time, each part checked, in the memory of about one part.
 
-    The parts in their order are what `load` returns with the same options. There is always a first part, though a file
-    of no rows makes it an empty one.
+    The parts in their order are what `load` returns with the same options. There is always a first part, which is empty
+    if the file has no rows.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
-    ...     save(f"{folder}/net.npz", (np.zeros((5, 3)), [0, 1, 2, 0, 1]))
+    ...     save((np.zeros((5, 3)), [0, 1, 2, 0, 1]), f"{folder}/net.npz")
     ...     [part.labels.tolist() for part in stream(f"{folder}/net.npz", rows=2)]
     [[0, 1], [2, 0], [1]]
     """
@@ -145,12 +160,11 @@ def stream(
     format_of(path)
     if not is_address(path):
         require_file(Path(path))
+        if is_artifact(path):
+            raise InputError("the file", "hold predictions", "an artifact", "load reads it", file=path)
 
     def parts() -> Iterator[Predictions]:
-        with open_predictions(
-            path, storage_options=storage_options, logits=logits, labels=labels, probs=probs, confidence=confidence,
-            correct=correct, classes=classes,
-        ) as file:  # fmt: skip
+        with open_predictions(path, storage_options=storage_options, **fields) as file:
             yield from file.stream(rows, split)
 
     return parts()
@@ -183,27 +197,61 @@ def from_rows(
 
 
 def save(
-    path: str | os.PathLike[str], predictions: tuple[Any, Any], *, storage_options: Mapping[str, Any] | None = None
+    obj: Any,
+    path: str | os.PathLike[str],
+    *,
+    class_names: Sequence[str] | None = None,
+    n_classes: int | None = None,
+    summary: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a pair of logits and labels to a file that is either complete or not there.
+    """Write predictions or something fitted to a file that is either complete or not there.
 
-    The new file is written beside the old one and takes its place at once, so an interruption leaves the old one whole.
-    Values and types survive (bfloat16 as float32, which holds it exactly); .csv and .jsonl keep values but not types.
-    The clusters of a table that `collect` gave are written too, as a column of their name, `sample`. The path may be an
-    address that fsspec opens, with its `storage_options`.
+    An interruption leaves the old file whole. Nothing is rounded: what `load` returns is the same bit for bit.
 
+    Parameters
+    ----------
+    obj : Predictions, (logits, labels) or something fitted
+        A calibrator, a recalibrator of forecasts, a rule of prediction sets, a threshold, a monitor, or a clamped or
+        repaired network, whose other weights are not written.
+    path : str or path
+        The suffix tells the format of predictions: .npz, .npy, .csv, .jsonl, .parquet or .safetensors. Values and types
+        survive, except that .csv and .jsonl keep no types and bfloat16 becomes float32. What is fitted goes to a
+        .safetensors file. Predictions may go to an address that fsspec opens, with its `storage_options`.
+    class_names : sequence of str, optional
+        Names of the classes, in the order of the logits, for something fitted.
+    n_classes : int, optional
+        Number of classes that it was fitted to; `load` checks it.
+    summary : plain data, optional
+        A note on the fit, which `io.read_header` returns.
+
+    Examples
+    --------
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
-    ...     save(f"{folder}/net.csv", ([[2.5, 0.1]], [0]))
+    ...     save(([[2.5, 0.1]], [0]), f"{folder}/net.csv")
     ...     print(Path(folder, "net.csv").read_text(), end="")
     logit_0,logit_1,label
     2.5,0.1,0
+    >>> from trueup.calibrators import Temperature
+    >>> with TemporaryDirectory() as folder:
+    ...     save(Temperature(1.7), f"{folder}/net.safetensors", class_names=["cat", "dog"])
+    ...     load(f"{folder}/net.safetensors")
+    Temperature(temperature=1.7)
     """
+    if not isinstance(obj, tuple | list | PredictionTable):
+        if storage_options is not None:
+            raise InputError("storage_options", "be left out for what is not predictions", "some")
+        save_artifact(obj, path, class_names=class_names, n_classes=n_classes, summary=summary)
+        return
+    for name, note in {"class_names": class_names, "n_classes": n_classes, "summary": summary}.items():
+        if note is not None:
+            raise InputError(name, "be left out for predictions", repr(note))
     _, write = format_of(path)
-    z, y = as_tensors(*predictions, doubt=False, padding=False)
-    clusters = getattr(predictions, "clusters", None)  # of pixels or tokens: intervals without them would be too narrow
-    others = {} if clusters is None else {getattr(predictions, "cluster_name", "cluster"): np.asarray(clusters)}
-    chunk = Chunk(plain_logits(z), np.ascontiguousarray(y.cpu().numpy()), others)
+    z, y = as_arrays(*obj, doubt=False, padding=False)
+    clusters = getattr(obj, "clusters", None)  # of pixels or tokens: intervals without them would be too narrow
+    others = {} if clusters is None else {getattr(obj, "cluster_name", "cluster"): np.asarray(clusters)}
+    chunk = Chunk(plain_logits(z), np.ascontiguousarray(y), others)
     with draft_files(path, storage_options) as drafts:
         write(iter([chunk]), *drafts)
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from trueup.core.errors import Hint, InputError
-from trueup.io.source import MISSING, Chunk, LabelParser, Plan, Source, as_list, matrix, object_array
+from trueup._core.errors import Hint, InputError
+from trueup.io.source import MISSING, Chunk, LabelParser, Plan, Source, join_chunks, matrix, object_array
 
 
 def pyarrow() -> tuple[Any, Any]:
@@ -165,20 +165,13 @@ def write_parquet(chunks: Iterator[Chunk], path: Path) -> None:
     first = next(chunks)
     if any(isinstance(column, np.ndarray) for column in first.others.values()):
         # Only from all rows can it be known what the values of a column have in common.
-        first = _gather([first, *chunks])
+        first = join_chunks([first, *chunks], _arrow)
     table = _table(first)
     width = first.logits.shape[1] if first.logits.ndim == 2 else 1
     group = max(1, (1 << 20) // max(1, width))  # groups of a million numbers stream in little memory
     with pq.ParquetWriter(path, table.schema, write_page_checksum=True, use_dictionary=["label"]) as file:
         for part in chain([table], map(_table, chunks)):
             file.write_table(part.cast(table.schema), row_group_size=group)
-
-
-def _gather(parts: Sequence[Chunk]) -> Chunk:
-    first = parts[0]
-    others = {name: _arrow([value for part in parts for value in as_list(part.others[name])]) for name in first.others}
-    labels = None if first.labels is None else np.concatenate([part.labels for part in parts])
-    return Chunk(np.concatenate([part.logits for part in parts]), labels, others, first.name)
 
 
 def _arrow(values: list[Any]) -> Any:

@@ -21,7 +21,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from trueup.core.errors import Hint, InputError
+from trueup._core.errors import Hint, InputError
 from trueup.io import lm_eval, top_logprobs
 from trueup.io.source import MISSING, Chunk, LabelParser, Plan, Source, as_list, is_gap, object_array
 
@@ -32,15 +32,9 @@ _ROWS_OF_COLUMNS = 50
 
 
 def _open_text(path: Path, newline: str | None = None) -> IO[str]:
-    packed = _is_packed(path)
-    if packed:
-        return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8-sig", newline=newline)
-    return open(path, newline=newline, encoding="utf-8-sig")
-
-
-def _is_packed(path: Path) -> bool:
     with open(path, "rb") as file:
-        return file.read(2) == b"\x1f\x8b"
+        is_packed = file.read(2) == b"\x1f\x8b"
+    return (gzip.open if is_packed else open)(path, "rt", newline=newline, encoding="utf-8-sig")
 
 
 @contextmanager
@@ -72,7 +66,7 @@ def read_csv(path: Path) -> Iterator[Source]:
             position = {name: i for i, name in enumerate(header)}
             at, last = [position[name] for name in logits], position[labels] if labels else None
             beside = {name: position[name] for name in others}
-            label_of: Callable[[str], int] = parse or LabelParser(column=labels or "labels")
+            label_of = parse or LabelParser(column=labels or "labels")
             empty = math.nan if gaps else absent
             file.seek(0)
             lines = csv.reader(file, strict=True)
@@ -103,17 +97,10 @@ def read_csv(path: Path) -> Iterator[Source]:
         yield Source(dict.fromkeys(header, ""), read, len)
 
 
-def _label(text: str, parse: Callable[[str], int]) -> int:
+def _label(text: str, parse: LabelParser) -> int:
     """Nearly all labels are whole numbers in plain digits."""
-    if (
-        isinstance(parse, LabelParser)
-        and parse.takes_numbers
-        and not parse.binary
-        and text.isdecimal()
-        and len(text) < 19
-    ):
-        return int(text)
-    return parse(text)
+    plain = parse.takes_numbers and not parse.binary and text.isdecimal() and len(text) < 19
+    return int(text) if plain else parse(text)
 
 
 def _number(text: str, empty: float | None) -> float:
@@ -148,16 +135,11 @@ def write_csv(chunks: Iterator[Chunk], path: Path) -> None:
             if not part:
                 names = [f"{chunk.name[:-1]}_{k}" for k in range(z.shape[1])] if z.ndim == 2 else []
                 out.writerow([*names, *([] if y is None else ["label"]), *chunk.others])
+            numbers = z if z.ndim == 2 else np.empty((len(z), 0))
+            further = [] if y is None else [y.tolist()]
+            further += [[_cell(value) for value in as_list(column)] for column in chunk.others.values()]
             # The shortest decimal that reads back as the same double, also for float32, since a reader parses doubles.
-            columns = [*z.T.tolist()] if z.ndim == 2 and chunk.others else []
-            columns += [] if y is None or not chunk.others else [y.tolist()]
-            if chunk.others:
-                columns += [[_cell(value) for value in as_list(column)] for column in chunk.others.values()]
-                out.writerows(zip(*columns, strict=True))
-            elif y is None:
-                out.writerows(row.tolist() for row in z)
-            else:
-                out.writerows((*row.tolist(), label) for row, label in zip(z, y.tolist(), strict=True))
+            out.writerows((*row.tolist(), *rest) for row, *rest in zip(numbers, *further, strict=True))
 
 
 def _cell(value: Any) -> Any:

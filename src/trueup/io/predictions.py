@@ -19,12 +19,11 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import torch
 
-from trueup.core.arrays import ROUNDING, Array, as_labels, as_logits, as_pair, read_padding
-from trueup.core.errors import InputError
-from trueup.core.formatting import format_percent, html_summary
-from trueup.core.native import row_chunks
+from trueup._core.arrays import ROUNDING, Array, as_labels, as_logits, as_pair, read_padding
+from trueup._core.errors import InputError
+from trueup._core.formatting import format_percent, html_summary
+from trueup._core.native import row_chunks
 from trueup.io.atomic import errors_name_file, require_file
 from trueup.io.formats import FORMATS
 from trueup.io.source import (
@@ -175,7 +174,7 @@ def from_multilabel(
     >>> table.labels, table.groups["label"], table.clusters
     (array([1, 0, 1]), array(['cat', 'dog', 'dog'], dtype='<U3'), array([0, 0, 1]))
     """
-    from trueup.core.conversion import label_events
+    from trueup.convert import label_events
 
     events = label_events(logits, targets, ignore_index=ignore_index, probs=probs)
     known = np.arange(np.shape(logits)[1]) if names is None else np.asarray(names)
@@ -194,10 +193,11 @@ def from_multilabel(
 @contextmanager
 def open_predictions(
     path: str | os.PathLike[str],
+    fields: Fields | None = None,
     *,
     storage_options: Mapping[str, Any] | None = None,
     partitions: Mapping[str, str] = MappingProxyType({}),
-    **fields: Any,
+    **options: Any,
 ) -> Iterator[PredictionFile]:
     """Open a file once, to look at what it holds and read any of its splits; options as those of `load_table`.
 
@@ -210,14 +210,14 @@ def open_predictions(
     {'val': (5, 3), 'test': (5, 3)}
     """
     name = os.fspath(path)
-    wanted = Fields(**fields)
+    fields = fields or Fields(**options)
     reader, _ = format_of(name)
     with ExitStack() as stack:
         file = stack.enter_context(_local_file(name, storage_options))
         require_file(file)
         with errors_name_file(name):
             source = stack.enter_context(reader(file))
-        yield PredictionFile(file, name, source, wanted, partitions)
+        yield PredictionFile(file, name, source, fields, partitions)
 
 
 def _local_file(name: str, storage_options: Mapping[str, Any] | None) -> AbstractContextManager[Path]:
@@ -266,16 +266,13 @@ class PredictionFile:
 
     def load(self, split: str | None = None, *, mmap: bool = False) -> Predictions:
         """All rows of a split; see `load`."""
-        parts = list(self.stream(sys.maxsize, split))
-        whole = parts[0] if len(parts) == 1 else Predictions(*map(np.concatenate, zip(*parts, strict=True)))
-        # On a plain load nothing may change when the file does.
-        copied = not mmap and isinstance(whole.logits, np.memmap)
-        return whole._replace(logits=np.array(whole.logits)) if copied else whole
+        return self.load_table(split, mmap=mmap).pair
 
     def load_table(self, split: str | None = None, *, mmap: bool = False) -> PredictionTable:
         """All rows of a split with their weights, groups and columns; see `load_table`."""
         table = concatenate(list(self.tables(sys.maxsize, split)))
         warn_of_skipped(table.skipped, self.name)
+        # On a plain load nothing may change when the file does.
         copied = not mmap and isinstance(table.logits, np.memmap)
         return replace(table, logits=np.array(table.logits)) if copied else table
 
@@ -389,10 +386,10 @@ class PredictionFile:
         """What the file holds, as logits."""
         if not self.fields.probs and self.fields.confidence is None:
             return values
-        from trueup.core.conversion import from_confidence, from_probs  # logits need neither
+        from trueup.convert import from_probs  # logits need neither
 
         if self.fields.confidence is not None:
-            return from_confidence(_vector(values), floor=floor, name=self.fields.confidence)
+            return from_probs(_vector(values), floor=floor, name=self.fields.confidence)
         return from_probs(values, floor=floor)
 
     def _check(self, values: np.ndarray, labels: Any, floor: float | None, checked_before: bool) -> Predictions:
@@ -430,7 +427,7 @@ def _flatten(chunk: Chunk, fields: Fields, start: int, names: Sequence[str] | No
     """Each token, pixel or label as a row, with what stands beside its sample."""
     groups: dict[str, np.ndarray] = {}
     if fields.multilabel:
-        from trueup.core.conversion import label_events
+        from trueup.convert import label_events
 
         events = label_events(chunk.logits, chunk.labels, ignore_index=fields.ignore_index, probs=fields.probs)
         z, y, sample = events.logits, events.labels, events.row
@@ -456,6 +453,10 @@ def _pixels(chunk: Chunk, fields: Fields) -> tuple[np.ndarray, np.ndarray, np.nd
     return last.reshape(-1, last.shape[-1])[kept], labels.reshape(-1)[kept], sample
 
 
+_BY_ROW = ("logits", "labels", "weights", "groups", "columns", "clusters")
+"""The fields of a table that have an entry per row."""
+
+
 def concatenate(tables: Sequence[PredictionTable]) -> PredictionTable:
     """One table of the rows of several."""
     first = tables[0]
@@ -467,30 +468,25 @@ def concatenate(tables: Sequence[PredictionTable]) -> PredictionTable:
         same = len({part.dtype.kind for part in parts}) == 1
         return np.concatenate(parts if same else [part.astype(object) for part in parts])
 
-    return PredictionTable(
-        np.concatenate([table.logits for table in tables]),
-        np.concatenate([table.labels for table in tables]),
-        None if first.weights is None else join(t.weights for t in tables if t.weights is not None),
-        {name: join(table.groups[name] for table in tables) for name in first.groups},
-        {name: join(table.columns[name] for table in tables) for name in first.columns},
-        first.classes,
-        sum(table.skipped for table in tables),
-        None if first.clusters is None else join(t.clusters for t in tables if t.clusters is not None),
-        first.cluster_name,
-    )
+    def join_all(name: str) -> Any:
+        values = [getattr(table, name) for table in tables]
+        if isinstance(values[0], Mapping):
+            return {key: join(value[key] for value in values) for key in values[0]}
+        return None if values[0] is None else join(values)
+
+    skipped = sum(table.skipped for table in tables)
+    return replace(first, **{name: join_all(name) for name in _BY_ROW}, skipped=skipped)
 
 
 def take_rows(table: PredictionTable, rows: np.ndarray) -> PredictionTable:
     """Some rows of a table."""
-    return replace(
-        table,
-        logits=table.logits[rows],
-        labels=table.labels[rows],
-        weights=None if table.weights is None else table.weights[rows],
-        groups={name: values[rows] for name, values in table.groups.items()},
-        columns={name: values[rows] for name, values in table.columns.items()},
-        clusters=None if table.clusters is None else table.clusters[rows],
-    )
+
+    def take(values: Any) -> Any:
+        if isinstance(values, Mapping):
+            return {name: column[rows] for name, column in values.items()}
+        return None if values is None else values[rows]
+
+    return replace(table, **{name: take(getattr(table, name)) for name in _BY_ROW})
 
 
 def warn_of_skipped(skipped: int, name: str) -> None:
@@ -529,7 +525,7 @@ def _floor(parts: Iterable[np.ndarray], *, confidence: bool = False) -> float | 
         smallest.append(z.min(initial=1.0, where=z > 0))
     if not zeros:
         return None
-    from trueup.core.conversion import CERTAIN, FLOOR, resolution, warn_of_certain, warn_of_zeros
+    from trueup.convert import CERTAIN, FLOOR, resolution, warn_of_certain, warn_of_zeros
 
     if confidence:
         warn_of_certain(zeros, numbers // 2, floor := min(CERTAIN, resolution(np.array(smallest), least=FLOOR)))
@@ -540,9 +536,7 @@ def _floor(parts: Iterable[np.ndarray], *, confidence: bool = False) -> float | 
 
 def plain_logits(logits: Any) -> np.ndarray:
     """Checked logits as a file can hold them: bfloat16 as float32."""
-    z = as_logits(logits, padding=False)
-    z = z.float() if z.dtype == torch.bfloat16 else z
-    return np.ascontiguousarray(z.cpu().numpy())
+    return np.ascontiguousarray(as_logits(logits, padding=False))
 
 
 ROWS_LOOKED_AT = 1000

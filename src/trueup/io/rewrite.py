@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 
-from trueup.core.errors import InputError
+from trueup._core.errors import InputError
 from trueup.io.atomic import errors_name_file
 from trueup.io.formats import ARRAYS, FORMATS
 from trueup.io.load_save import draft_files
@@ -33,29 +34,45 @@ def rewrite(
     """Write a file's rows with `function` of their logits and all their other columns; how many rows and classes.
 
     Columns keep their order, names and values; rows without a label stay. Logits become `logits` or `logit_0` …, or
-    with `probs` their softmax `probs` or `prob_0` …, and of
-    a stated confidence the column stays, with the new one beside it as `<name>_calibrated`. A format of arrays holds
-    what it can of the columns, and a warning names the rest. The file is either complete or not there.
+    with `probs` their softmax `probs` or `prob_0` …. A stated confidence stays, with the new one after it as
+    `<name>_calibrated`. A format of arrays holds what it can of the columns, and a warning names the rest. The file is
+    either complete or not there.
     """
     _, write = FORMATS[suffix_of(target)]
-    arrays = suffix_of(target) in ARRAYS
-    counts = _Counts()
+    is_array = suffix_of(target) in ARRAYS
     label = _label_column(file, split)
+    total = classes = 0
+
+    def chunks() -> Iterator[Chunk]:
+        nonlocal total, classes
+        fields = file.fields
+        plan = file.plan(split, labelled=False, others=())
+        rows = sys.maxsize if suffix_of(file.path) in ARRAYS else ROWS
+        floor = file.find_floor(plan, rows) if fields.probs or fields.confidence else None
+        parse = LabelParser(file.class_names or (), column=label or "labels")
+        axis = -1 if fields.class_axis == "last" else 1
+        for chunk in file.source.read(plan._replace(others=_other_columns(file, plan.logits, split)), rows):
+            columns = {_without_split(name, split): column for name, column in chunk.others.items()}
+            if fields.confidence is not None:
+                after, columns = _calibrated_confidence(file, chunk, columns, function, floor)
+            else:
+                after = np.asarray(function(file.to_logits(chunk.logits, floor)))
+            labels, name = None, _without_split(label or "", split)
+            if label is not None and is_array:
+                labels = _label_array(columns.pop(name), parse)
+            elif name in ("label", "labels"):
+                columns = {"label" if key == name else key: column for key, column in columns.items()}
+            total, classes = total + len(chunk.logits), after.shape[axis]
+            numbers = _softmax(after, axis) if probs else after
+            kept = numbers if fields.confidence is None or is_array else np.empty(len(after))
+            yield Chunk(kept, labels, columns, "probs" if probs else "logits")
+
     with errors_name_file(file.name):
-        chunks = _chunks(file, function, split, label, arrays, counts, probs)
-        first = next(chunks)
+        parts = chunks()
+        first = next(parts)
         with draft_files(target, storage_options, labels=first.labels is not None) as drafts:
-            write(_chain(first, chunks), *drafts)
-    return counts.rows, counts.classes
-
-
-class _Counts:
-    rows, classes = 0, 0
-
-
-def _chain(first: Chunk, rest: Iterator[Chunk]) -> Iterator[Chunk]:
-    yield first
-    yield from rest
+            write(chain([first], parts), *drafts)
+    return total, classes
 
 
 def _label_column(file: PredictionFile, split: str | None) -> str | None:
@@ -63,42 +80,6 @@ def _label_column(file: PredictionFile, split: str | None) -> str | None:
         return None
     names = label_names(file.fields.labels, split)
     return next((name for name in names if name in file.source.columns), None)
-
-
-def _chunks(
-    file: PredictionFile,
-    function: Callable[[np.ndarray], np.ndarray],
-    split: str | None,
-    label: str | None,
-    arrays: bool,
-    counts: _Counts,
-    probs: bool,
-) -> Iterator[Chunk]:
-    fields = file.fields
-    plan = file.plan(split, labelled=False, others=())
-    others = _other_columns(file, plan.logits, split)
-    rows = sys.maxsize if suffix_of(file.path) in ARRAYS else ROWS
-    floor = file.find_floor(plan, rows) if fields.probs or fields.confidence else None
-    parse = LabelParser(file.class_names or (), column=label or "labels")
-    for chunk in file.source.read(plan._replace(others=others), rows):
-        columns = {_without_split(name, split): column for name, column in chunk.others.items()}
-        if fields.confidence is not None:
-            after, columns = _calibrated_confidence(file, chunk, columns, function, floor)
-        else:
-            after = np.asarray(function(file.to_logits(chunk.logits, floor)))
-        labels = None
-        if label is not None:
-            name = _without_split(label, split)
-            if arrays:
-                labels = _label_array(columns.pop(name), parse)
-            elif name in ("label", "labels"):
-                columns = {"label" if key == name else key: column for key, column in columns.items()}
-        counts.rows += len(chunk.logits)
-        axis = -1 if fields.class_axis == "last" else 1
-        counts.classes = after.shape[axis]
-        numbers = _softmax(after, axis) if probs else after
-        kept = numbers if fields.confidence is None or arrays else np.empty(len(after))
-        yield Chunk(kept, labels, columns, "probs" if probs else "logits")
 
 
 def _softmax(logits: np.ndarray, axis: int) -> np.ndarray:

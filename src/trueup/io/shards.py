@@ -11,8 +11,8 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from glob import glob, has_magic
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -20,13 +20,14 @@ from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
-import torch
 
-from trueup.core.errors import Hint, InputError, message_of
-from trueup.core.progress import track
+from trueup._core.errors import Hint, InputError, message_of
+from trueup._core.native import limit_threads
+from trueup._core.progress import track
 from trueup.io.addresses import file_system
 from trueup.io.formats import FORMATS
 from trueup.io.predictions import (
+    Fields,
     PredictionFile,
     PredictionTable,
     concatenate,
@@ -49,7 +50,7 @@ class Shards:
     >>> import tempfile, numpy as np, trueup
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     for i in range(3):
-    ...         trueup.save(f"{folder}/{i}.npz", (np.zeros((4, 2)), [0, 1, 0, 1]))
+    ...         trueup.save((np.zeros((4, 2)), [0, 1, 0, 1]), f"{folder}/{i}.npz")
     ...     shards = Shards.of(f"{folder}/*.npz")
     ...     len(shards), sum(len(part.labels) for path in shards.paths for part in shards.read(path))
     (3, 12)
@@ -58,18 +59,10 @@ class Shards:
     paths: tuple[str, ...]
     rows: int | None = None
     """How many are read at a time; as many as make `NUMBERS` logits by default."""
-    logits: str | tuple[str, ...] = "logits"
-    labels: str = "labels"
-    probs: bool = False
+    fields: Fields = field(default_factory=Fields)
+    """What the columns are. Groups may also be keys of partitions such as `region=eu/part-0.parquet`, and a cluster may
+    continue in another file."""
     split: str | None = None
-    confidence: str | None = None
-    correct: str | None = None
-    classes: tuple[str, ...] | None = None
-    weights: str | None = None
-    groups: tuple[str, ...] = ()
-    """Columns, or keys of partitions such as `region=eu/part-0.parquet`."""
-    clusters: str | None = None
-    """The column that says which rows are correlated; a cluster may go on in another file."""
     storage_options: Mapping[str, Any] | None = None
     """How fsspec opens addresses."""
     checked_before: bool = False
@@ -84,7 +77,7 @@ class Shards:
         """Find the files of a folder, a pattern such as `preds/*.parquet`, or a list, sorted by name.
 
         Folders inside that are called `key=value` are partitions, and belong to it. Addresses with `://` are listed and
-        opened by fsspec.
+        opened by fsspec. `options` are fields of the shards, or of their `fields`, as `load_table` takes them.
         """
         sources = [where] if isinstance(where, str | os.PathLike) else where
         storage = options.get("storage_options")
@@ -93,7 +86,8 @@ class Shards:
         paths = tuple(path for path in dict.fromkeys(files) if not path.endswith(".labels.npy"))
         if not paths:
             raise FileNotFoundError(f"{where}: no file of predictions ({' '.join(FORMATS)}) is there")
-        return cls(paths, **options)
+        columns = {name: options.pop(name) for name in list(options) if name in Fields.__dataclass_fields__}
+        return cls(paths, fields=Fields(**columns), **options)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -110,20 +104,7 @@ class Shards:
 
     def open(self, path: str) -> AbstractContextManager[PredictionFile]:
         """One shard."""
-        return open_predictions(
-            path,
-            storage_options=self.storage_options,
-            partitions=partitions_of(path),
-            logits=self.logits,
-            labels=self.labels,
-            probs=self.probs,
-            confidence=self.confidence,
-            correct=self.correct,
-            classes=self.classes,
-            weights=self.weights,
-            groups=self.groups,
-            clusters=self.clusters,
-        )
+        return open_predictions(path, self.fields, storage_options=self.storage_options, partitions=partitions_of(path))
 
     def load(
         self, *, most: int = SAMPLE_NUMBERS, seed: int = 0, executor: Executor | None = None,
@@ -341,26 +322,21 @@ def _sum_shard(task: Task, shards: Shards, alone: bool, path: str) -> Part:
 
     A worker beside others keeps to one thread.
     """
-    before = torch.get_num_threads()
-    if alone:
-        torch.set_num_threads(1)
     total, rows, classes, skipped = None, 0, 0, 0
     dice = None if shards.seed is None else np.random.default_rng([shards.seed, *PurePosixPath(path).name.encode()])
     try:
-        for part in shards.read(path):
-            classes, skipped = part.logits.shape[1], skipped + part.skipped
-            if dice is not None:
-                part = replace(part, columns={**part.columns, "draw": dice.random(len(part.labels))})
-            if len(part.labels):
-                value = task(part)
-                total = value if total is None else total + value
-                rows += len(part.labels)
+        with limit_threads(1) if alone else nullcontext():
+            for part in shards.read(path):
+                classes, skipped = part.logits.shape[1], skipped + part.skipped
+                if dice is not None:
+                    part = replace(part, columns={**part.columns, "draw": dice.random(len(part.labels))})
+                if len(part.labels):
+                    value = task(part)
+                    total = value if total is None else total + value
+                    rows += len(part.labels)
     except (ValueError, OSError) as error:
         named = error.replace(file=path) if isinstance(error, InputError) else error
         if path not in str(named):
             named = ValueError(f"{path}: {error}")
         return Part(path, 0, 0, None, named.with_traceback(None))
-    finally:
-        if alone:
-            torch.set_num_threads(before)
     return Part(path, rows, classes, total, None, skipped)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from trueup.core.errors import Hint, InputError
+from trueup._core.errors import Hint, InputError
 
 MISSING = -(2**63)
 """The label of a row that has none."""
@@ -237,19 +237,19 @@ def drop_missing(chunk: Chunk, *, gaps: bool = False) -> tuple[Chunk, int]:
     if kept.all():
         return chunk, 0
     labels = None if chunk.labels is None else chunk.labels[kept]
-    others = {name: take(column, kept) for name, column in chunk.others.items()}
+    others = {
+        name: column[kept] if isinstance(column, np.ndarray) else column.take(np.flatnonzero(kept))
+        for name, column in chunk.others.items()
+    }
     return Chunk(chunk.logits[kept], labels, others), int((~kept).sum())
 
 
-def take(column: Any, kept: np.ndarray) -> Any:
-    """Some rows of a column."""
-    return column[kept] if isinstance(column, np.ndarray) else column.filter(_arrow_mask(kept))
-
-
-def _arrow_mask(kept: np.ndarray) -> Any:
-    import pyarrow as pa
-
-    return pa.array(kept)
+def join_chunks(parts: Sequence[Chunk], column_of: Callable[[list[Any]], Any]) -> Chunk:
+    """The rows of several chunks, with their other columns made by a function of all their values."""
+    first = parts[0]
+    labels = None if first.labels is None else np.concatenate([part.labels for part in parts])
+    others = {name: column_of([x for part in parts for x in as_list(part.others[name])]) for name in first.others}
+    return Chunk(np.concatenate([part.logits for part in parts]), labels, others, first.name)
 
 
 def as_list(column: Any) -> list[Any]:
@@ -402,7 +402,7 @@ def require_columns(columns: Mapping[str, str], names: Sequence[str]) -> None:
     >>> require_columns({"category": "", "correct": ""}, ["categroy"])
     Traceback (most recent call last):
         ...
-    trueup.core.errors.InputError: the file must have categroy, got 'category', 'correct'; did you mean category?
+    trueup._core.errors.InputError: the file must have categroy, got 'category', 'correct'; did you mean category?
     """
     missing = [name for name in names if name not in columns]
     if missing:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from trueup.core.errors import InputError
+from trueup._core.errors import InputError
 
 _ANSWERS = ("answer", "target")
 _LEAST_REST = 1e-6

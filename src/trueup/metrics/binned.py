@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
-import torch
+from scipy.special import softmax
 
-from trueup.core.arrays import as_tensors, as_vector, as_weights, fill_absent, find_absent, upcast_half
-from trueup.core.bins import (
+from trueup._core.arrays import as_arrays, as_vector, as_weights, fill_absent, find_absent, upcast_half
+from trueup._core.bins import (
     BINS,
     Bins,
     Closed,
@@ -20,8 +20,8 @@ from trueup.core.bins import (
     equal_width,
     rounding_error,
 )
-from trueup.core.errors import InputError
-from trueup.core.row_scores import (
+from trueup._core.errors import InputError
+from trueup._core.row_scores import (
     ClassCells,
     confidences,
     is_event,
@@ -113,13 +113,7 @@ def ace(
 
 
 def overconfidence(
-    logits: Any,
-    labels: Any,
-    *,
-    bins: int = BINS,
-    closed: Closed = "right",
-    fold: bool = False,
-    weights: Any = None,
+    logits: Any, labels: Any, *, bins: int = BINS, closed: Closed = "right", fold: bool = False, weights: Any = None
 ) -> float:
     """The part of ECE from bins that claim too much, Σ_b (n_b/n) max(conf_b − acc_b, 0).
 
@@ -130,13 +124,7 @@ def overconfidence(
 
 
 def underconfidence(
-    logits: Any,
-    labels: Any,
-    *,
-    bins: int = BINS,
-    closed: Closed = "right",
-    fold: bool = False,
-    weights: Any = None,
+    logits: Any, labels: Any, *, bins: int = BINS, closed: Closed = "right", fold: bool = False, weights: Any = None
 ) -> float:
     """The part of ECE from bins that claim too little, Σ_b (n_b/n) max(acc_b − conf_b, 0).
 
@@ -165,7 +153,7 @@ def aece(
     >>> round(aece([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1], bins=2), 4)
     0.3674
     """
-    z, y = as_tensors(logits, labels)
+    z, y = as_arrays(logits, labels)
     equal_width(bins)
     w = as_weights(weights, len(z))
     fold = fold or compat is not None
@@ -192,7 +180,7 @@ _QUICK_ERROR = 4e-7
 """Quick confidences are right to this."""
 
 
-def _equal_mass_tally(z: torch.Tensor, y: torch.Tensor, bins: int, fold: bool) -> Bins:
+def _equal_mass_tally(z: np.ndarray, y: np.ndarray, bins: int, fold: bool) -> Bins:
     """Bins of equal mass by quick scores, which are made exact where a bin may end: equal scores are not to be parted.
 
     Each row is in the bin in which exact scores alone would put it: none that is further from an end than the errors of
@@ -201,7 +189,7 @@ def _equal_mass_tally(z: torch.Tensor, y: torch.Tensor, bins: int, fold: bool) -
     c, a = scores_and_outcomes(z, y, fold=fold, quick=True)
     if not (n := len(c)):
         return Bins.from_scores(c, a, equal_width(1))
-    quick = z.dtype != torch.float64 and not is_event(z, fold)
+    quick = z.dtype != np.float64 and not is_event(z, fold)
     order = _order_single(c) if quick else np.argsort(c)
     c = c[order]
     if quick:
@@ -211,7 +199,7 @@ def _equal_mass_tally(z: torch.Tensor, y: torch.Tensor, bins: int, fold: bool) -
         np.add.at(near, np.searchsorted(c, ends - 5 * _QUICK_ERROR), 1)
         np.add.at(near, np.searchsorted(c, ends + 5 * _QUICK_ERROR, side="right"), -1)
         places = np.flatnonzero(np.cumsum(near[:-1]))
-        c[places] = confidences(z[torch.from_numpy(order[places]).to(z.device)])[0]
+        c[places] = confidences(z[order[places]])[0]
         again = np.argsort(c[places])
         c[places], order[places] = c[places][again], order[places][again]
     starts = equal_mass_starts(c, bins)
@@ -272,7 +260,7 @@ def thresholded_sce(
     """
     if not 0 <= threshold < 1:
         raise ValueError(f"threshold must lie in [0, 1), got {threshold}")
-    z, y = as_tensors(logits, labels)
+    z, y = as_arrays(logits, labels)
     inner = cut_points(equal_width(bins), rounding=rounding_error(z))
     inner = np.unique(np.concatenate([inner[inner > threshold], [threshold]]))
     w = as_weights(weights, len(z))
@@ -290,7 +278,7 @@ def uce(logits: Any, labels: Any, *, bins: int = BINS, weights: Any = None) -> f
     >>> round(uce([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.6972
     """
-    z, y = as_tensors(logits, labels)
+    z, y = as_arrays(logits, labels)
     scored = score_rows(z, y)
     u = np.clip(scored.entropy / np.log(z.shape[1]), 0.0, 1.0)
     w, unit = as_weights(weights, len(z)), rounding_error(z)
@@ -303,14 +291,14 @@ def piece(
     *,
     features: Any = None,
     reference: Any = None,
-    bins: int = BINS,
-    proximity_bins: int = 10,
+    bins: int | tuple[int, int] = (BINS, 10),
     neighbours: int = 10,
     fold: bool = False,
     weights: Any = None,
 ) -> float:
     """Proximity-informed ECE Σ (n_mh/n) |acc_mh − conf_mh| over cells of proximity (equal mass) and confidence.
 
+    `bins` are the numbers of bins of confidence and of proximity; a single number is that of confidence.
     It is at least the ECE with the same confidence bins: errors that cancel between dense and sparse regions show.
     Proximity is to the `neighbours` nearest rows of `reference` features (a held-out set), or of the others given; the
     logits serve where there are no features. Xiong et al. (2023).
@@ -320,18 +308,18 @@ def piece(
     >>> piece(z, y, features=rng.normal(size=(200, 8))) >= ece(z, y)
     True
     """
-    z, y = as_tensors(logits, labels)
+    z, y = as_arrays(logits, labels)
     if not len(z):
         return float("nan")
     if features is None:
         features = fill_absent(upcast_half(z), find_absent(z))
-    near = proximity(features, reference, neighbours=neighbours)
-    near = as_vector(near, "features", length=len(z)).numpy()
+    near = as_vector(proximity(features, reference, neighbours=neighbours), "features", length=len(z))
     w = as_weights(weights, len(z))
     c, a = scores_and_outcomes(z, y, fold=fold)
-    row = bin_index(near, equal_mass(near, proximity_bins, w))
-    cell = row * bins + bin_index(c, equal_width(bins), rounding=rounding_error(z))
-    return Bins.from_indices(cell, c, a, equal_width(bins * proximity_bins), weights=w).ece()
+    columns, rows = bins if isinstance(bins, tuple) else (bins, 10)
+    row = bin_index(near, equal_mass(near, rows, w))
+    cell = row * columns + bin_index(c, equal_width(columns), rounding=rounding_error(z))
+    return Bins.from_indices(cell, c, a, equal_width(columns * rows), weights=w).ece()
 
 
 def _refuse_weights(weights: Any, compat: str) -> None:
@@ -343,18 +331,25 @@ def _top(logits: Any, labels: Any, bins: int, closed: Closed, compat: Print | No
     if compat is None:
         return Bins.of(logits, labels, bins=bins, closed=closed, fold=fold, weights=weights)
     _refuse_weights(weights, compat)
-    z, y = as_tensors(logits, labels)
+    z, y = as_arrays(logits, labels)
     size = len(equal_width(bins)) - 1
-    confidence, predicted = torch.softmax(upcast_half(z), dim=1).max(dim=1)
-    c, a = confidence.double().cpu().numpy(), (predicted == y).double().cpu().numpy()
+    probs = softmax(upcast_half(z), axis=1)
+    c, a = probs.max(axis=1).astype(np.float64), (probs.argmax(axis=1) == y).astype(np.float64)
     if compat == "guo":
-        edges = torch.linspace(0, 1, size + 1).double().numpy()
+        edges = _rounded_edges(size, np.float32)
         kept = c > 0
         return Bins.from_indices(bin_index(c[kept], edges), c[kept], a[kept], equal_width(size))
     if compat == "torchmetrics":
-        edges = torch.linspace(0, 1, size + 1, dtype=confidence.dtype).double().numpy()
+        edges = _rounded_edges(size, probs.dtype.type)
         return Bins.from_indices(np.searchsorted(edges, c, side="right") - 1, c, a, equal_width(size + 1))
     raise ValueError(f'compat must be "guo", "torchmetrics" or None, got {compat!r}')
+
+
+def _rounded_edges(size: int, kind: type[np.floating[Any]]) -> np.ndarray:
+    """Edges as `torch.linspace` computes them in this type: by steps from both ends."""
+    step, place = kind(1) / kind(size), np.arange(size + 1).astype(kind)
+    edges = np.where(np.arange(size + 1) < (size + 1) // 2, step * place, kind(1) - step * place[::-1])
+    return edges.astype(np.float64)
 
 
 def _mukhoti(c: np.ndarray, a: np.ndarray, bins: int) -> float:

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
-from trueup.core.arrays import as_tensors, as_weights
-from trueup.core.bins import BINS, Bins, bin_index, equal_mass, equal_mass_chunks, folded_mean, tie_ends
-from trueup.core.row_scores import class_probs, scores_and_outcomes
+from trueup._core.arrays import as_arrays, as_weights
+from trueup._core.bins import BINS, Bins, bin_index, equal_mass, equal_mass_chunks, folded_mean, tie_ends
+from trueup._core.row_scores import class_probs, scores_and_outcomes
 
 
 def debiased_l2(
@@ -34,7 +33,7 @@ def debiased_l2(
     >>> round(debiased_l2(z, [0, 1, 1, 1, 0, 1, 1, 1], bins=2), 4)
     0.3873
     """
-    z, y = as_tensors(logits, labels)
+    z, y = as_arrays(logits, labels)
     if not len(z):
         return float("nan")
     w = as_weights(weights, len(z))
@@ -54,7 +53,7 @@ def debiased_l1(logits: Any, labels: Any, *, bins: int = BINS, fold: bool = Fals
     >>> round(debiased_l1(z, [0, 1, 1, 1, 0, 1, 1, 1], bins=2), 4)
     0.4448
     """
-    z, y = as_tensors(logits, labels)
+    z, y = as_arrays(logits, labels)
     w = as_weights(weights, len(z))
     c, a = scores_and_outcomes(z, y, fold=fold)
     tally, rows = _equal_mass_bins(c, a, bins, w)
@@ -77,7 +76,7 @@ def ece_sweep(logits: Any, labels: Any, *, norm: Literal[1, 2] = 1, fold: bool =
     """
     if norm not in (1, 2):
         raise ValueError(f"norm must be 1 or 2, got {norm!r}")
-    z, y = as_tensors(logits, labels)
+    z, y = as_arrays(logits, labels)
     w = as_weights(weights, len(z))
     c, a = scores_and_outcomes(z, y, fold=fold)
     if not len(c):
@@ -103,11 +102,11 @@ def ece_sweep(logits: Any, labels: Any, *, norm: Literal[1, 2] = 1, fold: bool =
     return float((size / total * np.abs((right - confidence) / size) ** norm).sum() ** (1 / norm))
 
 
-def _columns(z: torch.Tensor, y: torch.Tensor, classwise: bool, fold: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _columns(z: np.ndarray, y: np.ndarray, classwise: bool, fold: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     if not classwise:
         yield scores_and_outcomes(z, y, fold=fold)
         return
-    label = y.cpu().numpy()
+    label = y
     for first, probs in class_probs(z):
         yield from ((p, (label == k) * 1.0) for k, p in enumerate(probs, first))
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from trueup.core.arrays import as_vector
-from trueup.core.bins import equal_width
-from trueup.core.clusters import as_clusters
-from trueup.core.conversion import from_confidence
-from trueup.core.errors import InputError
+from trueup._core.arrays import as_vector, to_array
+from trueup._core.bins import equal_width
+from trueup._core.clusters import as_clusters
+from trueup._core.errors import InputError
+from trueup.convert import from_probs
 from trueup.io.predictions import PredictionTable
 
 SIZES = (32.0**2, 96.0**2)
@@ -59,7 +59,7 @@ def from_detections(
         inner = (np.abs(centre - 0.5) <= 0.25).all(axis=1)
         groups["position"] = np.where(inner, "inner", "outer")
     together = None if images is None else _column(images, len(p), "images")
-    z = from_confidence(p, floor=floor, name="scores")
+    z = from_probs(p, floor=floor, name="scores")
     return PredictionTable(z, y, groups=groups, classes=("miss", "hit"), clusters=together, cluster_name="image")
 
 
@@ -99,8 +99,8 @@ def d_ece(scores: Any, hits: Any, boxes: Any = None, *, bins: int | Sequence[int
 
 
 def _scores_and_hits(scores: Any, hits: Any) -> tuple[np.ndarray, np.ndarray]:
-    p = as_vector(scores, "scores").numpy()
-    y = as_vector(hits, "hits", length=len(p)).numpy()
+    p = as_vector(scores, "scores")
+    y = as_vector(hits, "hits", length=len(p))
     if not np.isin(y, (0.0, 1.0)).all():
         raise InputError("hits", "be 0 or 1", f"{y[~np.isin(y, (0.0, 1.0))][0]:g}", "matching boxes comes before")
     if len(p) and (p.min() < 0 or p.max() > 1):
@@ -109,7 +109,7 @@ def _scores_and_hits(scores: Any, hits: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _boxes(boxes: Any, rows: int, *, any_width: bool = False) -> np.ndarray:
-    box = np.asarray(boxes.cpu() if hasattr(boxes, "cpu") else boxes, dtype=np.float64)
+    box = to_array(boxes, "boxes").astype(np.float64)
     if box.ndim != 2 or len(box) != rows or not (any_width or box.shape[1] == 4):
         raise InputError("boxes", f"have shape ({rows}, 4): cx, cy, w, h", str(box.shape))
     if not np.isfinite(box).all():

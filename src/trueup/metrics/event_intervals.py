@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import isotonic_regression
 from scipy.special import expit
 
-from trueup.core.clusters import degrees_of_freedom, jackknife, t_quantile
-from trueup.metrics.events import EVENT_METRICS, Points, event_values, fit_in_the_large, fit_recalibration
-from trueup.metrics.resampling import normal_draws
+from trueup._core.clusters import degrees_of_freedom, jackknife, t_quantile
+from trueup.metrics.events import EVENT_METRICS, Points, event_values, fit_in_the_large, fit_isotonic, fit_recalibration
+from trueup.metrics.resampling import Resampling, normal_draws
 
 NOISE_ADDS = ("miscalibration", "discrimination", "ici", "e50", "e90")
 """What noise makes larger: the interval holds the true values under which the one seen is no outlier."""
@@ -55,7 +54,7 @@ def _after_isotonic(cells: Points, rows: np.ndarray, names: list[str]) -> dict[s
         rates = yes / count
     for number, (rate, weight) in enumerate(zip(rates, count, strict=True)):
         some = weight > 0
-        fitted[number, some] = isotonic_regression(rate[some], weights=weight[some]).x
+        fitted[number, some] = fit_isotonic(rate[some], weight[some])
     off, found = np.abs(cells.score - fitted), {}
     base = (yes.sum(axis=1) / total)[:, None]
     for name in names:
@@ -102,12 +101,7 @@ def _shifts(cells: Points, count: np.ndarray, hits: np.ndarray) -> np.ndarray:
 
 
 def invert_noise(
-    cells: Points,
-    names: list[str],
-    tail: float,
-    n_resamples: int,
-    seed: int,
-    draw: Callable[[np.ndarray, int], np.ndarray] | None = None,
+    cells: Points, names: list[str], resampling: Resampling, draw: Callable[[np.ndarray, int], np.ndarray] | None = None
 ) -> dict[str, tuple[float, float]]:
     """Intervals of what noise makes larger: the true values under which the one seen is no outlier.
 
@@ -115,8 +109,8 @@ def invert_noise(
     deviate from calibration (for the discrimination, from a constant) as observed, more or less; what happens is drawn
     from each of them again and again: row by row, unless `draw(truth, draws)` gives rows (draws, 2, points).
     """
-    generator = np.random.default_rng(seed)
-    draws = max(n_resamples // 4, 1)
+    generator, tail = resampling.generator(), resampling.tail
+    draws = max(resampling.n_resamples // 4, 1)
     # A cell of weight W counts as W²/Σw² rows of equal weight.
     whole = np.maximum(np.rint(cells.count**2 / cells.squared.sum(axis=0)), 1.0)
     unit = cells.count / whole
@@ -141,10 +135,7 @@ def invert_noise(
         for name in some:
             value = np.array([_true_value(name, cells, truth) for truth in truths])
             low, high = np.maximum.accumulate(np.array(ends[name]), axis=0).T
-            found[name] = (
-                _first_at_least(high, value, seen[name]),
-                max(_last_at_most(low, value, seen[name]), 0.0),
-            )
+            found[name] = (_first_at_least(high, value, seen[name]), max(_last_at_most(low, value, seen[name]), 0.0))
     return found
 
 
@@ -198,17 +189,15 @@ class ClusteredPoints(NamedTuple):
         """Metrics that leave out each block in turn, (blocks,)."""
         return values_of_resamples(self.cells, self.cells.rows - self.rows, list(names))
 
-    def intervals(
-        self, values: Mapping[str, float], tail: float, n_resamples: int, seed: int
-    ) -> dict[str, tuple[float, float]]:
+    def intervals(self, values: Mapping[str, float], resampling: Resampling) -> dict[str, tuple[float, float]]:
         """Intervals of an event's metrics."""
         noisy = [name for name in values if name in NOISE_ADDS]
         names = [name for name in values if name != "kuiper"]
         found = dict.fromkeys(values, (math.nan, math.nan))
         if noisy:
-            found |= invert_noise(self.cells, noisy, tail, n_resamples, seed, self._draw(seed))
+            found |= invert_noise(self.cells, noisy, resampling, self._draw(resampling.seed))
         here = event_values(self.cells, names)
-        reach = t_quantile(tail, self.df)
+        reach = t_quantile(resampling.tail, self.df)
         without = self.without(names)
         for name in names:
             error = _error(here[name], without[name])

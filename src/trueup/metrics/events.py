@@ -1,7 +1,7 @@
 """An event's probability held against what happened, as risk scores and forecasts are validated.
 
 Of two classes the event is class 1; of more, or with `fold`, it is that the prediction is right. A class of several
-becomes an event by `trueup.as_event`. Everything is computed from the distinct scores and the rows that have them
+becomes an event by `convert.as_event`. Everything is computed from the distinct scores and the rows that have them
 (`Points`): exactly from rows, and from a tally's fine grid to within the width of its cells.
 """
 
@@ -13,14 +13,12 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import isotonic_regression
 from scipy.special import expit, logit
 
-from trueup.core.arrays import as_tensors, as_weights
-from trueup.core.bins import equal_mass_chunks, tie_ends
-from trueup.core.native import as_float64
-from trueup.core.row_scores import event_log_odds, is_event, scores_and_outcomes
-from trueup.core.tally import Grid
+from trueup._core.arrays import as_arrays, as_weights
+from trueup._core.bins import equal_mass_chunks, tie_ends
+from trueup._core.row_scores import event_log_odds, is_event, scores_and_outcomes
+from trueup._core.tally import Grid
 
 _EXTREME = 36.0
 """Log-odds of a confidence that rounds to 1; those of two classes are a difference of logits and need no bound."""
@@ -37,9 +35,9 @@ class Points:
     @classmethod
     def of(cls, logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> Points:
         """The points of a pair."""
-        z, y = as_tensors(logits, labels)
+        z, y = as_arrays(logits, labels)
         score, outcome = scores_and_outcomes(z, y, fold=fold)
-        odds = as_float64(event_log_odds(z)) if is_event(z, fold) else None
+        odds = event_log_odds(z) if is_event(z, fold) else None
         return cls.from_rows(score, outcome, odds, as_weights(weights, len(z)))
 
     @classmethod
@@ -117,10 +115,7 @@ class Points:
     @cached_property
     def recalibrated(self) -> np.ndarray:
         """The isotonic regression of what happened on the score, by pooling adjacent violators."""
-        if not len(self.score):
-            return np.zeros(0)
-        fitted: np.ndarray = isotonic_regression(self.hits / self.count, weights=self.count).x
-        return fitted
+        return fit_isotonic(self.hits / self.count, self.count)
 
     def mean(self, values: np.ndarray) -> float:
         """The mean over the rows of a number for each point; NaN of nothing."""
@@ -130,6 +125,14 @@ class Points:
         """Σ(p − y)²/n of other probabilities at these points."""
         p = np.broadcast_to(probability, self.score.shape)
         return float(self.rows[0] @ p**2 + self.rows[1] @ (1 - p) ** 2) / self.total if self.total else math.nan
+
+
+def fit_isotonic(rates: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The rising values nearest to rates in weighted squares, by pooling adjacent violators."""
+    from scipy.optimize import isotonic_regression  # slow to import, and most tables need none
+
+    fitted: np.ndarray = isotonic_regression(rates, weights=weights).x if len(rates) else np.zeros(0)
+    return fitted
 
 
 def log_odds(score: np.ndarray) -> np.ndarray:
@@ -164,7 +167,7 @@ def observed_expected(logits: Any, labels: Any, *, fold: bool = False, weights: 
     >>> round(observed_expected(np.log([[0.9, 0.1], [0.7, 0.3]]), [0, 1]), 4)
     2.5
     """
-    return _observed_expected(Points.of(logits, labels, fold=fold, weights=weights))
+    return EVENT_METRICS["observed_expected"](Points.of(logits, labels, fold=fold, weights=weights))
 
 
 def event_brier(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
@@ -175,7 +178,7 @@ def event_brier(logits: Any, labels: Any, *, fold: bool = False, weights: Any = 
 
     Brier (1950).
     """
-    return _event_brier(Points.of(logits, labels, fold=fold, weights=weights))
+    return EVENT_METRICS["event_brier"](Points.of(logits, labels, fold=fold, weights=weights))
 
 
 class Corp(NamedTuple):
@@ -220,7 +223,7 @@ def miscalibration(logits: Any, labels: Any, *, fold: bool = False, weights: Any
 
     Dimitriadis, Gneiting & Jordan (2021).
     """
-    return _miscalibration(Points.of(logits, labels, fold=fold, weights=weights))
+    return EVENT_METRICS["miscalibration"](Points.of(logits, labels, fold=fold, weights=weights))
 
 
 def discrimination(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
@@ -231,7 +234,7 @@ def discrimination(logits: Any, labels: Any, *, fold: bool = False, weights: Any
 
     Dimitriadis, Gneiting & Jordan (2021).
     """
-    return _discrimination(Points.of(logits, labels, fold=fold, weights=weights))
+    return EVENT_METRICS["discrimination"](Points.of(logits, labels, fold=fold, weights=weights))
 
 
 def uncertainty(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
@@ -242,7 +245,7 @@ def uncertainty(logits: Any, labels: Any, *, fold: bool = False, weights: Any = 
 
     Dimitriadis, Gneiting & Jordan (2021).
     """
-    return _uncertainty(Points.of(logits, labels, fold=fold, weights=weights))
+    return EVENT_METRICS["uncertainty"](Points.of(logits, labels, fold=fold, weights=weights))
 
 
 def event_auroc(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
@@ -255,7 +258,7 @@ def event_auroc(logits: Any, labels: Any, *, fold: bool = False, weights: Any = 
 
     Mann and Whitney (1947); Hanley and McNeil (1982).
     """
-    return _event_auroc(Points.of(logits, labels, fold=fold, weights=weights))
+    return EVENT_METRICS["event_auroc"](Points.of(logits, labels, fold=fold, weights=weights))
 
 
 def calibration_slope(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
@@ -269,7 +272,7 @@ def calibration_slope(logits: Any, labels: Any, *, fold: bool = False, weights: 
 
     Cox (1958), Two further applications of a model for binary regression; Steyerberg (2009).
     """
-    return _slope(Points.of(logits, labels, fold=fold, weights=weights))
+    return EVENT_METRICS["calibration_slope"](Points.of(logits, labels, fold=fold, weights=weights))
 
 
 def calibration_intercept(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
@@ -281,7 +284,7 @@ def calibration_intercept(logits: Any, labels: Any, *, fold: bool = False, weigh
 
     Cox (1958); Steyerberg (2009), Clinical prediction models.
     """
-    return _intercept(Points.of(logits, labels, fold=fold, weights=weights))
+    return EVENT_METRICS["calibration_intercept"](Points.of(logits, labels, fold=fold, weights=weights))
 
 
 def calibration_in_the_large(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
@@ -296,7 +299,7 @@ def calibration_in_the_large(logits: Any, labels: Any, *, fold: bool = False, we
 
     Cox (1958); Steyerberg (2009), Clinical prediction models.
     """
-    return _in_the_large(Points.of(logits, labels, fold=fold, weights=weights))
+    return EVENT_METRICS["calibration_in_the_large"](Points.of(logits, labels, fold=fold, weights=weights))
 
 
 def ici(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
@@ -309,7 +312,7 @@ def ici(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) ->
 
     Austin & Steyerberg (2019), who smooth by loess.
     """
-    return _ici(Points.of(logits, labels, fold=fold, weights=weights))
+    return EVENT_METRICS["ici"](Points.of(logits, labels, fold=fold, weights=weights))
 
 
 def e50(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
@@ -320,7 +323,7 @@ def e50(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) ->
 
     Austin & Steyerberg (2019).
     """
-    return _e50(Points.of(logits, labels, fold=fold, weights=weights))
+    return EVENT_METRICS["e50"](Points.of(logits, labels, fold=fold, weights=weights))
 
 
 def e90(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
@@ -331,7 +334,7 @@ def e90(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) ->
 
     Austin & Steyerberg (2019).
     """
-    return _e90(Points.of(logits, labels, fold=fold, weights=weights))
+    return EVENT_METRICS["e90"](Points.of(logits, labels, fold=fold, weights=weights))
 
 
 def kuiper(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
@@ -446,51 +449,11 @@ def _observed_expected(points: Points) -> float:
     return float(points.hits.sum()) / expected if expected else math.nan
 
 
-def _event_brier(points: Points) -> float:
-    return points.brier(points.score)
-
-
-def _miscalibration(points: Points) -> float:
-    return corp_of(points).miscalibration
-
-
-def _discrimination(points: Points) -> float:
-    return corp_of(points).discrimination
-
-
-def _uncertainty(points: Points) -> float:
-    return points.brier(_observed(points))
-
-
 def _event_auroc(points: Points) -> float:
     if not points.has_both:
         return math.nan
     no, yes = points.rows
     return float(yes @ (np.cumsum(no) - no / 2) / (yes.sum() * no.sum()))
-
-
-def _slope(points: Points) -> float:
-    return fit_recalibration(points).slope
-
-
-def _intercept(points: Points) -> float:
-    return fit_recalibration(points).intercept
-
-
-def _in_the_large(points: Points) -> float:
-    return fit_in_the_large(points)[0]
-
-
-def _ici(points: Points) -> float:
-    return points.mean(np.abs(points.score - points.recalibrated))
-
-
-def _e50(points: Points) -> float:
-    return _quantile_of_errors(points, 0.5)
-
-
-def _e90(points: Points) -> float:
-    return _quantile_of_errors(points, 0.9)
 
 
 def _quantile_of_errors(points: Points, share: float) -> float:
@@ -513,17 +476,17 @@ def kuiper_of(points: Points) -> float:
 
 EVENT_METRICS: Mapping[str, Callable[[Points], float]] = {
     "observed_expected": _observed_expected,
-    "event_brier": _event_brier,
-    "miscalibration": _miscalibration,
-    "discrimination": _discrimination,
-    "uncertainty": _uncertainty,
+    "event_brier": lambda points: points.brier(points.score),
+    "miscalibration": lambda points: corp_of(points).miscalibration,
+    "discrimination": lambda points: corp_of(points).discrimination,
+    "uncertainty": lambda points: points.brier(_observed(points)),
     "event_auroc": _event_auroc,
-    "calibration_intercept": _intercept,
-    "calibration_slope": _slope,
-    "calibration_in_the_large": _in_the_large,
-    "ici": _ici,
-    "e50": _e50,
-    "e90": _e90,
+    "calibration_intercept": lambda points: fit_recalibration(points).intercept,
+    "calibration_slope": lambda points: fit_recalibration(points).slope,
+    "calibration_in_the_large": lambda points: fit_in_the_large(points)[0],
+    "ici": lambda points: points.mean(np.abs(points.score - points.recalibrated)),
+    "e50": lambda points: _quantile_of_errors(points, 0.5),
+    "e90": lambda points: _quantile_of_errors(points, 0.9),
     "kuiper": kuiper_of,
 }
 """What is computed from points."""

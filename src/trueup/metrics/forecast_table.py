@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from trueup.core.arrays import as_weights, effective_rows
-from trueup.core.clusters import mean_error, weighted_clusters
-from trueup.core.errors import InputError
-from trueup.core.formatting import format_percent
+from trueup._core.arrays import as_weights, effective_rows
+from trueup._core.clusters import mean_error, weighted_clusters
+from trueup._core.errors import InputError
+from trueup._core.formatting import format_percent
 from trueup.metrics.forecasts import (
     SHARE_ERRORS,
     GaussianForecast,
@@ -25,7 +25,7 @@ from trueup.metrics.forecasts import (
     list_levels,
 )
 from trueup.metrics.intervals import Interval
-from trueup.metrics.resampling import check_resamples, tail_share
+from trueup.metrics.resampling import Resampling, ResamplingOptions
 from trueup.metrics.table import ScoreTable
 
 ENOUGH_ROWS = 150
@@ -178,9 +178,7 @@ def evaluate_forecasts(
     coverage: Sequence[float] | None = None,
     weights: Any = None,
     clusters: Any = None,
-    level: float = 0.95,
-    n_resamples: int = 1000,
-    seed: int = 0,
+    **resampling: Unpack[ResamplingOptions],
 ) -> ForecastScores:
     """Score forecasts of numbers against targets (n,), with intervals and a test of calibration.
 
@@ -229,15 +227,8 @@ def evaluate_forecasts(
     if mean is None or std is None or targets is None:
         names = [name for name, x in (("mean", mean), ("std", std), ("targets", targets)) if x is None]
         raise InputError(" and ".join(names), "be given", "none")
-    return compare_forecasts(
-        {"forecast": (mean, std, targets)},
-        coverage=coverage,
-        weights=weights,
-        clusters=clusters,
-        level=level,
-        n_resamples=n_resamples,
-        seed=seed,
-    )
+    forecast = {"forecast": (mean, std, targets)}
+    return compare_forecasts(forecast, coverage=coverage, weights=weights, clusters=clusters, **resampling)
 
 
 def compare_forecasts(
@@ -268,8 +259,8 @@ def compare_forecasts(
     named = {**(forecasts or {}), **methods}
     if not named:
         raise ValueError("compare_forecasts needs at least one: compare_forecasts(raw=(mean, std, targets), …)")
-    tail = tail_share(level)
-    check_resamples(n_resamples)
+    resampling = Resampling(level, n_resamples, seed)
+    tail = resampling.tail
     checked = {name: _check(name if len(named) > 1 else "", triple) for name, triple in named.items()}
     common = _common_levels(checked)
     first_name, first = next(iter(checked.items()))
@@ -288,9 +279,9 @@ def compare_forecasts(
     for name, forecast in checked.items():
         if common is not None and isinstance(forecast, GaussianForecast):
             forecast = forecast.to_quantiles(common)
-        scored = ScoredForecast.of(forecast, coverage, groups, n_resamples, seed)
+        scored = ScoredForecast.of(forecast, coverage, groups, resampling)
         values[name] = {metric: Interval(*scored.interval(metric, tail), level) for metric in scored.metrics}
-        tests[name] = _test(scored, n_resamples, seed)
+        tests[name] = _test(scored, resampling)
         if scored.remarks:
             remarks[name] = scored.remarks
         if scored_first is None:
@@ -349,13 +340,13 @@ def _check_same_targets(first: str, expected: np.ndarray, name: str, targets: np
         )
 
 
-def _test(scored: ScoredForecast, n_resamples: int, seed: int) -> ForecastTest:
+def _test(scored: ScoredForecast, resampling: Resampling) -> ForecastTest:
     """Draw PITs as calibrated forecasts would have them: how large is the mean error at the same levels?"""
-    shares, w = scored.shares["pit_error"], scored.groups.weights
+    shares, w, n_resamples = scored.shares["pit_error"], scored.groups.weights, resampling.n_resamples
     n = effective_rows(w, len(scored.pit))
     inner = shares.levels[(shares.levels > 0) & (shares.levels < 1)]
     chances = np.diff(np.concatenate([[0.0], inner, [1.0]]))
-    drawn = np.random.default_rng([seed, 1]).multinomial(max(round(n), 1), chances, size=n_resamples)
+    drawn = np.random.default_rng([resampling.seed, 1]).multinomial(max(round(n), 1), chances, size=n_resamples)
     below = np.cumsum(drawn[:, :-1], axis=1) / max(round(n), 1)
     # Over all levels, also those of 0 and 1, whose gap is none.
     errors = np.abs(below - inner).sum(axis=1) / len(shares.levels)

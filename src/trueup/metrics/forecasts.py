@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from trueup.core.arrays import as_matrix, as_vector, as_weights
-from trueup.core.clusters import Clusters
-from trueup.core.errors import InputError
-from trueup.core.tally import Mean
+from trueup._core.arrays import as_matrix, as_vector, as_weights
+from trueup._core.clusters import Clusters
+from trueup._core.errors import InputError
+from trueup._core.tally import Mean
 from trueup.metrics.intervals import mean_interval
-from trueup.metrics.resampling import BootstrapBins, paired_interval
+from trueup.metrics.resampling import BootstrapBins, Resampling, paired_interval
 
 COVERAGE = (0.5, 0.8, 0.95)
 """The levels of the central intervals in the table, by default."""
@@ -111,20 +111,20 @@ def check_forecast(mean: Any, std: Any, targets: Any) -> GaussianForecast | Quan
     """Check a forecast: vectors (mean, std, targets), or a matrix of quantiles with its levels and targets."""
     if np.ndim(mean) == 2 and np.ndim(std) == 1:
         return _check_quantiles(mean, std, targets)
-    m = as_vector(mean, "mean").numpy()
+    m = as_vector(mean, "mean")
     if not len(m):
         raise InputError("mean", "have at least one row", "none")
-    s = as_vector(std, "std", length=len(m)).numpy()
+    s = as_vector(std, "std", length=len(m))
     if s.min() < 0:
         at = int(s.argmin())
         raise InputError("std", "not be negative", f"{s[at]:g} in row {at}")
-    return GaussianForecast(m, s, as_vector(targets, "targets", length=len(m)).numpy())
+    return GaussianForecast(m, s, as_vector(targets, "targets", length=len(m)))
 
 
 def _check_quantiles(quantiles: Any, levels: Any, targets: Any) -> QuantileForecast:
-    tau = as_vector(levels, "levels").numpy()
-    y = as_vector(targets, "targets").numpy()
-    q = as_matrix(quantiles, "quantiles", rows=len(y)).double().cpu().numpy()
+    tau = as_vector(levels, "levels")
+    y = as_vector(targets, "targets")
+    q = as_matrix(quantiles, "quantiles", rows=len(y)).astype(np.float64, copy=False)
     if not len(y):
         raise InputError("targets", "have at least one row", "none")
     if q.shape[1] != len(tau):
@@ -184,12 +184,12 @@ class _Shares(NamedTuple):
     noise: np.ndarray
 
     @classmethod
-    def of(cls, levels: np.ndarray, sums: np.ndarray, groups: RowGroups, n_resamples: int, seed: int) -> _Shares:
+    def of(cls, levels: np.ndarray, sums: np.ndarray, groups: RowGroups, resampling: Resampling) -> _Shares:
         """From the sums of each group, (groups, levels)."""
         total = groups.rows.sum()
         share = sums.sum(axis=0) / total
         apart = (sums - groups.rows[:, None] * share) / total * math.sqrt(groups.count / max(groups.count - 1, 1))
-        drawn = np.random.default_rng(seed).standard_normal((n_resamples, groups.count))
+        drawn = resampling.generator().standard_normal((resampling.n_resamples, groups.count))
         return cls(levels, share, drawn @ apart)
 
     @property
@@ -222,13 +222,12 @@ class ScoredForecast:
         forecast: GaussianForecast | QuantileForecast,
         coverage: Sequence[float] | None,
         groups: RowGroups,
-        n_resamples: int,
-        seed: int,
+        resampling: Resampling,
     ) -> ScoredForecast:
         """Score every row."""
         if isinstance(forecast, GaussianForecast):
-            return _score_gaussian(forecast, _coverage_levels(coverage), groups, n_resamples, seed)
-        return _score_quantiles(forecast, coverage, groups, n_resamples, seed)
+            return _score_gaussian(forecast, _coverage_levels(coverage), groups, resampling)
+        return _score_quantiles(forecast, coverage, groups, resampling)
 
     def interval(self, metric: str, tail: float) -> tuple[float, float, float]:
         """A metric's value and the ends of its interval."""
@@ -277,7 +276,7 @@ def _coverage_levels(coverage: Sequence[float] | None) -> tuple[float, ...]:
 
 
 def _score_gaussian(
-    forecast: GaussianForecast, coverage: tuple[float, ...], groups: RowGroups, n_resamples: int, seed: int
+    forecast: GaussianForecast, coverage: tuple[float, ...], groups: RowGroups, resampling: Resampling
 ) -> ScoredForecast:
     m, s, y = forecast.mean, forecast.std, forecast.targets
     error = y - m
@@ -315,7 +314,7 @@ def _score_gaussian(
     for name, (values, bound) in bounds.items():
         cell = np.minimum(np.searchsorted(bound, values, side="left"), len(_GRID) - 1)
         sums = np.cumsum(groups.cell_sums(cell, len(_GRID)), axis=1)
-        shares[name] = _Shares.of(_GRID, sums, groups, n_resamples, seed)
+        shares[name] = _Shares.of(_GRID, sums, groups, resampling)
     metrics = ("crps", "nll", "rmse", "mae", "pinball", *names, "sharpness", *SHARE_ERRORS)
     squares = {"rmse": error**2, "sharpness": s**2}
     return ScoredForecast(metrics, means, squares, shares, pit, np.linspace(0, 1, 10_001), groups, tuple(remarks))
@@ -338,7 +337,7 @@ def scaled_pinball(error: np.ndarray, std: np.ndarray, levels: np.ndarray, bound
 
 
 def _score_quantiles(
-    forecast: QuantileForecast, coverage: Sequence[float] | None, groups: RowGroups, n_resamples: int, seed: int
+    forecast: QuantileForecast, coverage: Sequence[float] | None, groups: RowGroups, resampling: Resampling
 ) -> ScoredForecast:
     q, tau, y = forecast.quantiles, forecast.levels, forecast.targets
     ends = np.concatenate([[0.0], (tau[1:] + tau[:-1]) / 2, [1.0]])
@@ -370,8 +369,8 @@ def _score_quantiles(
         means[f"width_{100 * chosen[-1]:g}"] = np.abs(q[:, high] - q[:, low])
     shares = {}
     if pairs:
-        shares["interval_error"] = _Shares.of(np.array(list(pairs)), inside, groups, n_resamples, seed)
-    shares["pit_error"] = _Shares.of(tau, below, groups, n_resamples, seed)
+        shares["interval_error"] = _Shares.of(np.array(list(pairs)), inside, groups, resampling)
+    shares["pit_error"] = _Shares.of(tau, below, groups, resampling)
     cells = np.concatenate([[0.0], tau, [1.0]])
     pit = ((cells[1:] + cells[:-1]) / 2)[rank]
     remarks = []

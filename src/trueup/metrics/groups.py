@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from scipy.special import betainc, expit, logit, ndtri
 
-from trueup.core.arrays import as_vector, as_weights
-from trueup.core.clusters import as_clusters, degrees_of_freedom, t_quantile
-from trueup.core.errors import InputError
-from trueup.core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
+from trueup._core.arrays import as_vector, as_weights
+from trueup._core.clusters import as_clusters, degrees_of_freedom, t_quantile
+from trueup._core.errors import InputError
+from trueup._core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
 from trueup.metrics.intervals import Interval
 
 _STEP, _FAR = 0.1, 16.0
@@ -138,21 +138,12 @@ class GroupTable:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        rows = [
-            {
-                "column": row.column,
-                "group": plain_group(row.group),
-                "rows": row.rows,
-                "predicted": row.predicted,
-                "observed": row.observed,
-                "difference": row.difference.value,
-                "low": row.difference.low,
-                "high": row.difference.high,
-                "p_value": row.p_value,
-                "detectable": row.detectable,
-            }
-            for row in self.rows
-        ]
+        rows = []
+        for row in self.rows:
+            d = row.difference
+            record = {name: getattr(row, name) for name in ("column", "rows", "predicted", "observed")}
+            record |= {"group": plain_group(row.group), "difference": d.value, "low": d.low, "high": d.high}
+            rows.append(record | {"p_value": row.p_value, "detectable": row.detectable})
         return {"level": self.level, "groups": rows, "heterogeneity": dict(self.heterogeneity)}
 
     def __str__(self) -> str:
@@ -181,8 +172,8 @@ class GroupTally:
     @classmethod
     def of(cls, scores: Any, outcomes: Any, groups: Any, *, weights: Any = None) -> GroupTally:
         """Tally scores (n,) in [0, 1] and outcomes (n,), 0 or 1, by groups: one value a row, or columns of them."""
-        p = as_vector(scores, "scores").numpy()
-        y = as_vector(outcomes, "outcomes", length=len(p)).numpy()
+        p = as_vector(scores, "scores")
+        y = as_vector(outcomes, "outcomes", length=len(p))
         if len(p) and (p.min() < 0 or p.max() > 1):
             raise InputError("scores", "lie in [0, 1]", f"{p.min():.6g}..{p.max():.6g}")
         if not np.isin(y, (0.0, 1.0)).all():
@@ -303,7 +294,7 @@ def _by_cluster(
     The variance of Σw(y − p) over the clusters of the group, by that of independent rows; times (t/z)², since so few
     clusters know their own variance badly. At most all rows of a cluster are as one.
     """
-    p, y = as_vector(scores, "scores").numpy(), as_vector(outcomes, "outcomes").numpy()
+    p, y = as_vector(scores, "scores"), as_vector(outcomes, "outcomes")
     w = as_weights(weights, len(p))
     w = np.ones(len(p)) if w is None else w
     of_row = as_clusters(clusters, len(p))
@@ -339,7 +330,7 @@ def as_groups(groups: Any, rows: int) -> dict[str, np.ndarray]:
     >>> as_groups(["a", "b", "c"], 2)
     Traceback (most recent call last):
         ...
-    trueup.core.errors.InputError: groups must have 2 entries, one for each row, got 3
+    trueup._core.errors.InputError: groups must have 2 entries, one for each row, got 3
     """
     named = dict(groups) if isinstance(groups, Mapping) else {"": groups}
     if not named:

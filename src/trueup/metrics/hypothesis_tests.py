@@ -5,29 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 from scipy.special import chdtrc, erfc, expit, gammaln, ndtr, ndtri
 
-from trueup.core import native
-from trueup.core.arrays import as_tensors, as_weights, check_share
-from trueup.core.bins import BINNED_ERRORS, BINS, equal_mass_chunks
-from trueup.core.clusters import as_clusters, degrees_of_freedom, t_quantile, z_of_t
-from trueup.core.errors import InputError
-from trueup.core.row_scores import scores_and_outcomes
-from trueup.core.tally import ClusterSums, Tally
+from trueup._core import native
+from trueup._core.arrays import as_arrays, as_weights, check_share
+from trueup._core.bins import BINNED_ERRORS, BINS, equal_mass_chunks
+from trueup._core.clusters import as_clusters, degrees_of_freedom, t_quantile, z_of_t
+from trueup._core.errors import InputError
+from trueup._core.row_scores import scores_and_outcomes
+from trueup._core.tally import ClusterSums, Tally
 from trueup.metrics.events import Points, fit_recalibration, kuiper_of
 from trueup.metrics.intervals import Scored
 from trueup.metrics.resampling import (
     CELLS_PER_BIN,
+    Resampling,
+    ResamplingOptions,
     check_resamples,
     coarse_cells,
     gap_noise,
     gather_cells,
     membership,
     sign_flips,
-    tail_share,
 )
 
 if TYPE_CHECKING:
@@ -74,9 +75,7 @@ def consistency(
     fold: bool = False,
     weights: Any = None,
     clusters: Any = None,
-    level: float = 0.95,
-    n_resamples: int = 1000,
-    seed: int = 0,
+    **resampling: Unpack[ResamplingOptions],
 ) -> Consistency:
     """Test calibration by drawing outcomes from the probabilities themselves: of class 1 where there are two classes,
     of the predicted class where there are more, or with `fold`.
@@ -93,7 +92,7 @@ def consistency(
     True
     """
     tally = _tally(logits, labels, bins=bins, fold=fold, weights=weights, clusters=clusters)
-    return consistency_of_tally(tally, metric=metric, level=level, n_resamples=n_resamples, seed=seed)
+    return consistency_of_tally(tally, Resampling(**resampling), metric=metric)
 
 
 def _tally(logits: Any, labels: Any, **options: Any) -> Tally:
@@ -105,19 +104,16 @@ def _tally(logits: Any, labels: Any, **options: Any) -> Tally:
     )
 
 
-def consistency_of_tally(
-    tally: Tally, *, metric: str = "ece", level: float = 0.95, n_resamples: int = 1000, seed: int = 0
-) -> Consistency:
+def consistency_of_tally(tally: Tally, resampling: Resampling, *, metric: str = "ece") -> Consistency:
     """Test calibration from a tally, as `consistency` does."""
-    tail = tail_share(level)
-    check_resamples(n_resamples)
+    tail, n_resamples = resampling.tail, resampling.n_resamples
     if metric not in (*BINNED_ERRORS, "aece"):
         raise ValueError(f"metric must be one of {', '.join((*BINNED_ERRORS, 'aece'))}, got {metric!r}")
     if not tally.n:
         nothing = np.full(tally.grid.bins, np.nan)
         return Consistency(float("nan"), float("nan"), float("nan"), nothing, nothing, n_resamples)
     if tally.clusters is not None:
-        return _consistency_of_clusters(tally, tally.clusters.drop_empty(), metric, tail, n_resamples, seed)
+        return _consistency_of_clusters(tally, tally.clusters.drop_empty(), metric, resampling)
     index, count, confidence, squared = gather_cells(tally.grid, metric == "aece")
     error = BINNED_ERRORS["ece" if metric == "aece" else metric]
     both, sums, squares = count.sum(axis=0), confidence.sum(axis=0), squared.sum(axis=0)
@@ -127,7 +123,7 @@ def consistency_of_tally(
     rows_of_cell = np.where(full, np.rint(both**2 / np.where(full, squares, 1.0)), 0.0)
     unit = both / np.maximum(rows_of_cell, 1.0)
     shape = n_resamples, len(index)
-    drawn = unit * np.random.default_rng(seed).binomial(rows_of_cell.astype(np.int64), chance, size=shape)
+    drawn = unit * resampling.generator().binomial(rows_of_cell.astype(np.int64), chance, size=shape)
     member = membership(index)
     rows, claimed, right = both @ member, sums @ member, drawn @ member
     statistic = float(error(rows, claimed, count[1] @ member))
@@ -137,22 +133,20 @@ def consistency_of_tally(
     return Consistency(statistic, p_value, float(simulated.mean()), low, high, n_resamples)
 
 
-def _consistency_of_clusters(
-    tally: Tally, sums: ClusterSums, metric: str, tail: float, n_resamples: int, seed: int
-) -> Consistency:
+def _consistency_of_clusters(tally: Tally, sums: ClusterSums, metric: str, resampling: Resampling) -> Consistency:
     """The signs of whole clusters are drawn: under calibration what one shows is as likely turned over."""
-
+    tail, n_resamples = resampling.tail, resampling.n_resamples
     if metric == "aece":
         got = "aece, whose bins are not those of the tally"
         raise InputError("metric", f"be one of {', '.join(BINNED_ERRORS)} with clusters", got)
     check_clusters(sums)
     error, top = BINNED_ERRORS[metric], tally.top
     statistic = float(error(top.count, top.confidence, top.hits))
-    flipped = sign_flips(len(sums.weight), n_resamples, seed) @ sums.gap
+    flipped = sign_flips(len(sums.weight), resampling) @ sums.gap
     simulated = error(top.count, top.confidence, top.confidence + flipped)
     p_value = (1 + int((simulated >= statistic - 1e-12).sum())) / (n_resamples + 1)
     # What a calibrated network would show has the spread of the clusters about their mean, not about 0.
-    noise = gap_noise(sums, sums.weight, n_resamples, seed)
+    noise = gap_noise(sums.gap, sums.weight, resampling)
     expected = float(error(top.count, top.confidence, top.confidence + noise).mean())
     rows = np.where(top.count > 0, top.count, np.nan)
     low, high = np.quantile(np.clip((top.confidence + noise) / rows, 0.0, 1.0), [tail, 1 - tail], axis=0)
@@ -228,17 +222,15 @@ class CalibrationTests:
     def of(
         cls,
         tally: Tally,
+        resampling: Resampling,
         points: Points | None = None,
-        *,
-        n_resamples: int,
-        seed: int,
         clustered: ClusteredPoints | None = None,
     ) -> CalibrationTests:
         """Run both tests on a tally; the slope is exact where the points themselves are known.
 
         Where the tally has clusters, the error of the slope is that of points by cluster, or NaN.
         """
-        ece_test = consistency_of_tally(tally, n_resamples=n_resamples, seed=seed)
+        ece_test = consistency_of_tally(tally, resampling)
         normal = spiegelhalter_of_tally(tally)
         excess = tally.predicted.total - tally.observed.total
         variance = tally.score_variance.total
@@ -257,7 +249,7 @@ class CalibrationTests:
             normal.z,
             normal.p_value,
             z if tally.n else math.nan,
-            n_resamples,
+            resampling.n_resamples,
             fit.slope,
             slope_error,
         )
@@ -439,7 +431,7 @@ def _clustered_range_tail(
     logits: Any, labels: Any, fold: bool, weights: Any, clusters: Any, n_resamples: int, seed: int
 ) -> float:
     """How often the range is as large when the gaps of whole clusters are turned over at random."""
-    z, y = as_tensors(logits, labels)
+    z, y = as_arrays(logits, labels)
     score, outcome = scores_and_outcomes(z, y, fold=fold)
     together = as_clusters(clusters, len(z), at_least=2)
     w = as_weights(weights, len(z))

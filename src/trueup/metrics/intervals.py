@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
-from scipy.sparse import csr_matrix
 from scipy.special import betaincinv, ndtri
 
-from trueup.core.arrays import as_tensors, as_weights
-from trueup.core.bins import BINS, Bins, bin_index, equal_mass, equal_width, rounding_error
-from trueup.core.clusters import (
+from trueup._core.arrays import as_arrays, as_weights
+from trueup._core.bins import BINS, Bins, bin_index, equal_mass, equal_width, rounding_error
+from trueup._core.clusters import (
     Clusters,
     as_clusters,
     block_sums,
@@ -27,20 +26,20 @@ from trueup.core.clusters import (
     mean_error,
     t_quantile,
 )
-from trueup.core.native import as_float64
-from trueup.core.row_scores import RowScores, event_log_odds, is_event, score_rows_and_classes
-from trueup.core.splits import random_groups
-from trueup.core.tally import MEAN_METRICS, TABLE_METRICS, ClusterSums, Mean, Tally, class_cells, row_values
+from trueup._core.row_scores import RowScores, event_log_odds, is_event, score_rows_and_classes
+from trueup._core.splits import random_groups
+from trueup._core.tally import MEAN_METRICS, TABLE_METRICS, ClusterSums, Mean, Tally, class_cells, row_values
 from trueup.metrics.events import EVENT_METRICS, Points, event_values, fit_in_the_large, fit_recalibration, log_odds
 from trueup.metrics.resampling import (
     BootstrapBins,
     Classwise,
-    check_resamples,
+    Resampling,
+    ResamplingOptions,
     gap_noise,
     paired_classwise,
     paired_interval,
     resample_cells,
-    tail_share,
+    sum_columns,
 )
 
 if TYPE_CHECKING:
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
 
 _SHARES = ("accuracy", "observed")
 """What is 0 or 1 in each row: it has Wilson's interval."""
+_USUAL = Resampling()
 _JOINT_PARTS = 4  # cells a bin and method when two methods are resampled together
 
 
@@ -86,7 +86,7 @@ class Scored(NamedTuple):
         beside: Scored | None = None,
     ) -> Scored:
         """Pass over a pair; rows fall into the same groups as those of another method, if it is to stand beside one."""
-        z, y = as_tensors(logits, labels)
+        z, y = as_arrays(logits, labels)
         w = as_weights(weights, len(z))
         together = as_clusters(clusters, len(z)) if beside is None else beside.clusters
         if together is not None and beside is None:
@@ -102,7 +102,7 @@ class Scored(NamedTuple):
             group = together.code % cells.groups
         else:
             group = random_groups(z, y, cells.groups) if beside is None else beside.rows.group
-        odds = as_float64(event_log_odds(z)) if is_event(z, fold) else None
+        odds = event_log_odds(z) if is_event(z, fold) else None
         rows, classes = score_rows_and_classes(z, y, replace(cells, group=group, weights=w), fold=fold)
         tally = Tally.from_rows(rows, classes, bins, unit, fold=fold, weights=w)
         if together is not None:
@@ -131,9 +131,8 @@ class Scored(NamedTuple):
         index, edges = self.bin_of_row(adaptive=True)
         return Bins.from_indices(index, self.rows.score, self.rows.outcome, edges, weights=self.weights).ece()
 
-    def adaptive_noise(self, n_resamples: int, seed: int) -> BootstrapBins:
+    def adaptive_noise(self, resampling: Resampling) -> BootstrapBins:
         """The bins of equal mass, and how clusters make their gaps vary."""
-
         assert self.clusters is not None
         index, edges = self.bin_of_row(adaptive=True)
         found = Bins.from_indices(index, self.rows.score, self.rows.outcome, edges, weights=self.weights)
@@ -145,7 +144,7 @@ class Scored(NamedTuple):
         count = np.bincount(block * size + index, self.weights, blocks * size).reshape(blocks, size)
         weight = np.bincount(block, self.weights, blocks)
         some = weight > 0
-        noise = gap_noise(of_block[some], weight[some], n_resamples, seed)
+        noise = gap_noise(of_block[some], weight[some], resampling)
         sides = count[some].astype(np.float64), of_block[some]
         return BootstrapBins(found.count, found.confidence, found.hits - found.confidence, noise, sides)
 
@@ -179,9 +178,7 @@ def bootstrap(
     fold: bool = False,
     weights: Any = None,
     clusters: Any = None,
-    level: float = 0.95,
-    n_resamples: int = 1000,
-    seed: int = 0,
+    **resampling: Unpack[ResamplingOptions],
 ) -> Interval:
     """Confidence interval of a metric of the table by resampling the rows.
 
@@ -198,17 +195,14 @@ def bootstrap(
     (0.0, True)
     """
     scored = Scored.of(logits, labels, bins=bins, fold=fold, weights=weights, clusters=clusters)
-    values = {metric: scored.value(metric)}
-    return intervals(scored.tally, values, level=level, n_resamples=n_resamples, seed=seed, scored=scored)[metric]
+    return intervals(scored.tally, {metric: scored.value(metric)}, Resampling(**resampling), scored=scored)[metric]
 
 
 def intervals(
     tally: Tally,
     values: Mapping[str, float] | Iterable[str] = TABLE_METRICS,
+    resampling: Resampling = _USUAL,
     *,
-    level: float = 0.95,
-    n_resamples: int = 1000,
-    seed: int = 0,
     scored: Scored | None = None,
 ) -> dict[str, Interval]:
     """Intervals of several metrics from one tally; `values` may hold better values than the tally's own.
@@ -216,8 +210,7 @@ def intervals(
     Where the tally has clusters, the adaptive error and the metrics of an event have intervals only if the rows
     themselves are there as `scored`; else NaN.
     """
-    tail = tail_share(level)
-    check_resamples(n_resamples)
+    tail, level = resampling.tail, resampling.level
     known = dict(values) if isinstance(values, Mapping) else _values_of_tally(tally, values)
     noisy: dict[bool, BootstrapBins] = {}
     reached: dict[str, tuple[float, float]] = {}
@@ -227,7 +220,7 @@ def intervals(
         if name not in reached:
             adaptive = name == "aece"
             if adaptive not in noisy:
-                noisy[adaptive] = BootstrapBins.of_grid(tally.grid, adaptive, n_resamples, seed)
+                noisy[adaptive] = BootstrapBins.of_grid(tally.grid, adaptive, resampling)
             reached[name] = noisy[adaptive].interval("ece" if adaptive else name, tail)
         return reached[name]
 
@@ -235,13 +228,13 @@ def intervals(
     sums = None if tally.clusters is None else tally.clusters.drop_empty()
     ends: dict[str, tuple[float, float]] = {}
     if sums is not None:
-        noisy = _cluster_bins(tally, sums, scored, n_resamples, seed)
+        noisy = _cluster_bins(tally, sums, scored, resampling)
         if of_event:
             ends = dict.fromkeys(of_event, (math.nan, math.nan))
             if scored is not None and len(sums.weight) > 1:
-                ends = scored.clustered_points().intervals(of_event, tail, n_resamples, seed)
+                ends = scored.clustered_points().intervals(of_event, resampling)
     elif of_event:
-        ends = _event_intervals(Points.of_grid(tally.grid), of_event, tail, n_resamples, seed)
+        ends = _event_intervals(Points.of_grid(tally.grid), of_event, resampling)
     found = {}
     for name, value in known.items():
         if name in ends:
@@ -276,9 +269,7 @@ def paired_bootstrap(
     fold: bool = False,
     weights: Any = None,
     clusters: Any = None,
-    level: float = 0.95,
-    n_resamples: int = 1000,
-    seed: int = 0,
+    **resampling: Unpack[ResamplingOptions],
 ) -> Interval:
     """Interval of how much a metric changes from the first pair to the second, on the same rows.
 
@@ -291,26 +282,19 @@ def paired_bootstrap(
     """
     one = Scored.of(*first, bins=bins, fold=fold, weights=weights, clusters=clusters)
     two = Scored.of(*second, bins=bins, fold=fold, weights=weights, beside=one)
-    return differences(one, two, (metric,), level=level, n_resamples=n_resamples, seed=seed)[metric]
+    return differences(one, two, (metric,), Resampling(**resampling))[metric]
 
 
 def differences(
-    first: Scored,
-    second: Scored,
-    metrics: Iterable[str],
-    *,
-    level: float = 0.95,
-    n_resamples: int = 1000,
-    seed: int = 0,
+    first: Scored, second: Scored, metrics: Iterable[str], resampling: Resampling = _USUAL
 ) -> dict[str, Interval]:
     """Paired intervals of second − first for several metrics; both must have the same groups of rows."""
-    tail = tail_share(level)
-    check_resamples(n_resamples)
+    tail = resampling.tail
     joint: dict[bool, tuple[BootstrapBins, BootstrapBins]] = {}
     names = list(metrics)
     before, after = first.values(names), second.values(names)
     of_event = [name for name in names if name in EVENT_METRICS and name != "kuiper"]
-    ends = _event_differences(first, second, of_event, tail, n_resamples, seed) if of_event and first.tally.n else {}
+    ends = _event_differences(first, second, of_event, resampling) if of_event and first.tally.n else {}
     found = {}
     for name in names:
         value = after[name] - before[name]
@@ -328,14 +312,14 @@ def differences(
         else:
             adaptive = name == "aece"
             if adaptive not in joint and first.clusters is None:
-                joint[adaptive] = _resample_jointly(first, second, adaptive, n_resamples, seed)
+                joint[adaptive] = _resample_jointly(first, second, adaptive, resampling)
             elif adaptive not in joint:  # the same factors of the same clusters for both
-                one, two = (_cluster_noise(each, adaptive, n_resamples, seed) for each in (first, second))
+                one, two = (_cluster_noise(each, adaptive, resampling) for each in (first, second))
                 joint[adaptive] = one, two
             low, high = paired_interval(*joint[adaptive], "ece" if adaptive else name, tail)
             most = _most(first, second, name)
             low, high = max(low, -most), min(high, most)
-        found[name] = Interval(value, low, high, level)
+        found[name] = Interval(value, low, high, resampling.level)
     return found
 
 
@@ -346,23 +330,23 @@ _EVENT_CELLS = 256
 
 
 def _cluster_bins(
-    tally: Tally, sums: ClusterSums, scored: Scored | None, n_resamples: int, seed: int
+    tally: Tally, sums: ClusterSums, scored: Scored | None, resampling: Resampling
 ) -> dict[bool, BootstrapBins]:
     """Bins with the noise of clusters, of equal width and, where the rows are there, of equal mass."""
     if len(sums.weight) < 2:
         return {}
     top = tally.top
-    noise = gap_noise(sums, sums.weight, n_resamples, seed)
+    noise = gap_noise(sums.gap, sums.weight, resampling)
     sides = sums.count, sums.gap
     found = {False: BootstrapBins(top.count, top.confidence, top.hits - top.confidence, noise, sides)}
-    return found if scored is None else found | {True: scored.adaptive_noise(n_resamples, seed)}
+    return found if scored is None else found | {True: scored.adaptive_noise(resampling)}
 
 
-def _cluster_noise(scored: Scored, adaptive: bool, n_resamples: int, seed: int) -> BootstrapBins:
+def _cluster_noise(scored: Scored, adaptive: bool, resampling: Resampling) -> BootstrapBins:
     if adaptive:
-        return scored.adaptive_noise(n_resamples, seed)
+        return scored.adaptive_noise(resampling)
     assert scored.tally.clusters is not None
-    return _cluster_bins(scored.tally, scored.tally.clusters.drop_empty(), None, n_resamples, seed)[False]
+    return _cluster_bins(scored.tally, scored.tally.clusters.drop_empty(), None, resampling)[False]
 
 
 def _values_of_tally(tally: Tally, names: Iterable[str]) -> dict[str, float]:
@@ -374,11 +358,12 @@ def _values_of_tally(tally: Tally, names: Iterable[str]) -> dict[str, float]:
 
 
 def _event_intervals(
-    points: Points, values: Mapping[str, float], tail: float, n_resamples: int, seed: int
+    points: Points, values: Mapping[str, float], resampling: Resampling
 ) -> dict[str, tuple[float, float]]:
     """Intervals of an event's metrics: Wald's of the regression's, by inversion what noise adds to, else bootstrap."""
     from trueup.metrics.event_intervals import NOISE_ADDS, invert_noise  # only tables of an event need it
 
+    tail = resampling.tail
     z = float(-ndtri(tail))
     fit, shift = fit_recalibration(points), fit_in_the_large(points)
     wald = {
@@ -390,9 +375,9 @@ def _event_intervals(
     noisy = [name for name in values if name in NOISE_ADDS]
     enough = points.effective_rows > 1 + 1e-9
     cells = points.merge(_EVENT_CELLS)
-    replicates = _resample_points(cells, drawn, n_resamples, seed) if drawn and enough else {}
+    replicates = _resample_points(cells, drawn, resampling) if drawn and enough else {}
     here = event_values(cells, drawn) if replicates else {}
-    ends = invert_noise(cells, noisy, tail, n_resamples, seed) if noisy and enough else {}
+    ends = invert_noise(cells, noisy, resampling) if noisy and enough else {}
     found = {}
     for name, value in values.items():
         low = high = math.nan
@@ -412,22 +397,22 @@ def _ends(replicates: np.ndarray, tail: float) -> tuple[float, float]:
     return (float(np.quantile(some, tail)), float(np.quantile(some, 1 - tail))) if len(some) else (math.nan, math.nan)
 
 
-def _resample_points(cells: Points, names: list[str], n_resamples: int, seed: int) -> dict[str, np.ndarray]:
+def _resample_points(cells: Points, names: list[str], resampling: Resampling) -> dict[str, np.ndarray]:
     """Metrics of points whose rows are drawn again."""
     from trueup.metrics.event_intervals import values_of_resamples
 
     some = cells.rows.ravel() > 0
-    rows = np.zeros((n_resamples, cells.rows.size))
-    rows[:, some] = resample_cells(cells.rows.ravel()[some], cells.squared.ravel()[some], n_resamples, seed)
-    return values_of_resamples(cells, rows.reshape(n_resamples, 2, -1), names)
+    rows = np.zeros((resampling.n_resamples, cells.rows.size))
+    rows[:, some] = resample_cells(cells.rows.ravel()[some], cells.squared.ravel()[some], resampling)
+    return values_of_resamples(cells, rows.reshape(len(rows), 2, -1), names)
 
 
 def _event_differences(
-    first: Scored, second: Scored, names: list[str], tail: float, n_resamples: int, seed: int
+    first: Scored, second: Scored, names: list[str], resampling: Resampling
 ) -> dict[str, tuple[float, float]]:
     """Paired intervals of an event's metrics: both methods' rows are drawn together."""
     if first.clusters is not None:
-        return _clustered_event_differences(first, second, names, tail)
+        return _clustered_event_differences(first, second, names, resampling.tail)
     from trueup.metrics.event_intervals import values_of_resamples
 
     outcome = first.rows.outcome.astype(np.int64)
@@ -443,19 +428,16 @@ def _event_differences(
     some = weights > 0
     joint, cell = np.unique((index[0] * sizes[1] + index[1])[some] * 2 + outcome[some], return_inverse=True)
     count, squared = np.bincount(cell, weights[some]), np.bincount(cell, weights[some] ** 2)
-    drawn = resample_cells(count, squared, n_resamples, seed)
+    drawn = resample_cells(count, squared, resampling)
     values = []
     for points, place, size in zip(cells, (joint // 2 // sizes[1], joint // 2 % sizes[1]), sizes, strict=True):
-        member = csr_matrix(
-            (np.ones(len(joint)), (np.arange(len(joint)), place + size * (joint % 2))), (len(joint), 2 * size)
-        )
-        rows = (drawn @ member).reshape(n_resamples, 2, size)
+        rows = sum_columns(drawn, place + size * (joint % 2), 2 * size).reshape(len(drawn), 2, size)
         values.append((values_of_resamples(points, rows, names), event_values(points, names)))
     (before, before_here), (after, after_here) = values
     exact = first.values(names), second.values(names)
     found = {}
     for name in names:
-        low, high = _ends(after[name] - before[name], tail)
+        low, high = _ends(after[name] - before[name], resampling.tail)
         here, value = after_here[name] - before_here[name], exact[1][name] - exact[0][name]
         # Noise adds to both methods, in resamples once more: what it adds to the difference is taken off.
         found[name] = (value + here - high, value + here - low)
@@ -528,7 +510,7 @@ def _most(first: Scored, second: Scored, metric: str) -> float:
 
 
 def _resample_jointly(
-    first: Scored, second: Scored, adaptive: bool, n_resamples: int, seed: int
+    first: Scored, second: Scored, adaptive: bool, resampling: Resampling
 ) -> tuple[BootstrapBins, BootstrapBins]:
     """Resample two methods' rows together, by cells of one method's confidence and outcome times the other's."""
     bins, keys = [], []
@@ -543,7 +525,7 @@ def _resample_jointly(
     weights = np.ones(int(some.sum())) if first.weights is None else first.weights[some]
     _, cell = np.unique(joint[some], return_inverse=True)
     count, squared = np.bincount(cell, weights), np.bincount(cell, weights**2)
-    drawn = resample_cells(count, squared, n_resamples, seed)
+    drawn = resample_cells(count, squared, resampling)
     result = []
     for index, one in zip(bins, (first, second), strict=True):
         bin_of_cell = np.zeros(len(count), np.int64)

@@ -13,13 +13,11 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from scipy.stats import norm
-from torch import Tensor
+from scipy.special import ndtr, softmax
 
-from trueup.core import native
-from trueup.core.arrays import as_logits, as_tensors, as_weights
-from trueup.core.row_scores import scores_and_outcomes
+from trueup._core import native
+from trueup._core.arrays import as_arrays, as_logits, as_weights
+from trueup._core.row_scores import scores_and_outcomes
 from trueup.metrics.resampling import check_resamples
 
 MEDIAN_ROWS = 1000
@@ -43,7 +41,7 @@ def skce(logits: Any, labels: Any, *, bandwidth: float | None = None, weights: A
 
     Widmann, Lindsten & Zachariah (2019), Calibration tests in multi-class classification.
     """
-    z, y = as_tensors(logits, labels)
+    z, y = as_arrays(logits, labels)
     pairs = _Pairs.of(z, y, bandwidth, weights)
     return pairs.sum() / pairs.count() if pairs.count() else math.nan
 
@@ -59,7 +57,7 @@ def skce_biased(logits: Any, labels: Any, *, bandwidth: float | None = None, wei
 
     Widmann, Lindsten & Zachariah (2019), Calibration tests in multi-class classification.
     """
-    z, y = as_tensors(logits, labels)
+    z, y = as_arrays(logits, labels)
     pairs = _Pairs.of(z, y, bandwidth, weights)
     return max(0.0, 2 * pairs.sum() + pairs.diagonal_sum()) / len(z) ** 2 if len(z) > 1 else math.nan
 
@@ -75,7 +73,7 @@ def skce_linear(logits: Any, labels: Any, *, bandwidth: float | None = None, wei
 
     Widmann, Lindsten & Zachariah (2019), Calibration tests in multi-class classification.
     """
-    z, y = as_tensors(logits, labels)
+    z, y = as_arrays(logits, labels)
     pairs = _Pairs.of(z, y, bandwidth, weights)
     together = float((pairs.weights[: len(z) // 2 * 2 : 2] * pairs.weights[1::2]).sum())
     return float(pairs.neighbours().sum()) / together if together else math.nan
@@ -92,7 +90,7 @@ def mmce(logits: Any, labels: Any, *, bandwidth: float = 0.4, fold: bool = False
 
     Kumar, Sarawagi & Jain (2018), Trainable calibration measures for neural networks.
     """
-    z, y = as_tensors(logits, labels)
+    z, y = as_arrays(logits, labels)
     width = _positive(bandwidth)
     n = len(z)
     if n == 0:
@@ -138,7 +136,7 @@ def skce_test(
 
     Widmann, Lindsten & Zachariah (2019); Arcones & Giné (1992), On the bootstrap of U and V statistics.
     """
-    z, y = as_tensors(logits, labels)
+    z, y = as_arrays(logits, labels)
     if method not in (None, "quadratic", "linear"):
         raise ValueError(f'method must be "quadratic", "linear" or None, got {method!r}')
     check_resamples(n_resamples)
@@ -151,11 +149,11 @@ def skce_test(
         return KernelTest(*_normal_test(pairs.neighbours()), "linear")
     # Residuals of calibrated predictions have mean zero whatever p is, so plain signs need no centring: subtracting
     # their mean rejects too often below some 50 rows.
-    signs = torch.from_numpy(np.random.default_rng(seed).choice([-1.0, 1.0], size=(n, n_resamples))).to(z.device)
-    total, resampled = 0.0, torch.zeros(n_resamples, dtype=torch.float64, device=z.device)
+    signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(n, n_resamples))
+    total, resampled = 0.0, np.zeros(n_resamples)
     for i, j, tile in pairs.upper():
         total += float(tile.sum())
-        resampled += (signs[i] * (tile @ signs[j])).sum(dim=0)
+        resampled += np.einsum("ij,ij->j", signs[i], tile @ signs[j])
     exceeding = int((resampled >= total - 1e-9 * abs(total)).sum())  # equal signs give T again, up to rounding
     return KernelTest(total / pairs.count(), (1 + exceeding) / (1 + n_resamples), "quadratic")
 
@@ -172,10 +170,10 @@ def median_distance(logits: Any) -> float:
     z = as_logits(logits)
     n = len(z)
     if n > MEDIAN_ROWS:
-        norms = torch.cat([_probs(z[at]).square().sum(dim=1) for at in _slices(n)])
+        norms = np.concatenate([(_probs(z[at]) ** 2).sum(axis=1) for at in _slices(n)])
         places = ((np.arange(MEDIAN_ROWS) + 0.5) * n / MEDIAN_ROWS).astype(np.int64)
-        z = z[torch.argsort(norms, stable=True)[torch.from_numpy(places).to(z.device)]]
-    distance = torch.pdist(_probs(z)).cpu().numpy()
+        z = z[np.argsort(norms, kind="stable")[places]]
+    distance = _pair_distances(_probs(z))
     apart = distance[distance > 1e-12]
     if len(apart) == 0:
         return 1.0
@@ -186,40 +184,54 @@ def median_distance(logits: Any) -> float:
 class _Pairs:
     """The matrix w_i w_j h_ij of a trusted pair, a tile at a time."""
 
-    logits: Tensor
-    labels: Tensor
+    logits: np.ndarray
+    labels: np.ndarray
     bandwidth: float
-    weights: Tensor
+    weights: np.ndarray
     """Of mean 1."""
 
     @classmethod
-    def of(cls, z: Tensor, y: Tensor, bandwidth: float | None, weights: Any) -> _Pairs:
+    def of(cls, z: np.ndarray, y: np.ndarray, bandwidth: float | None, weights: Any) -> _Pairs:
         w = as_weights(weights, len(z))
-        mean_one = torch.ones(len(z), dtype=torch.float64) if w is None else torch.from_numpy(w / w.mean())
-        return cls(z, y, median_distance(z) if bandwidth is None else _positive(bandwidth), mean_one.to(z.device))
+        mean_one = np.ones(len(z)) if w is None else w / w.mean()
+        return cls(z, y, median_distance(z) if bandwidth is None else _positive(bandwidth), mean_one)
 
-    def part(self, at: slice) -> tuple[Tensor, Tensor]:
+    def part(self, at: slice) -> tuple[np.ndarray, np.ndarray]:
         """Probabilities p and weighted residuals w(e_y − p) of some rows."""
-        probs, label = _probs(self.logits[at]), self.labels[at]
-        return probs, (torch.nn.functional.one_hot(label, probs.shape[1]) - probs) * self.weights[at, None]
+        probs = _probs(self.logits[at])
+        residual = -probs
+        residual[np.arange(len(probs)), self.labels[at]] += 1
+        return probs, residual * self.weights[at, None]
 
     def count(self) -> float:
         """Σ_{i<j} w_i w_j, the number of pairs."""
-        count = float(self.weights.sum() ** 2 - self.weights.square().sum()) / 2
+        count = float(self.weights.sum() ** 2 - self.weights @ self.weights) / 2
         return count if count > 1e-9 else 0.0
 
-    def upper(self) -> Iterator[tuple[slice, slice, Tensor]]:
+    def upper(self) -> Iterator[tuple[slice, slice, np.ndarray]]:
         """Tiles of h with zeros on and below the diagonal, each with the rows and the columns it covers."""
-        # Squared distances from a matrix product err by about 1e-16, distances of near twins by 1e-8: nothing beside
-        # an ordinary bandwidth, but too much beside a tiny one.
-        product = "use_mm_for_euclid_dist" if self.bandwidth > 0.05 else "donot_use_mm_for_euclid_dist"
         for i in _slices(len(self.logits)):
             probs, residual = self.part(i)
             for j in _slices(len(self.logits), i.start):
                 others, other_residual = self.part(j)
-                tile = torch.cdist(probs, others, compute_mode=product)
-                tile = tile.div_(-self.bandwidth).exp_().mul_(residual @ other_residual.T)
-                yield i, j, tile.triu_(1) if i == j else tile
+                tile = self._distances(probs, others)
+                tile /= -self.bandwidth
+                np.exp(tile, out=tile)
+                tile *= residual @ other_residual.T
+                yield i, j, np.triu(tile, 1) if i == j else tile
+
+    def _distances(self, probs: np.ndarray, others: np.ndarray) -> np.ndarray:
+        # Squared distances from a matrix product err by about 1e-16, distances of near twins by 1e-8: nothing beside
+        # an ordinary bandwidth, but too much beside a tiny one.
+        if self.bandwidth <= 0.05:
+            from scipy.spatial.distance import cdist  # seldom needed, and slow to import
+
+            return np.asarray(cdist(probs, others))
+        tile = probs @ (-2 * others.T)
+        tile += np.einsum("ij,ij->i", probs, probs)[:, None]
+        tile += np.einsum("ij,ij->i", others, others)
+        np.maximum(tile, 0.0, out=tile)
+        return np.sqrt(tile, out=tile)
 
     def sum(self) -> float:
         """Σ_{i<j} h_ij."""
@@ -227,24 +239,37 @@ class _Pairs:
 
     def diagonal_sum(self) -> float:
         """Σ_i h_ii."""
-        return sum(float(self.part(at)[1].square().sum()) for at in _slices(len(self.logits)))
+        return sum(float((self.part(at)[1] ** 2).sum()) for at in _slices(len(self.logits)))
 
     def neighbours(self) -> np.ndarray:
         """h of the first row and the second, of the third and the fourth, and so on."""
         parts = []
         for at in _slices(len(self.logits) // 2 * 2):
             probs, residual = self.part(at)
-            distance = (probs[::2] - probs[1::2]).square().sum(dim=1).sqrt()
-            parts.append(torch.exp(distance / -self.bandwidth) * (residual[::2] * residual[1::2]).sum(dim=1))
-        return torch.cat(parts).cpu().numpy()
+            distance = np.sqrt(((probs[::2] - probs[1::2]) ** 2).sum(axis=1))
+            parts.append(np.exp(distance / -self.bandwidth) * (residual[::2] * residual[1::2]).sum(axis=1))
+        return np.concatenate(parts)
+
+
+def _pair_distances(points: np.ndarray) -> np.ndarray:
+    """The distances of all pairs of rows: by a matrix product, and of near rows, where that cancels, by differences."""
+    first, second = np.triu_indices(len(points), 1)
+    size = np.einsum("ij,ij->i", points, points)
+    squared = (size[:, None] + size - 2 * (points @ points.T))[first, second]
+    near = np.flatnonzero(squared < 1e-5)
+    for some in native.row_chunks(len(near), points.shape[1]):
+        pairs = near[some]
+        squared[pairs] = ((points[first[pairs]] - points[second[pairs]]) ** 2).sum(axis=1)
+    return np.sqrt(squared)
 
 
 def _slices(n: int, start: int = 0) -> Iterator[slice]:
     return native.row_chunks(n, 1, native.TILE_ROWS, start=start)
 
 
-def _probs(z: Tensor) -> Tensor:
-    return torch.softmax(z.double(), dim=1)
+def _probs(z: np.ndarray) -> np.ndarray:
+    probs: np.ndarray = softmax(z.astype(np.float64), axis=1)
+    return probs
 
 
 def _positive(bandwidth: Any) -> float:
@@ -261,7 +286,7 @@ def _normal_test(h: np.ndarray) -> tuple[float, float]:
     error = float(h.std(ddof=1)) / math.sqrt(len(h))
     if error == 0:
         return mean, 0.0 if mean > 0 else 1.0
-    return mean, float(norm.sf(mean / error))
+    return mean, float(ndtr(-mean / error))
 
 
 def _laplacian_form(c: np.ndarray, d: np.ndarray, bandwidth: float) -> float:

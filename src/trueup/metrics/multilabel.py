@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from trueup.core.bins import BINS, bin_index, equal_width
-from trueup.core.clusters import Clusters, as_clusters, degrees_of_freedom, jackknife, t_quantile
-from trueup.core.errors import InputError
-from trueup.core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
+from trueup._core.bins import BINS, bin_index, equal_width
+from trueup._core.clusters import Clusters, as_clusters, degrees_of_freedom, jackknife, t_quantile
+from trueup._core.errors import InputError
+from trueup._core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
 from trueup.io.predictions import PredictionTable, from_multilabel, take_rows
 from trueup.metrics.intervals import Interval, Scored, intervals
-from trueup.metrics.resampling import Classwise, tail_share
-from trueup.metrics.table import Scores, evaluate
+from trueup.metrics.resampling import Classwise, Resampling, ResamplingOptions, tail_share
+from trueup.metrics.table import Scores, evaluate, plain_record
 
 LABEL_METRICS = ("predicted", "observed", "nll", "event_brier", "ece", "event_auroc")
 """The metrics of each label, and of the mean over the labels."""
@@ -50,13 +50,8 @@ class LabelScores:
         """Plain data, ready for JSON."""
 
         def plain(found: Mapping[str, Interval]) -> dict[str, Any]:
-            return {
-                name: {
-                    key: None if not math.isfinite(v) else v
-                    for key, v in (("value", i.value), ("low", i.low), ("high", i.high))
-                }
-                for name, i in found.items()
-            }
+            ends = ("value", "low", "high")
+            return {name: plain_record({end: getattr(i, end) for end in ends}) for name, i in found.items()}
 
         labels = {label: plain(found) for label, found in self.labels.items()}
         return {"micro": self.micro.to_dict(), "macro": plain(self.macro), "labels": labels}
@@ -86,9 +81,7 @@ def evaluate_labels(
     probs: bool = False,
     clusters: Any = None,
     bins: int = BINS,
-    level: float = 0.95,
-    n_resamples: int = 1000,
-    seed: int = 0,
+    **resampling: Unpack[ResamplingOptions],
 ) -> LabelScores:
     """Score log-odds (n, labels) against targets (n, labels), 1, 0 or `ignore_index`: micro, macro and each label.
 
@@ -112,17 +105,17 @@ def evaluate_labels(
             table.logits, table.labels, groups=table.groups, classes=table.classes, clusters=ids,
             cluster_name=together.name,
         )  # fmt: skip
-    return scores_of_labels(table, bins=bins, level=level, n_resamples=n_resamples, seed=seed)
+    return scores_of_labels(table, bins=bins, **resampling)
 
 
 def scores_of_labels(
-    table: PredictionTable, *, bins: int = BINS, level: float = 0.95, n_resamples: int = 1000, seed: int = 0
+    table: PredictionTable, *, bins: int = BINS, **resampling: Unpack[ResamplingOptions]
 ) -> LabelScores:
     """The same of a table of `from_multilabel`."""
-    options: dict[str, Any] = {"bins": bins, "level": level, "n_resamples": n_resamples, "seed": seed}
+    simulation = Resampling(**resampling)
     if table.clusters is None or "label" not in table.groups:
         raise InputError("table", "come from from_multilabel", "one without labels and rows")
-    micro = evaluate(table.logits, table.labels, **table.options(), **options)
+    micro = evaluate(table.logits, table.labels, **table.options(), bins=bins, **resampling)
     codes = table.groups["label"]
     parts: dict[str, Scored] = {}
     labels: dict[str, dict[str, Interval]] = {}
@@ -137,13 +130,8 @@ def scores_of_labels(
         repeated = alone.count < len(mine)  # where a cluster is a row, each label has one of it
         scored = Scored.of(*part, bins=bins, weights=part.weights, clusters=alone if repeated else None)
         parts[str(name)] = scored
-        labels[str(name)] = intervals(
-            scored.tally, scored.values(LABEL_METRICS), level=level, n_resamples=n_resamples, seed=seed, scored=scored
-        )
-    macro = _macro(
-        parts, labels, [everyone.code[codes == name] for name in dict.fromkeys(codes.tolist())], everyone, level
-    )
-    return LabelScores(micro, labels, macro)
+        labels[str(name)] = intervals(scored.tally, scored.values(LABEL_METRICS), simulation, scored=scored)
+    return LabelScores(micro, labels, _macro(parts, labels, of_row, everyone, simulation.level))
 
 
 def _macro(

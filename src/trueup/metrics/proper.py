@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
+from scipy.special import log_softmax
 
-from trueup.core import native
-from trueup.core.arrays import as_logits, as_tensors, as_weights, count_options, upcast_half
-from trueup.core.bins import BINS, bin_index, equal_width, rounding_error
-from trueup.core.row_scores import RowScores, class_probs, score_rows
+from trueup._core import native
+from trueup._core.arrays import as_arrays, as_logits, as_weights, count_options, upcast_half
+from trueup._core.bins import BINS, bin_index, equal_width, rounding_error
+from trueup._core.row_scores import RowScores, class_probs, score_rows
 
 
 def accuracy(logits: Any, labels: Any, *, weights: Any = None) -> float:
@@ -29,16 +29,16 @@ def top_k(logits: Any, labels: Any, *, k: int = 5, weights: Any = None) -> float
     >>> top_k([[2.0, 1.0, 0.0], [0.0, 1.0, 3.0]], [1, 0], k=2)
     0.5
     """
-    z, y = as_tensors(logits, labels)
+    z, y = as_arrays(logits, labels)
     if not 1 <= k <= z.shape[1]:
         raise ValueError(f"k must lie in 1..{z.shape[1]}, got {k}")
-    order = torch.arange(z.shape[1], device=z.device)
+    order = np.arange(z.shape[1])
     hits = np.empty(len(z))
     for rows in native.row_chunks(len(z), z.shape[1], native.CACHE):
         part, label = z[rows], y[rows, None]
-        of_label = part.gather(1, label)
+        of_label = np.take_along_axis(part, label, axis=1)
         ahead = (part > of_label) | ((part == of_label) & (order < label))
-        hits[rows] = (ahead.sum(dim=1) < k).cpu().numpy()
+        hits[rows] = ahead.sum(axis=1) < k
     return _mean(hits, weights)
 
 
@@ -48,7 +48,7 @@ def nll(logits: Any, labels: Any, *, weights: Any = None) -> float:
     >>> round(nll([[0.0, 0.0], [1.0, 0.0]], [0, 0]), 4)
     0.5032
     """
-    z, y = as_tensors(logits, labels, soft=True)
+    z, y = as_arrays(logits, labels, soft=True)
     if y.ndim == 1:
         return _mean(score_rows(z, y).nll, weights)
     return _mean(np.concatenate([-np.where(q > 0, q * log_p, 0.0).sum(axis=1) for log_p, q in _soft(z, y)]), weights)
@@ -62,7 +62,7 @@ def brier(logits: Any, labels: Any, *, weights: Any = None) -> float:
     >>> brier([[0.0, 0.0]], [1])
     0.5
     """
-    z, y = as_tensors(logits, labels, soft=True)
+    z, y = as_arrays(logits, labels, soft=True)
     if y.ndim == 1:
         return _mean(score_rows(z, y).brier, weights)
     return _mean(np.concatenate([((np.exp(log_p) - q) ** 2).sum(axis=1) for log_p, q in _soft(z, y)]), weights)
@@ -85,7 +85,7 @@ def entropy(logits: Any, labels: Any = None, *, weights: Any = None) -> float:
     0.6931
     """
     z = as_logits(logits)
-    return _mean(score_rows(z, torch.zeros(len(z), dtype=torch.int64, device=z.device)).entropy, weights)
+    return _mean(score_rows(z, np.zeros(len(z), np.int64)).entropy, weights)
 
 
 def normalised_entropy(logits: Any, labels: Any = None, *, weights: Any = None) -> float:
@@ -95,9 +95,8 @@ def normalised_entropy(logits: Any, labels: Any = None, *, weights: Any = None) 
     1.0
     """
     z = as_logits(logits)
-    each = score_rows(z, torch.zeros(len(z), dtype=torch.int64, device=z.device)).entropy
-    options = torch.as_tensor(count_options(upcast_half(z)), dtype=torch.float64)
-    return _mean(each / np.log(options.flatten().cpu().numpy()), weights)
+    each = score_rows(z, np.zeros(len(z), np.int64)).entropy
+    return _mean(each / np.log(np.ravel(count_options(upcast_half(z))).astype(np.float64)), weights)
 
 
 class Decomposition(NamedTuple):
@@ -128,13 +127,13 @@ def brier_decomposition(
     >>> abs(between + parts.within_variance - parts.within_covariance - parts.score) < 1e-12
     True
     """
-    z, y = as_tensors(logits, labels)
+    z, y = as_arrays(logits, labels)
     edges, unit, w = equal_width(bins), rounding_error(z), as_weights(weights, len(z))
     if top_label:
         scored = score_rows(z, y)
         index = bin_index(scored.confidence, edges, rounding=unit)
         return Decomposition(*_murphy(scored.confidence, scored.correct, index, w).tolist())
-    parts, label = np.zeros(6), y.cpu().numpy()
+    parts, label = np.zeros(6), y
     for first, probs in class_probs(z):
         for k, p in enumerate(probs, first):
             parts += _murphy(p, (label == k) * 1.0, bin_index(p, edges, rounding=unit), w)
@@ -163,13 +162,13 @@ def _murphy(p: np.ndarray, hit: np.ndarray, index: np.ndarray, weights: np.ndarr
 
 
 def _rows(logits: Any, labels: Any) -> RowScores:
-    return score_rows(*as_tensors(logits, labels))
+    return score_rows(*as_arrays(logits, labels))
 
 
-def _soft(z: torch.Tensor, y: torch.Tensor) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _soft(z: np.ndarray, y: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Log-probabilities and soft labels in float64, a chunk of rows at a time."""
     for rows in native.row_chunks(len(z), z.shape[1], native.CACHE):
-        yield torch.log_softmax(z[rows].double(), dim=1).cpu().numpy(), y[rows].cpu().numpy()
+        yield log_softmax(z[rows].astype(np.float64), axis=1), y[rows]
 
 
 def _mean(values: np.ndarray, weights: Any = None) -> float:

@@ -5,23 +5,16 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from trueup.core import native
-from trueup.core.arrays import as_matrix
+from trueup._core import native
+from trueup._core.arrays import as_matrix, match_kind
+from trueup._core.namespace import NUMPY, Namespace
 
 NEIGHBOURS = 10
 Rule = Literal["distance", "similarity"]
 
 
-def proximity(
-    features: Any,
-    reference: Any = None,
-    *,
-    neighbours: int = NEIGHBOURS,
-    rule: Rule = "distance",
-) -> np.ndarray:
+def proximity(features: Any, reference: Any = None, *, neighbours: int = NEIGHBOURS, rule: Rule = "distance") -> Any:
     """Proximity exp(−(1/k) Σ_j d_j) of each row of features to its k nearest rows of `reference`.
 
     d is the Euclidean distance between rows scaled to length one. Without a reference the rows are each other's
@@ -34,11 +27,12 @@ def proximity(
     if rule not in ("distance", "similarity"):
         raise ValueError(f'rule must be "distance" or "similarity", got {rule!r}')
     x = as_matrix(features, "features", rows=len(features))
-    base = x if reference is None else as_matrix(reference, "reference", rows=len(reference)).to(x.device)
+    base = x if reference is None else as_matrix(reference, "reference", rows=len(reference))
     if base.shape[1] != x.shape[1]:
         raise ValueError(f"reference must have {x.shape[1]} columns as features have, got {base.shape[1]}")
     check_neighbours(neighbours, len(base) - (reference is None))
-    return closeness(x, base, neighbours=neighbours, rule=rule, exclude_self=reference is None).cpu().numpy()
+    nearness = closeness(NUMPY, x, base, neighbours=neighbours, rule=rule, exclude_self=reference is None)
+    return match_kind(nearness, features)
 
 
 def check_neighbours(neighbours: int, available: int) -> None:
@@ -48,31 +42,34 @@ def check_neighbours(neighbours: int, available: int) -> None:
 
 
 def closeness(
-    x: Tensor, base: Tensor, *, neighbours: int, rule: Rule = "distance", exclude_self: bool = False
-) -> Tensor:
-    """Proximity of trusted tensors, in double; `exclude_self` where the rows of x are those of base.
+    xp: Namespace, x: Any, base: Any, *, neighbours: int, rule: Rule = "distance", exclude_self: bool = False
+) -> Any:
+    """Proximity of trusted arrays, in double; `exclude_self` where the rows of x are those of base.
 
     Differentiable, and exportable: then in one block, else in blocks that never hold the whole matrix of distances.
     """
-    x, base = _unit(x), _unit(base)
-    if torch.compiler.is_compiling():
-        return _closeness(x, base, neighbours, rule, 0 if exclude_self else None)
-    blocks = native.row_chunks(len(x), len(base), native.BLOCK)
-    return torch.cat([_closeness(x[at], base, neighbours, rule, at.start if exclude_self else None) for at in blocks])
+    x, base = _unit(xp, x), _unit(xp, base)
+    if xp.is_traced(x):
+        return _closeness(xp, x, base, neighbours, rule, None)
+    blocks = native.row_chunks(x.shape[0], base.shape[0], native.STEP)
+    parts = [_closeness(xp, x[at, :], base, neighbours, rule, at.start if exclude_self else None) for at in blocks]
+    return xp.concat(parts)
 
 
-def _closeness(x: Tensor, base: Tensor, neighbours: int, rule: Rule, own: int | None) -> Tensor:
+def _closeness(xp: Namespace, x: Any, base: Any, neighbours: int, rule: Rule, first: int | None) -> Any:
+    """Proximity of some rows; `first` is the place of the first of them in the base, None if they are not in it."""
     # |u − v|² = 2 − 2u·v between unit vectors: one matrix product.
-    square = 2 - 2 * x @ base.T
-    if own is not None:
-        row = torch.arange(len(x), device=x.device)
-        square = square.index_put((row, row + own), square.new_tensor(torch.inf))
-    near = square.topk(neighbours, dim=1, largest=False).values
+    square = 2 - 2 * (x @ base.T)
+    if first is not None:
+        rows = np.arange(len(x))
+        square[rows, rows + first] = np.inf
+    near = np.partition(square, neighbours - 1)[:, :neighbours] if xp.is_numpy else -xp.top_k(-square, neighbours)[0]
     # Held off zero, where the root has no derivative and a neighbour in the same place would make the gradient NaN.
-    near = near.clamp(min=1e-30)
-    return torch.exp(-near.sqrt().mean(dim=1)) if rule == "distance" else torch.exp(-near).mean(dim=1)
+    near = xp.clip(near, min=1e-30)
+    return xp.exp(-xp.mean(xp.sqrt(near), axis=1)) if rule == "distance" else xp.mean(xp.exp(-near), axis=1)
 
 
-def _unit(x: Tensor) -> Tensor:
+def _unit(xp: Namespace, x: Any) -> Any:
     # Double, because 2 − 2u·v of near neighbours cancels: float32 would put a floor of 3e-4 under every distance.
-    return torch.nn.functional.normalize(x.double(), dim=1)
+    x = xp.double(x)
+    return x / xp.sqrt(xp.clip(xp.sum(x * x, axis=1, keepdims=True), min=1e-24))

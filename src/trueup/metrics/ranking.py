@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from trueup.core.arrays import as_logits, as_tensors, as_vector, as_weights
-from trueup.core.bins import tie_ends
-from trueup.core.row_scores import RowScores, score_rows
+from trueup._core.arrays import as_arrays, as_logits, as_vector, as_weights
+from trueup._core.bins import tie_ends
+from trueup._core.row_scores import RowScores, score_rows
 
 Score = Literal["confidence", "entropy"]
 
@@ -227,8 +225,8 @@ def eaurc(logits: Any, labels: Any, *, score: Score = "confidence", weights: Any
 
 
 def _raw(scores: Any, positive: Any, weights: Any) -> tuple[np.ndarray, np.ndarray]:
-    s = as_vector(scores, "scores").numpy()
-    marked = as_vector(positive, "positive", length=len(s)).numpy()
+    s = as_vector(scores, "scores")
+    marked = as_vector(positive, "positive", length=len(s))
     odd = marked[(marked != 0) & (marked != 1)]
     if len(odd):
         raise ValueError(f"positive must hold 0 and 1 only, got {odd[0]:g}")
@@ -237,7 +235,7 @@ def _raw(scores: Any, positive: Any, weights: Any) -> tuple[np.ndarray, np.ndarr
 
 
 def _certainty_and_errors(logits: Any, labels: Any, score: Score) -> tuple[np.ndarray, np.ndarray]:
-    z, y = as_tensors(logits, labels)
+    z, y = as_arrays(logits, labels)
     scored = score_rows(z, y)
     return _certainty(scored, z, score), 1.0 - scored.correct
 
@@ -248,12 +246,12 @@ def _certainty_and_origin(logits: Any, ood: Any, score: Score) -> tuple[np.ndarr
         raise ValueError(f"ood must have as many classes as logits, {known.shape[1]}, got {foreign.shape[1]}")
     certainty = []
     for z in (known, foreign):
-        no_labels = torch.zeros(len(z), dtype=torch.int64, device=z.device)  # neither score depends on them
+        no_labels = np.zeros(len(z), np.int64)  # neither score depends on them
         certainty.append(_certainty(score_rows(z, no_labels), z, score))
     return np.concatenate(certainty), np.repeat([0.0, 1.0], [len(known), len(foreign)])
 
 
-def _certainty(scored: RowScores, logits: Tensor, score: Score) -> np.ndarray:
+def _certainty(scored: RowScores, logits: np.ndarray, score: Score) -> np.ndarray:
     """What to rank by, on the scale of a probability, where `tie_ends` knows what rounding is."""
     if score == "confidence":
         return scored.confidence
@@ -264,10 +262,7 @@ def _certainty(scored: RowScores, logits: Tensor, score: Score) -> np.ndarray:
 
 
 def _descend(
-    scores: np.ndarray,
-    marked: np.ndarray,
-    ends: Callable[[np.ndarray], np.ndarray],
-    weights: np.ndarray | None = None,
+    scores: np.ndarray, marked: np.ndarray, ends: Callable[[np.ndarray], np.ndarray], weights: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Down the scores, at the end of each run of ties: how many rows were passed (or their weight), and marked ones."""
     order = np.argsort(-scores)

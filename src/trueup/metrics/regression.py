@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from trueup.core.arrays import as_vector
-from trueup.core.bins import BINS, equal_mass_index, equal_width_index
+from trueup._core.arrays import as_vector
+from trueup._core.bins import BINS, equal_mass_index, equal_width_index
 
 Shares = Literal["intervals", "quantiles"]
 
@@ -83,7 +83,7 @@ def variation(std: Any) -> float:
 
     Levi, Gispan, Giladi and Fetaya (2022).
     """
-    s = _check_std(as_vector(std, "std").numpy())
+    s = _check_std(as_vector(std, "std"))
     return float(s.std() / s.mean()) if len(s) else math.nan
 
 
@@ -234,9 +234,9 @@ def variance_error(
 
 def _standardise(mean: Any, std: Any, targets: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """μ, σ, y and z = (y−μ)/σ."""
-    m = as_vector(mean, "mean").numpy()
-    s = _check_std(as_vector(std, "std", length=len(m)).numpy())
-    y = as_vector(targets, "targets", length=len(m)).numpy()
+    m = as_vector(mean, "mean")
+    s = _check_std(as_vector(std, "std", length=len(m)))
+    y = as_vector(targets, "targets", length=len(m))
     return m, s, y, (y - m) / s
 
 
@@ -248,7 +248,7 @@ def _check_std(s: np.ndarray) -> np.ndarray:
 
 
 def _check_levels(levels: Any, name: str = "levels") -> np.ndarray:
-    q: np.ndarray = as_vector(levels, name).numpy()
+    q: np.ndarray = as_vector(levels, name)
     if len(q) and (q.min() < 0 or q.max() > 1):
         raise ValueError(f"{name} must lie in [0, 1], got {q.min():g}..{q.max():g}")
     return q

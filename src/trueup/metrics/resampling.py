@@ -12,17 +12,51 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 from scipy.special import ndtri
 
-from trueup.core.bins import BINNED_ERRORS, folded_mean
-from trueup.core.clusters import degrees_of_freedom, jackknife, t_quantile
-from trueup.core.errors import InputError
-from trueup.core.tally import ClusterSums, Grid, Tally
+from trueup._core.bins import BINNED_ERRORS, folded_mean
+from trueup._core.clusters import degrees_of_freedom, jackknife, t_quantile
+from trueup._core.errors import InputError
+from trueup._core.tally import Grid, Tally
 
 CELLS_PER_BIN = 8
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """How intervals and tests are simulated."""
+
+    level: float = 0.95
+    """Certainty of the intervals."""
+    n_resamples: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        tail_share(self.level)
+        check_resamples(self.n_resamples)
+
+    @property
+    def tail(self) -> float:
+        """The share of the distribution beyond each end of an interval."""
+        return tail_share(self.level)
+
+    def generator(self) -> np.random.Generator:
+        """A new generator of the seed."""
+        return np.random.default_rng(self.seed)
+
+
+class ResamplingOptions(TypedDict, total=False):
+    """The fields of `Resampling` as keyword arguments."""
+
+    level: float
+    n_resamples: int
+    seed: int
+
+
 _NOTHING = np.zeros(1)  # errors are of gaps: hits beside no confidence are gaps
 
 
@@ -39,13 +73,13 @@ class BootstrapBins(NamedTuple):
     """Where the noise is that of clusters, which moves all bins together: their counts and gaps, (blocks, B)."""
 
     @classmethod
-    def of_grid(cls, grid: Grid, adaptive: bool, n_resamples: int, seed: int) -> BootstrapBins:
+    def of_grid(cls, grid: Grid, adaptive: bool, resampling: Resampling) -> BootstrapBins:
         """Resample a tally's rows, binned to equal width or (adaptive) equal mass."""
         index, count, confidence, squared = gather_cells(grid, adaptive)
         some = count.ravel() > 0
         hits = (count * np.array([[0.0], [1.0]])).ravel()[some]
         count, confidence = count.ravel()[some], confidence.ravel()[some]
-        drawn = resample_cells(count, squared.ravel()[some], n_resamples, seed)
+        drawn = resample_cells(count, squared.ravel()[some], resampling)
         return cls.of_cells(np.tile(index, 2)[some], count, confidence, hits, drawn)
 
     @classmethod
@@ -137,12 +171,11 @@ def paired_interval(before: BootstrapBins, after: BootstrapBins, error: str, tai
     return min(low, observed - reach, ends[0]), max(high, observed + reach, ends[1])
 
 
-def gap_noise(sums: ClusterSums | np.ndarray, weight: np.ndarray, n_resamples: int, seed: int) -> np.ndarray:
+def gap_noise(gap: np.ndarray, weight: np.ndarray, resampling: Resampling) -> np.ndarray:
     """What sampling clusters adds to the sums of outcome − score in the bins, (n_resamples, bins)."""
-    gap = sums.gap if isinstance(sums, ClusterSums) else sums
     whole, total = gap.sum(axis=0), weight.sum()
     parts = total * jackknife(whole / total, (whole - gap) / (total - weight)[:, None])
-    return normal_draws(len(weight), degrees_of_freedom(weight), n_resamples, seed) @ parts
+    return normal_draws(len(weight), degrees_of_freedom(weight), resampling.n_resamples, resampling.seed) @ parts
 
 
 def normal_draws(clusters: int, df: float, n_resamples: int, seed: int) -> np.ndarray:
@@ -152,9 +185,9 @@ def normal_draws(clusters: int, df: float, n_resamples: int, seed: int) -> np.nd
     return draws * np.sqrt(df / rng.chisquare(df, size=(n_resamples, 1)))
 
 
-def sign_flips(clusters: int, n_resamples: int, seed: int) -> np.ndarray:
+def sign_flips(clusters: int, resampling: Resampling) -> np.ndarray:
     """A sign for each cluster in each resample: under calibration what a cluster shows is as likely turned over."""
-    signs: np.ndarray = np.random.default_rng(seed).integers(0, 2, (n_resamples, clusters)) * 2.0 - 1.0
+    signs: np.ndarray = resampling.generator().integers(0, 2, (resampling.n_resamples, clusters)) * 2.0 - 1.0
     return signs
 
 
@@ -303,15 +336,24 @@ def membership(index: np.ndarray) -> np.ndarray:
     return member
 
 
-def resample_cells(count: np.ndarray, squared: np.ndarray, n_resamples: int, seed: int) -> np.ndarray:
+def resample_cells(count: np.ndarray, squared: np.ndarray, resampling: Resampling) -> np.ndarray:
     """Draw all rows again, with replacement: how many (or what weight) fall into each cell, (n_resamples, cells).
 
     A cell of weight W counts as W²/Σw² rows of equal weight, so that what falls into it varies by Σw².
     """
     rows = count**2 / squared
     n = rows.sum()
-    drawn = np.random.default_rng(seed).multinomial(max(round(n), 1), rows / n, size=n_resamples)
+    drawn = resampling.generator().multinomial(max(round(n), 1), rows / n, size=resampling.n_resamples)
     return drawn if np.array_equal(squared, count) else drawn * (squared / count)
+
+
+def sum_columns(values: np.ndarray, place: np.ndarray, size: int) -> np.ndarray:
+    """Columns added up by their place, (rows, size)."""
+    order = np.argsort(place, kind="stable")
+    found, first = np.unique(place[order], return_index=True)
+    sums = np.zeros((len(values), size))
+    sums[:, found] = np.add.reduceat(values[:, order], first, axis=1)
+    return sums
 
 
 def tail_share(level: float) -> float:

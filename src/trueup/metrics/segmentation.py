@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import torch
+from scipy.special import softmax
 
-from trueup.core.arrays import as_tensors, upcast_half
-from trueup.core.bins import BINNED_ERRORS, BINS, Bins, cut_points, equal_width, rounding_error
-from trueup.core.clusters import t_quantile
-from trueup.core.conversion import classes_last
-from trueup.core.errors import InputError
-from trueup.core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
+from trueup._core.arrays import as_arrays, to_array
+from trueup._core.bins import BINNED_ERRORS, BINS, Bins, cut_points, equal_width, rounding_error
+from trueup._core.clusters import t_quantile
+from trueup._core.errors import InputError
+from trueup._core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
+from trueup.convert import classes_last
 from trueup.metrics.intervals import Interval
 from trueup.metrics.resampling import tail_share
 
@@ -63,11 +63,10 @@ class SegmentationTally:
 
         Pixels labelled `ignore_index` do not count. `background`, a class, is left out of the means over classes.
         """
-        z = logits if isinstance(logits, torch.Tensor) else torch.as_tensor(np.asarray(logits))
-        y = labels if isinstance(labels, torch.Tensor) else torch.as_tensor(np.asarray(labels))
+        z, y = to_array(logits, "logits"), to_array(labels, "labels")
         if z.ndim < 3:
             raise InputError("logits", "have shape (n, K, …), or (n, …, K) with classes='last'", str(tuple(z.shape)))
-        z = classes_last(z.detach(), classes)
+        z = classes_last(z, classes)
         if z.shape[:-1] != y.shape:
             wanted = f"have shape {tuple(z.shape[:-1])} to match the logits"
             raise InputError("labels", wanted, str(tuple(y.shape)))
@@ -79,14 +78,14 @@ class SegmentationTally:
         whole = np.zeros((3, k, bins))
         for image, label in zip(z.reshape(len(z), -1, k), y.reshape(len(y), -1), strict=True):
             kept = label != ignore_index
-            rows, truth = as_tensors(upcast_half(image[kept]), label[kept])
+            rows, truth = as_arrays(image[kept], label[kept])
             sums = _class_sums(rows, truth, bins)
             whole += sums
             for name in ERRORS:
                 with np.errstate(invalid="ignore", divide="ignore"):
                     found[name].append(BINNED_ERRORS[name](*sums) if len(rows) else np.full(k, math.nan))
             pixels.append(len(rows))
-            correct.append(int((rows.argmax(dim=1) == truth).sum()))
+            correct.append(int((rows.argmax(axis=1) == truth).sum()))
         errors = {name: np.stack(each) if each else np.zeros((0, k)) for name, each in found.items()}
         seen, right = np.array(pixels, dtype=np.int64), np.array(correct, dtype=np.int64)
         return cls(errors, seen, right, Bins(equal_width(bins), *whole), background)
@@ -166,14 +165,14 @@ class SegmentationTally:
         return f"<p>{self.caption()}</p>{html_table(head, rows)}"
 
 
-def _class_sums(logits: torch.Tensor, labels: torch.Tensor, bins: int) -> np.ndarray:
+def _class_sums(logits: np.ndarray, labels: np.ndarray, bins: int) -> np.ndarray:
     """Count, probability and hits of every class in the bins of its probability, (3, classes, bins)."""
     k = logits.shape[1]
-    probs = torch.softmax(logits.double(), dim=1).cpu().numpy()
+    probs = softmax(logits.astype(np.float64), axis=1)
     cuts = cut_points(equal_width(bins), rounding=rounding_error(logits))
     place = np.searchsorted(cuts, probs, side="left") + bins * np.arange(k)
     hits = np.zeros_like(probs)
-    hits[np.arange(len(probs)), labels.cpu().numpy()] = 1.0
+    hits[np.arange(len(probs)), labels] = 1.0
     sums = [np.bincount(place.ravel(), w, k * bins) for w in (np.ones(probs.size), probs.ravel(), hits.ravel())]
     return np.stack(sums).reshape(3, k, bins)
 

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from trueup.core.arrays import as_tensors
-from trueup.core.bins import BINS
-from trueup.core.conversion import as_event
-from trueup.core.errors import InputError
-from trueup.core.row_scores import event_name, score_rows
-from trueup.core.tally import TABLE_METRICS, Tally
+from trueup._core.arrays import as_arrays
+from trueup._core.bins import BINS
+from trueup._core.errors import InputError
+from trueup._core.row_scores import event_name, score_rows
+from trueup._core.tally import TABLE_METRICS, Tally
+from trueup.convert import as_event
 from trueup.io.predictions import PredictionTable, take_rows
 from trueup.io.shards import Shards, map_shards, warn_of_bad_shards
 from trueup.metrics.events import EVENT_METRICS
 from trueup.metrics.groups import GroupTally
 from trueup.metrics.hypothesis_tests import CalibrationTests
 from trueup.metrics.intervals import intervals
+from trueup.metrics.resampling import Resampling, ResamplingOptions
 from trueup.metrics.table import Scores, default_metrics, has_interval
 
 
@@ -32,12 +33,10 @@ def evaluate_shards(
     event: int | str | None = None,
     fold: bool = False,
     bins: int = BINS,
-    level: float = 0.95,
-    n_resamples: int = 1000,
-    seed: int = 0,
     executor: Executor | None = None,
     skip_bad: bool = False,
     progress: bool = True,
+    **resampling: Unpack[ResamplingOptions],
 ) -> Scores:
     """The table of `trueup.evaluate` for shards, in one pass and the memory of one chunk a worker.
 
@@ -46,16 +45,17 @@ def evaluate_shards(
     the names that the shards have as `classes`. The column of clusters makes intervals and tests those of clusters; the
     adaptive error and what is of an event alone then come without intervals, which need all rows at once.
     """
+    simulation = Resampling(**resampling)
     wanted = () if metrics is None else tuple(metrics)
     unknown = [metric for metric in wanted if not has_interval(metric)]
     if unknown:
         known = ", ".join((*TABLE_METRICS, *EVENT_METRICS))
         raise ValueError(f"of shards, metrics must be among {known}, got {unknown[0]!r}")
-    if shards.groups and shards.clusters is not None:
+    if shards.fields.groups and shards.fields.clusters is not None:
         hint = "load the files and evaluate(*table, **table.options())"
         raise InputError("groups", "be left out of shards with clusters", "both", hint)
     sums, _, bad = map_shards(
-        functools.partial(_tally_rows, bins=bins, event=event, names=shards.classes, fold=fold),
+        functools.partial(_tally_rows, bins=bins, event=event, names=shards.fields.classes, fold=fold),
         shards,
         executor=executor,
         skip_bad=skip_bad,
@@ -64,34 +64,31 @@ def evaluate_shards(
     )
     warn_of_bad_shards(bad)
     tally = sums.tally
-    if shards.weights is not None and not tally.n:
-        raise InputError(shards.weights, "not all be zero", "zeros")
+    if shards.fields.weights is not None and not tally.n:
+        raise InputError(shards.fields.weights, "not all be zero", "zeros")
+    by_group = None if sums.groups is None else sums.groups.table(level=simulation.level, seed=simulation.seed)
     return scores_of_tally(
         tally,
         wanted,
-        level=level,
-        n_resamples=n_resamples,
-        seed=seed,
-        effective_rows=None if shards.weights is None else tally.effective_rows,
-        group_tables={} if sums.groups is None else {"network": sums.groups.table(level=level, seed=seed)},
-        event_name=event_name(event, sums.classes, shards.classes),
+        simulation,
+        effective_rows=None if shards.fields.weights is None else tally.effective_rows,
+        group_tables={} if by_group is None else {"network": by_group},
+        event_name=event_name(event, sums.classes, shards.fields.classes),
         clusters=None if tally.clusters is None else len(sums.clusters),
-        cluster_name=shards.clusters or "cluster",
+        cluster_name=shards.fields.clusters or "cluster",
     )
 
 
-def scores_of_tally(
-    tally: Tally, metrics: Iterable[str] = (), *, level: float, n_resamples: int, seed: int, **fields: Any
-) -> Scores:
+def scores_of_tally(tally: Tally, metrics: Iterable[str], resampling: Resampling, **fields: Any) -> Scores:
     """The table of `trueup.evaluate` from a tally alone; the other fields of `Scores` by name."""
     wanted = tuple(metrics) or default_metrics(len(tally.classes.count), tally.fold)
     return Scores(
         rows=tally.n,
         classes=len(tally.classes.count),
         bins=tally.grid.bins,
-        level=level,
-        values={"network": intervals(tally, wanted, level=level, n_resamples=n_resamples, seed=seed)},
-        tests={"network": CalibrationTests.of(tally, n_resamples=n_resamples, seed=seed)},
+        level=resampling.level,
+        values={"network": intervals(tally, wanted, resampling)},
+        tests={"network": CalibrationTests.of(tally, resampling)},
         changes={},
         means={"network": (tally.predicted.value, tally.observed.value)},
         is_event=tally.is_event,
@@ -116,7 +113,7 @@ class _Sums:
 
 
 def _tally_rows(
-    part: PredictionTable, *, bins: int, event: int | str | None, names: tuple[str, ...] | None, fold: bool
+    part: PredictionTable, *, bins: int, event: int | str | None, names: Sequence[str] | None, fold: bool
 ) -> _Sums:
     if part.weights is not None and not part.weights.all():
         part = take_rows(part, part.weights > 0)
@@ -127,6 +124,6 @@ def _tally_rows(
     names_of = frozenset() if part.clusters is None else frozenset(np.unique(part.clusters).tolist())
     if not part.groups:
         return _Sums(tally, None, part.logits.shape[1], names_of)
-    rows = score_rows(*as_tensors(z, y), fold=fold)
+    rows = score_rows(*as_arrays(z, y), fold=fold)
     groups = GroupTally.of(rows.score, rows.outcome, part.groups, weights=part.weights)
     return _Sums(tally, groups, part.logits.shape[1])

@@ -6,15 +6,13 @@ import math
 from typing import Any
 
 import numpy as np
-import torch
 from scipy.fft import dct, idct
 from scipy.special import spherical_jn
-from torch import Tensor
 
-from trueup.core import native
-from trueup.core.arrays import as_tensors, as_weights, effective_rows, upcast_half
-from trueup.core.bins import tie_ends
-from trueup.core.row_scores import class_probs, scores_and_outcomes
+from trueup._core import native
+from trueup._core.arrays import as_arrays, as_weights, effective_rows
+from trueup._core.bins import tie_ends
+from trueup._core.row_scores import class_probs, log_sum_exp, scores_and_outcomes
 
 _FINEST = 1 << 16
 """Points of the finest mesh of [0, 1] that smooth ECE uses."""
@@ -33,7 +31,7 @@ def ks(logits: Any, labels: Any, *, rank: int = 1, fold: bool = False, weights: 
 
     Gupta et al. (2021), Calibration of neural networks using splines.
     """
-    z, y = as_tensors(logits, labels)
+    z, y = as_arrays(logits, labels)
     _check_rank(rank, "rank", z)
     w = as_weights(weights, len(z))
     if rank == 1:
@@ -54,7 +52,7 @@ def ks_within(logits: Any, labels: Any, *, top: int = 2, weights: Any = None) ->
 
     Gupta et al. (2021), Calibration of neural networks using splines.
     """
-    z, y = as_tensors(logits, labels)
+    z, y = as_arrays(logits, labels)
     _check_rank(top, "top", z)
     scores, label_rank = _largest_probs(z, y, int(top))
     return _largest_drift(scores.sum(axis=1), label_rank <= top, as_weights(weights, len(z)))
@@ -71,8 +69,8 @@ def ks_classwise(logits: Any, labels: Any, *, weights: Any = None) -> float:
 
     Gupta et al. (2021), Calibration of neural networks using splines.
     """
-    z, y = as_tensors(logits, labels)
-    label, w = y.cpu().numpy(), as_weights(weights, len(z))
+    z, y = as_arrays(logits, labels)
+    label, w = y, as_weights(weights, len(z))
     total = 0.0
     for first, probs in class_probs(z):
         total += sum(_largest_drift(p, label == k, w) for k, p in enumerate(probs, first))
@@ -90,7 +88,7 @@ def smooth_ece(logits: Any, labels: Any, *, fold: bool = False, weights: Any = N
 
     Błasiok & Nakkiran (2024), Smooth ECE.
     """
-    z, y = as_tensors(logits, labels)
+    z, y = as_arrays(logits, labels)
     if len(z) == 0:
         return math.nan
     share = _shares(weights, len(z))
@@ -118,7 +116,7 @@ def kde_ece(logits: Any, labels: Any, *, grid: int = 1 << 15, fold: bool = False
 
     Zhang, Kailkhura & Han (2020), Mix-n-Match.
     """
-    z, y = as_tensors(logits, labels)
+    z, y = as_arrays(logits, labels)
     if not isinstance(grid, (int, np.integer)) or grid < 64:
         raise ValueError(f"grid must be a whole number of at least 64, got {grid!r}")
     n = len(z)
@@ -140,7 +138,7 @@ def kde_ece(logits: Any, labels: Any, *, grid: int = 1 << 15, fold: bool = False
     return float(np.mean(np.abs(mesh * density - hit_density)))
 
 
-def _check_rank(rank: Any, name: str, z: Tensor) -> None:
+def _check_rank(rank: Any, name: str, z: np.ndarray) -> None:
     """Refuse a rank that there is no class for."""
     if not isinstance(rank, (int, np.integer)) or not 1 <= rank <= z.shape[1]:
         raise ValueError(f"{name} must lie in 1..{z.shape[1]}, the number of classes, got {rank!r}")
@@ -168,18 +166,18 @@ def _largest_drift(score: np.ndarray, hit: np.ndarray, weights: np.ndarray | Non
     return float(np.abs(drift[tie_ends(ordered)]).max()) / n
 
 
-def _largest_probs(z: Tensor, y: Tensor, count: int) -> tuple[np.ndarray, np.ndarray]:
+def _largest_probs(z: np.ndarray, y: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """The `count` largest probabilities of each row, descending (n, count), and the label's rank among all, from 1."""
     n, classes = z.shape
     scores, label_rank = np.empty((n, count)), np.empty(n, np.int64)
-    order = torch.arange(classes, device=z.device)
+    order = np.arange(classes)
     for at in native.row_chunks(n, classes, native.STEP):
-        part, label = upcast_half(z[at]), y[at, None]
-        largest = part.topk(count, dim=1).values.double()
-        scores[at] = torch.exp(largest - part.double().logsumexp(dim=1, keepdim=True)).cpu().numpy()
-        of_label = part.gather(1, label)
+        part, label = z[at], y[at, None]
+        largest = np.partition(part, classes - count, axis=1)[:, classes - count :]
+        scores[at] = np.exp(np.sort(largest, axis=1)[:, ::-1] - log_sum_exp(part)[:, None])
+        of_label = np.take_along_axis(part, label, axis=1)
         ahead = (part > of_label) | ((part == of_label) & (order < label))
-        label_rank[at] = 1 + ahead.sum(dim=1).cpu().numpy()
+        label_rank[at] = 1 + ahead.sum(axis=1)
     return scores, label_rank
 
 

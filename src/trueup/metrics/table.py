@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import ndtri
 
-from trueup.core.arrays import as_tensors
-from trueup.core.bins import BINS
-from trueup.core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
-from trueup.core.row_scores import event_name
-from trueup.core.tally import TABLE_METRICS
+from trueup._core.arrays import as_arrays
+from trueup._core.bins import BINS
+from trueup._core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
+from trueup._core.registry import METRICS, unknown_name
+from trueup._core.row_scores import event_name
+from trueup._core.tally import TABLE_METRICS
 from trueup.metrics.events import EVENT_METRICS
 from trueup.metrics.hypothesis_tests import CalibrationTests
 from trueup.metrics.intervals import Interval, Scored, differences, intervals
-from trueup.registry import METRICS, unknown_name
+from trueup.metrics.resampling import Resampling
 
 if TYPE_CHECKING:
     from trueup.metrics.groups import GroupTable
@@ -98,15 +99,13 @@ class ScoreTable:
         """A data frame with one row for each method and metric (needs pandas)."""
         import pandas as pd
 
+        columns = ["method", "metric", "value", "low", "high", "change", "change_low", "change_high"]
         nothing = Interval(math.nan, math.nan, math.nan)
         records = []
-        for name in self.methods:
-            for metric, found in self.values[name].items():
+        for name, found in self.values.items():
+            for metric, i in found.items():
                 change = self.changes.get(name, {}).get(metric, nothing)
-                records.append(
-                    [name, metric, found.value, found.low, found.high, change.value, change.low, change.high]
-                )
-        columns = ["method", "metric", "value", "low", "high", "change", "change_low", "change_high"]
+                records.append([name, metric, i.value, i.low, i.high, change.value, change.low, change.high])
         return pd.DataFrame(records, columns=columns)
 
     def __str__(self) -> str:
@@ -155,42 +154,30 @@ class ScoreTable:
 
     def table(self) -> list[Row]:
         """Its cells as text, the first row the heads."""
+
+        def number(metric: str, x: float, *, sign: bool = False) -> str:
+            return format_number(x, sign=sign, digits=self.digits(metric))
+
+        def interval(metric: str, i: Interval, *, sign: bool = False) -> str:
+            return format_interval(i.low, i.high, sign=sign, digits=self.digits(metric))
+
         level = format_percent(self.level)
         if len(self.methods) == 1:
-            found = self.values[self.methods[0]]
-            return [["metric", "value", f"{level} interval"]] + [
-                [
-                    metric,
-                    format_number(i.value, digits=self.digits(metric)),
-                    format_interval(i.low, i.high, digits=self.digits(metric)),
-                ]
-                for metric, i in found.items()
-            ]
+            only = self.values[self.methods[0]]
+            rows = [[metric, number(metric, i.value), interval(metric, i)] for metric, i in only.items()]
+            return [["metric", "value", f"{level} interval"], *rows]
         if len(self.methods) == 2:
-            one, two = self.methods
-            rows = [["metric", one, two, "change", f"{level} interval"]]
-            for metric in self.metrics:
-                change, digits = self.changes[two][metric], self.digits(metric)
-                values = [format_number(self.values[name][metric].value, digits=digits) for name in self.methods]
-                rows.append(
-                    [
-                        metric,
-                        *values,
-                        format_number(change.value, sign=True, digits=digits),
-                        format_interval(change.low, change.high, sign=True, digits=digits),
-                    ]
-                )
+            rows = [["metric", *self.methods, "change", f"{level} interval"]]
+            for metric, change in self.changes[self.methods[1]].items():
+                values = [number(metric, self.values[name][metric].value) for name in self.methods]
+                moved = number(metric, change.value, sign=True)
+                rows.append([metric, *values, moved, interval(metric, change, sign=True)])
             return rows
         rows = [["method", *self.metrics]]
-        for name in self.methods:
-            marks = {
-                metric: "*" if i.low > 0 or i.high < 0 else " " for metric, i in self.changes.get(name, {}).items()
-            }
-            cells = (
-                format_number(i.value, digits=self.digits(metric)) + marks.get(metric, " ")
-                for metric, i in self.values[name].items()
-            )
-            rows.append([name, *cells])
+        for name, found in self.values.items():
+            changes = self.changes.get(name, {})
+            marks = {metric: "*" if i.low > 0 or i.high < 0 else " " for metric, i in changes.items()}
+            rows.append([name, *(number(metric, i.value) + marks.get(metric, " ") for metric, i in found.items())])
         return rows
 
 
@@ -319,8 +306,8 @@ class Scores(ScoreTable):
         >>> scores.plot("nll").get_xlabel()
         'NLL (nats), 95 % interval'
         """
-        figure = import_module("trueup.report.figures.comparison")  # drawing is a higher layer, for users alone
-        return figure.draw(figure.comparison(self, metric), ax, title=title)
+        reports = import_module("trueup.reports")  # drawing is a higher layer, for users alone
+        return reports.draw(reports.comparison(self, metric), ax, title=title)
 
     def caption(self) -> str:
         """How much was scored."""
@@ -439,6 +426,7 @@ def compare(
     for metric in wanted:
         if metric not in TABLE_METRICS and metric not in METRICS:
             raise ValueError(f"metrics must be names of METRICS, got {metric!r}; there are: {', '.join(METRICS)}")
+    resampling = Resampling(level, n_resamples, seed)
     first: Scored | None = None
     first_name = next(iter(named))
     values: dict[str, dict[str, Interval]] = {}
@@ -450,18 +438,17 @@ def compare(
         if event is not None or z.shape[1] == 2:
             title = title or event_name(event, z.shape[1], names)
         if event is not None:
-            from trueup.core.conversion import as_event  # most tables are of no event, or of one of two classes
+            from trueup.convert import as_event  # most tables are of no event, or of one of two classes
 
             z, y = as_event(z, y, event, names=names)
         wanted = wanted or default_metrics(z.shape[1], fold)
         tabled = [metric for metric in wanted if has_interval(metric)]
         if first is not None and labels is not None:
-            _check_same(first_name, labels, name, y.cpu().numpy())
+            _check_same(first_name, labels, name, y)
             if z.shape[1] != classes:
                 raise ValueError(f"{name} must have the {classes} classes that {first_name} has, got {z.shape[1]}")
         scored = Scored.of(z, y, bins=bins, fold=fold, weights=weights, clusters=clusters, beside=first)
-        options: dict[str, Any] = {"level": level, "n_resamples": n_resamples, "seed": seed}
-        found = intervals(scored.tally, scored.values(tabled), **options, scored=scored)
+        found = intervals(scored.tally, scored.values(tabled), resampling, scored=scored)
         for metric in wanted:
             if not has_interval(metric):
                 found[metric] = Interval(_value(metric, z, y, fold, scored.weights), math.nan, math.nan, level)
@@ -476,15 +463,14 @@ def compare(
         means[name] = scored.tally.predicted.value, scored.tally.observed.value
         tests[name] = CalibrationTests.of(
             scored.tally,
+            resampling,
             scored.points if scored.odds is not None else None,
-            n_resamples=n_resamples,
-            seed=seed,
-            clustered=None if scored.clusters is None or scored.odds is None else scored.clustered_points(),
+            None if scored.clusters is None or scored.odds is None else scored.clustered_points(),
         )
         if first is None:
-            first, labels, classes = scored, y.cpu().numpy(), z.shape[1]
+            first, labels, classes = scored, y, z.shape[1]
             continue
-        change = differences(first, scored, tabled, **options)
+        change = differences(first, scored, tabled, resampling)
         for metric in wanted:
             if not has_interval(metric):
                 by = values[name][metric].value - values[first_name][metric].value
@@ -547,7 +533,7 @@ def _pair(name: str, pair: Any) -> tuple[Any, Any]:
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be a pair (logits, labels), got {type(pair).__name__}") from None
     try:
-        return as_tensors(logits, labels)
+        return as_arrays(logits, labels)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 

@@ -13,18 +13,20 @@ from typing import Any, Literal, cast, overload
 import torch
 from torch import Tensor, nn
 
+from trueup._core.errors import InputError
+from trueup._core.progress import track
+from trueup._core.registry import METHODS
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import takes
-from trueup.core.arrays import as_tensors, upcast_half
-from trueup.core.conversion import classes_last, flatten
-from trueup.core.distributed import all_gather_object, all_gather_rows, raise_on_all_ranks, rank, world_size
-from trueup.core.errors import InputError
-from trueup.core.progress import track
+from trueup.convert import classes_last, flatten
 from trueup.io.predictions import Predictions, PredictionTable
+from trueup.models._distributed import all_gather_object, all_gather_rows, raise_on_all_ranks, rank, world_size
+from trueup.models._tensors import as_tensors, upcast_half
+from trueup.models._value_module import as_module
 from trueup.models.batches import Device, batches, logits_of, replace_at, tensors_in, with_logits
 from trueup.models.freezing import frozen, unwrap
 
-__all__ = ["Calibrated", "collect", "device_of", "embedding_of", "input_position", "on_model", "outputs"]
+__all__ = ["Calibrated", "calibrate", "collect", "device_of", "embedding_of", "input_position", "outputs"]
 
 
 ClassAxis = Literal["first", "last"] | None
@@ -202,25 +204,32 @@ class Calibrated(nn.Module):
         self,
         model: nn.Module,
         before: nn.Module | None = None,
-        after: Calibrator | None = None,
+        after: Calibrator | nn.Module | None = None,
         *,
         classes: ClassAxis = None,
     ) -> None:
         super().__init__()
         if classes not in (None, "first", "last"):
             raise InputError("classes", 'be "first" (n, K, …) or "last" (n, …, K)', repr(classes))
-        for name, module in (("model", model), ("before", before), ("after", after)):
-            if not isinstance(module, nn.Module) and (module is not None or name == "model"):
-                got = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
-                raise InputError(name, "be an nn.Module", got)
         if isinstance(before, Calibrator):
             got = f"the calibrator {type(before).__name__}"
             raise InputError("before", "map the network's input", got, "a calibrator of the logits is after=")
+        for name, module in (("model", model), ("before", before), ("after", after)):
+            known = isinstance(module, (nn.Module, Calibrator) if name == "after" else nn.Module)
+            if not known and (module is not None or name == "model"):
+                got = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
+                raise InputError(name, "be an nn.Module", got)
         self.model = model
         self.before = before
-        self.after = after
+        is_ready = after is None or isinstance(after, nn.Module)
+        self.calibrator = after if is_ready else as_module(after).to(device_of(model))
         self.classes = classes
         self.training = getattr(model, "training", False)  # which a frozen script has not
+
+    @property
+    def after(self) -> Any:
+        """The calibrator, or the module that was given; its parameters are in the state as `calibrator`."""
+        return getattr(self.calibrator, "wrapped", self.calibrator)
 
     @ModelSignature
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -260,16 +269,16 @@ class Calibrated(nn.Module):
         return sorted({*super().__dir__(), *dir(self.model)})  # type: ignore[no-untyped-call]
 
     def _replace_logits(self, output: Any) -> Any:
-        if self.after is None:
+        if self.calibrator is None:
             return output
         logits = logits_of(output)
         return with_logits(output, self._calibrate(logits).to(logits.dtype))
 
     def _calibrate(self, logits: Tensor) -> Tensor:
         """Outputs of any dimension keep their shape: each token or pixel is a row."""
-        after = cast(Calibrator, self.after)
+        after = cast(nn.Module, self.calibrator)
         if logits.ndim == 2:
-            return after(logits)
+            return cast(Tensor, after(logits))
         last = classes_last(logits, self.classes)
         calibrated = after(last.reshape(-1, last.shape[-1])).reshape(last.shape)
         return calibrated.movedim(-1, 1) if self.classes == "first" else calibrated
@@ -337,38 +346,36 @@ class Calibrated(nn.Module):
         return cast(nn.Module, self.before)(point).to(point.dtype)
 
 
-def on_model(fit: Callable[..., Calibrator]) -> Callable[..., Calibrated]:
-    """Lift a method on logits to one on networks, which puts fit(*collect(model, loader)) after the model.
+def calibrate(
+    model: nn.Module,
+    loader: Iterable[Any],
+    method: str | Callable[..., Calibrator] = "temperature",
+    *,
+    classes: ClassAxis = None,
+    ignore_index: int = -100,
+    shifted: bool = False,
+    device: Device | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> Calibrated:
+    """Fit a calibrator to the logits of a model over a loader, and put it after the model.
 
-    >>> from trueup.calibrators.temperature import Temperature
+    `method` is a name of `trueup.METHODS`, or a function of logits and labels; `options` go to it. Tokens and pixels
+    need `classes`, `ignore_index` and `shifted` as `collect` does; methods that choose on folds then keep the rows of
+    one text or image in the same fold.
+
     >>> x, y = torch.tensor([[4.0, 0.0], [4.0, 0.0], [0.0, 4.0], [4.0, 0.0]]), torch.tensor([0, 0, 1, 1])
-    >>> on_model(Temperature.fit)(nn.Identity(), [(x, y)]).after
+    >>> calibrate(nn.Identity(), [(x, y)]).after
     Temperature(temperature=3.64096)
-
-    What it returns takes `classes`, `ignore_index` and `shifted` for tokens and pixels, as `collect` does; methods that
-    choose on folds keep the rows of one text or image together.
     """
-
-    def lifted(
-        model: nn.Module,
-        loader: Iterable[Any],
-        *,
-        classes: ClassAxis = None,
-        ignore_index: int = -100,
-        shifted: bool = False,
-        device: Device | None = None,
-        progress: bool = True,
-    ) -> Calibrated:
-        """Fit the method to the model's logits over the loader."""
-        if classes is None:
-            calibrator = fit(*collect(model, loader, device=device, progress=progress))
-            return Calibrated(model, after=calibrator.to(device_of(model)))
-        options: dict[str, Any] = {"ignore_index": ignore_index, "shifted": shifted, "device": device}
-        table = collect(model, loader, classes=classes, **options, progress=progress)
-        calibrator = fit(*table, **(table.options() if takes(fit, "clusters") else {}))
-        return Calibrated(model, after=calibrator.to(device_of(model)), classes=classes)
-
-    return lifted
+    fit = METHODS[method] if isinstance(method, str) else method
+    if classes is None:
+        pair = collect(model, loader, device=device, progress=progress)
+        return Calibrated(model, after=fit(*pair, **options))
+    how: dict[str, Any] = {"ignore_index": ignore_index, "shifted": shifted, "device": device, "progress": progress}
+    table = collect(model, loader, classes=classes, **how)
+    options |= table.options() if takes(fit, "clusters") else {}
+    return Calibrated(model, after=fit(*table, **options), classes=classes)
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trueup.core.arrays import ROUNDING, upcast_half
+from trueup._core.arrays import ROUNDING
+from trueup.models._tensors import upcast_half
 
 Options = ParamSpec("Options")
 Change: TypeAlias = Callable[Concatenate[Tensor, Options], Tensor]

@@ -19,7 +19,8 @@ from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from trueup.core.arrays import A, as_logits, match_kind, upcast_half
+from trueup._core.arrays import Array, as_logits
+from trueup.models._tensors import match_kind, to_tensor, upcast_half
 from trueup.models.batches import Arguments, arguments_of, logits_of
 from trueup.models.freezing import frozen, unwrap
 
@@ -95,7 +96,7 @@ def insert_dropout(model: Network, p: float, *, layers: int | Sequence[str] = 1,
     return model
 
 
-def predictive_entropy(samples: A, *, classes: Classes = None) -> A:
+def predictive_entropy(samples: Array, *, classes: Classes = None) -> Array:
     """The entropy of the mean prediction in nats: H(p̄), p̄ = mean over passes of softmax(z_s).
 
     Samples of tokens are (passes, n, …, K) with `classes="last"`, or (passes, n, K, …) with `classes="first"`.
@@ -107,7 +108,7 @@ def predictive_entropy(samples: A, *, classes: Classes = None) -> A:
     return match_kind(entropy_of(mean_log_probs(_check_samples(samples, classes))), samples)
 
 
-def mutual_information(samples: A, *, classes: Classes = None) -> A:
+def mutual_information(samples: Array, *, classes: Classes = None) -> Array:
     """The mutual information of prediction and weights in nats: H(p̄) − mean over passes of H(p_s); 0 if all agree.
 
     >>> samples = torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]])
@@ -120,7 +121,7 @@ def mutual_information(samples: A, *, classes: Classes = None) -> A:
     return match_kind((entropy_of(mean_log_probs(log_probs)) - entropy_of(log_probs).mean(dim=0)).clamp(min=0), samples)
 
 
-def probability_variance(samples: A, *, classes: Classes = None) -> A:
+def probability_variance(samples: Array, *, classes: Classes = None) -> Array:
     """How much the probabilities vary between passes: Σ_k mean over passes of (p_sk − p̄_k)².
 
     >>> samples = torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]])
@@ -143,7 +144,7 @@ class Moments(NamedTuple):
         return self.between + self.within
 
 
-def moments(samples: A, *, variance_head: bool = False) -> Moments:
+def moments(samples: Array, *, variance_head: bool = False) -> Moments:
     """Mean and variance of a regression: μ̄ = mean μ_s, variance mean (μ_s − μ̄)² + mean σ_s².
 
     Samples are (passes, n) or (passes, n, targets). With a variance head they are (passes, n, 2·targets), first the
@@ -155,7 +156,7 @@ def moments(samples: A, *, variance_head: bool = False) -> Moments:
 
     Lakshminarayanan et al. (2017), Simple and scalable predictive uncertainty estimation using deep ensembles.
     """
-    x = _tensor(samples)
+    x = to_tensor(samples)
     x = x[:, :, None] if x.ndim == 2 and not variance_head else x
     if x.ndim != 3 or not len(x) or not x.is_floating_point() or (variance_head and x.shape[2] % 2):
         wish = "(passes, n, 2·targets)" if variance_head else "(passes, n) or (passes, n, targets)"
@@ -187,13 +188,9 @@ def log_probs_of(samples: Tensor, classes: Classes) -> Tensor:
 
 
 def _check_samples(samples: Any, classes: Classes) -> Tensor:
-    log_probs = log_probs_of(_tensor(samples), classes)
+    log_probs = log_probs_of(to_tensor(samples), classes)
     as_logits(log_probs.flatten(end_dim=-2), "samples")
     return log_probs
-
-
-def _tensor(x: Any) -> Tensor:
-    return x if isinstance(x, Tensor) else torch.from_numpy(np.array(x, dtype=getattr(x, "dtype", np.float64)))
 
 
 def _drop(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from trueup.core.bins import BINS
-from trueup.core.conversion import flatten
-from trueup.core.tally import Tally
+from trueup._core.bins import BINS
+from trueup._core.tally import Tally
+from trueup.convert import flatten
+from trueup.metrics.resampling import Resampling
 from trueup.metrics.sharded import scores_of_tally
 from trueup.metrics.table import Scores
 from trueup.models.batches import Device
@@ -24,17 +25,15 @@ def evaluate_loader(
     ignore_index: int = -100,
     bins: int = BINS,
     fold: bool = False,
-    level: float = 0.95,
-    n_resamples: int = 1000,
-    seed: int = 0,
     device: Device | None = None,
     progress: bool = True,
+    **resampling: Any,
 ) -> Scores:
     """The table of `trueup.evaluate` for a network over a loader, in the memory of one batch.
 
     With `classes`, where outputs are pixels (n, K, …) or tokens (n, …, K), rows of one image or text are a cluster, and
     intervals and tests are by sample; the adaptive error, and of two classes what is of the event alone, then come
-    without intervals, which need all rows at once (`collect`).
+    without intervals, which need all rows at once (`collect`). `level`, `n_resamples` and `seed` are as in `evaluate`.
 
     >>> import torch
     >>> x, y = torch.randn(8, 3, 4, 4), torch.randint(0, 3, (8, 4, 4))
@@ -58,4 +57,4 @@ def evaluate_loader(
     if tally is None:
         raise ValueError("loader must give at least one batch, got none; an iterator can be read only once")
     by: dict[str, Any] = {} if classes is None else {"clusters": samples, "cluster_name": "sample"}
-    return scores_of_tally(tally, level=level, n_resamples=n_resamples, seed=seed, **by)
+    return scores_of_tally(tally, (), Resampling(**resampling), **by)

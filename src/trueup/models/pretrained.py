@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from trueup.core.errors import InputError
-from trueup.io.artifacts import load_calibrator, read_header, save_calibrator
-from trueup.models.calibrated import Calibrated, device_of
+from trueup._core.errors import InputError
+from trueup.io.artifacts import load_artifact, read_header
+from trueup.io.load_save import save
+from trueup.models.calibrated import Calibrated
 
 __all__ = ["CALIBRATOR", "from_pretrained", "save_pretrained"]
 
@@ -26,9 +27,7 @@ def save_pretrained(model: Calibrated, folder: str | os.PathLike[str], *, summar
     `summary`, plain data, is a note on the fit; `options` go to the network's `save_pretrained`.
     """
     if model.before is not None:
-        raise InputError(
-            "model", "have no map before the network", type(model.before).__name__, "save_clamped keeps it"
-        )
+        raise InputError("model", "have no map before the network", type(model.before).__name__, "trueup.save keeps it")
     if model.after is None:
         raise InputError("model", "have a calibrator", "none", "the network's own save_pretrained does")
     inner: Any = model.model
@@ -36,7 +35,7 @@ def save_pretrained(model: Calibrated, folder: str | os.PathLike[str], *, summar
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     note = {"outputs": model.classes, "summary": summary}
-    save_calibrator(model.after, target / CALIBRATOR, classes=classes, summary=note)  # what it refuses costs nothing
+    save(model.after, target / CALIBRATOR, n_classes=classes, summary=note)  # what it refuses costs nothing
     inner.save_pretrained(folder, **options)
 
 
@@ -47,7 +46,7 @@ def from_pretrained(folder: str | os.PathLike[str], model: nn.Module | None = No
     `options`; or it is `model`, and only the calibrator is read.
     """
     file = Path(folder) / CALIBRATOR
-    calibrator = load_calibrator(file)
+    calibrator = load_artifact(file, "calibrator")
     if model is None:
         transformers = import_module("transformers")
         config = transformers.AutoConfig.from_pretrained(folder)
@@ -60,7 +59,7 @@ def from_pretrained(folder: str | os.PathLike[str], model: nn.Module | None = No
     assert model is not None
     note = read_header(file).summary
     classes = note.get("outputs") if isinstance(note, dict) else None
-    return Calibrated(model, after=calibrator.to(device_of(model)), classes=classes)
+    return Calibrated(model, after=calibrator, classes=classes)
 
 
 def _classifies(model: nn.Module) -> bool:

@@ -9,16 +9,18 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from trueup.calibrators.regression import Recalibrator
-from trueup.core.arrays import upcast_half
-from trueup.core.errors import InputError
-from trueup.core.progress import track
+from trueup._core.errors import InputError
+from trueup._core.progress import track
+from trueup._core.registry import FORECAST_METHODS
+from trueup.calibrators.forecasts import Recalibrator
 from trueup.io.forecasts import ForecastTable
+from trueup.models._tensors import upcast_half
+from trueup.models._value_module import as_module
 from trueup.models.batches import Device, batches
 from trueup.models.calibrated import device_of
 from trueup.models.freezing import frozen, unwrap
 
-__all__ = ["Recalibrated", "collect_forecasts", "recalibrate_model"]
+__all__ = ["Recalibrated", "collect_forecasts", "recalibrate"]
 
 ReadForecast: TypeAlias = Callable[[Any], tuple[Tensor, Tensor]]
 """From what a network returned to the means and standard deviations in it."""
@@ -31,7 +33,7 @@ class Recalibrated(nn.Module):
     does this. Of another output `forecast(output)` tells the pair, which is then what this returns. The network is
     shared, not copied; what it has besides is had through this one too.
 
-    >>> from trueup.calibrators.regression import VarianceScaling
+    >>> from trueup.calibrators.forecasts import VarianceScaling
     >>> class Net(nn.Module):
     ...     def forward(self, x):
     ...         return x, torch.ones_like(x)
@@ -45,7 +47,7 @@ class Recalibrated(nn.Module):
             if not isinstance(module, kind):
                 raise InputError(name, f"be of the class {kind.__name__}", type(module).__name__)
         self.model = model
-        self.recalibrator = recalibrator
+        self.recalibrator = as_module(recalibrator)
         self.forecast = forecast
         self.training = model.training
 
@@ -103,22 +105,24 @@ def collect_forecasts(
     return ForecastTable(mean, std, targets)
 
 
-def recalibrate_model(fit: Callable[..., Recalibrator]) -> Callable[..., Recalibrated]:
-    """Lift a recalibration to one of networks, which puts fit(*collect_forecasts(model, loader)) behind the model."""
+def recalibrate(
+    model: nn.Module,
+    loader: Iterable[Any],
+    method: str | Callable[..., Recalibrator] = "variance",
+    *,
+    forecast: ReadForecast | None = None,
+    device: Device | None = None,
+    progress: bool = True,
+) -> Recalibrated:
+    """Fit a recalibration to the forecasts of a network over a loader, and put it after the network.
 
-    def lifted(
-        model: nn.Module,
-        loader: Iterable[Any],
-        *,
-        forecast: ReadForecast | None = None,
-        device: Device | None = None,
-        progress: bool = True,
-    ) -> Recalibrated:
-        """Fit the recalibration to the network's forecasts over the loader."""
-        table = collect_forecasts(model, loader, forecast=forecast, device=device, progress=progress)
-        return Recalibrated(model, fit(*table).to(device_of(model)), forecast=forecast)
-
-    return lifted
+    `method` is the name of a recalibration, or a function of means, standard deviations and targets.
+    """
+    fit = FORECAST_METHODS[method] if isinstance(method, str) else method
+    table = collect_forecasts(model, loader, forecast=forecast, device=device, progress=progress)
+    recalibrated = Recalibrated(model, fit(*table), forecast=forecast)
+    recalibrated.recalibrator.to(device_of(model))
+    return recalibrated
 
 
 def _vector(x: Tensor, n: int) -> Tensor:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trueup.core.arrays import as_logits, as_vector
-from trueup.core.bins import BINS
-from trueup.core.progress import track
+from trueup._core.arrays import as_logits, as_vector
+from trueup._core.bins import BINS
+from trueup._core.progress import track
 from trueup.metrics import binned, proper, ranking
 from trueup.models.batches import Device
 from trueup.models.calibrated import collect
@@ -54,16 +54,24 @@ class OODRow:
     """The share of out-of-distribution inputs among all."""
 
 
+@dataclass(frozen=True)
+class Shifts:
+    """Which shifts of the images are tried."""
+
+    corruptions: Sequence[str] | None = None
+    """Names of `CORRUPTIONS`; None takes all that are defined for so many channels."""
+    severities: Sequence[int] = SEVERITIES
+    seed: int = 0
+
+
 def evaluate_shift(
     model: Predict,
     images: Tensor,
     labels: Any,
+    shifts: Shifts | None = None,
     *,
-    corruptions: Sequence[str] | None = None,
-    severities: Sequence[int] = SEVERITIES,
     bins: int = BINS,
     batch_size: int = 500,
-    seed: int = 0,
     device: Device | None = None,
     progress: bool = True,
 ) -> list[ShiftRow]:
@@ -71,20 +79,19 @@ def evaluate_shift(
 
     `images` (n, C, H, W) have pixels in [0, 1], or bytes; a network that wants them normalised begins with `Normalise`.
     A model that is a function and no Module, from a batch of images to logits (those of Monte-Carlo dropout, say), is
-    called as it is. Severity 0 is the same for every corruption and computed once. By default, all corruptions that are
-    defined for so many channels.
+    called as it is. Severity 0 is the same for every corruption and computed once.
 
     >>> from trueup.models.networks import CNN
     >>> x, y = torch.linspace(0, 1, 512).reshape(8, 1, 8, 8), torch.arange(8)
-    >>> rows = evaluate_shift(CNN(channels=1), x, y, corruptions=["contrast", "haze"], progress=False)
+    >>> rows = evaluate_shift(CNN(channels=1), x, y, Shifts(["contrast", "haze"]), progress=False)
     >>> len(rows), rows[0].corruption, rows[0].severity, rows[0].accuracy == rows[6].accuracy
     (12, 'contrast', 0, True)
 
     Ovadia et al., "Can you trust your model's uncertainty? Evaluating predictive uncertainty under dataset shift"
     (2019).
     """
-    x = _as_float(images)
-    names = corruptions_for(x.shape[1]) if corruptions is None else tuple(corruptions)
+    x, shifts = _as_float(images), Shifts() if shifts is None else shifts
+    names = corruptions_for(x.shape[1]) if shifts.corruptions is None else tuple(shifts.corruptions)
     unknown = [name for name in names if name not in CORRUPTIONS]
     if unknown:
         raise ValueError(f"corruptions must be among {', '.join(CORRUPTIONS)}, got {unknown[0]!r}")
@@ -99,14 +106,14 @@ def evaluate_shift(
         def loader() -> Iterator[tuple[Tensor, Tensor]]:
             for first in range(0, len(x), batch_size):
                 batch = slice(first, first + batch_size)
-                yield corrupt(x[batch], name, severity, seed=seed, first=first), y[batch]
+                yield corrupt(x[batch], name, severity, seed=shifts.seed, first=first), y[batch]
 
         pair = collect(network, loader(), device=device, progress=False)
         return proper.accuracy(*pair), proper.nll(*pair), binned.ece(*pair, bins=bins), proper.entropy(*pair)
 
     clean: tuple[float, float, float, float] | None = None
     rows = []
-    steps = [(name, severity) for name in names for severity in severities]
+    steps = [(name, severity) for name in names for severity in shifts.severities]
     for name, severity in track(steps, label="shifting images", enabled=progress):
         if severity == 0:
             clean = numbers = scores_at(name, 0) if clean is None else clean
@@ -167,7 +174,7 @@ def evaluate_ood(logits: Any, ood: Any, *, scores: Mapping[str, tuple[Any, Any]]
     mark = np.repeat([0.0, 1.0], [n_known, n_ood])
     for name, (of_known, of_ood) in (scores or {}).items():
         parts = ((of_known, n_known), (of_ood, n_ood))
-        uncertainty = np.concatenate([as_vector(s, f"scores[{name!r}]", length=n).numpy() for s, n in parts])
+        uncertainty = np.concatenate([as_vector(s, f"scores[{name!r}]", length=n) for s, n in parts])
         rows.append(OODRow(name, *_ranking_scores(uncertainty, mark), share))
     return rows
 

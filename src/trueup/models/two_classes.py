@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from trueup.core.conversion import warn_of_probabilities
+from trueup.convert import warn_of_probabilities
 from trueup.models.batches import logits_of, with_logits
 from trueup.models.calibrated import ModelSignature
 
@@ -23,9 +23,9 @@ class TwoClasses(nn.Module):
     torch.Size([3, 2])
     """
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = network
+        self.model = model
         self._first = True
 
     @ModelSignature

@@ -1,6 +1,5 @@
 """Calibration monitored over time: `Monitor` in a service, with an alarm whose false-alarm rate is guaranteed."""
 
-from trueup.monitor.checkpoint import load_monitor, save_monitor
-from trueup.monitor.monitor import Alarm, Monitor, Status
+from trueup._core.lazy import attach
 
-__all__ = ["Alarm", "Monitor", "Status", "load_monitor", "save_monitor"]
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 from copy import copy
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-import torch
 
-from trueup.core.bins import Bins, equal_width
-from trueup.io.artifacts import open_artifact, require_safetensors_suffix, write_artifact
+from trueup._core.bins import Bins, equal_width
+from trueup.io.artifacts import rename_arguments
 from trueup.io.atomic import shorten
 from trueup.metrics.groups import GroupTally
 from trueup.monitor.betting import Evidence
@@ -21,17 +19,8 @@ from trueup.monitor.promise import PromiseCheck, Unlabelled
 from trueup.monitor.windows import WeightedTally, Window
 
 
-def save_monitor(monitor: Monitor, path: str | os.PathLike[str]) -> None:
-    """Write a monitor to a `.safetensors` file that is either complete or not there.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> monitor = Monitor(2)
-    >>> _ = monitor.update([[1.0, 0.0]], [0])
-    >>> with TemporaryDirectory() as folder:
-    ...     save_monitor(monitor, f"{folder}/watch.safetensors")
-    ...     load_monitor(f"{folder}/watch.safetensors").rows
-    1
-    """
+def to_artifact(monitor: Monitor) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The header and the arrays of a monitor's file."""
     monitor = copy(monitor)  # which no thread changes meanwhile
     tallies = [monitor.total, monitor.fading, *monitor.recent.pieces]
     arrays = {
@@ -59,14 +48,12 @@ def save_monitor(monitor: Monitor, path: str | os.PathLike[str]) -> None:
         header["unlabelled"] = asdict(monitor.unlabelled)
     if monitor.groups is not None:
         header["groups"], arrays["group_cells"], arrays["group_sums"] = monitor.groups.pack()
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
-    write_artifact(path, "monitor", header, tensors)
+    return header, arrays
 
 
-def load_monitor(path: str | os.PathLike[str]) -> Monitor:
-    """Read a monitor, which goes on as if it had never stopped."""
-    with open_artifact(require_safetensors_suffix(path), "monitor") as artifact:
-        return _build(artifact.content, {name: tensor.numpy() for name, tensor in artifact.tensors().items()})
+def from_artifact(header: dict[str, Any], arrays: dict[str, np.ndarray], model: None = None) -> Monitor:
+    """A monitor from its file, which continues as if it had never stopped."""
+    return _build(header, arrays)
 
 
 def settings_in(header: dict[str, Any]) -> dict[str, Any]:
@@ -74,7 +61,10 @@ def settings_in(header: dict[str, Any]) -> dict[str, Any]:
 
     Checkpoints from before two classes were read as an event hold tallies of the predicted class: they go on so.
     """
-    return {"fold": True} | _plain(header, "settings")
+    settings = rename_arguments(Monitor, {"fold": True} | _plain(header, "settings"))
+    if isinstance(promise := settings.get("promise"), dict):
+        settings["promise"] = rename_arguments(PromiseCheck, promise)
+    return settings
 
 
 def _plain(header: dict[str, Any], name: str) -> dict[str, Any]:
@@ -92,7 +82,7 @@ def _build(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Monitor:
         # Before anything is made in the sizes that the file gives.
         if sums.shape[1:] != (3, settings["bins"]) or (settings["classwise"] and settings["classes"] > wealth.size):
             raise ValueError("its arrays do not fit its settings")
-        monitor = Monitor(**settings)
+        monitor = Monitor.from_settings(settings)
         if wealth.shape != monitor.evidence.wealth.shape:
             raise ValueError("its arrays do not fit its settings")
         rows = _check(arrays, seen, monitor.evidence.block)

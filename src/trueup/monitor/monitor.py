@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from threading import RLock
 from typing import Any
 
 import numpy as np
-import torch
 from scipy.special import expit
 
-from trueup.core.arrays import as_logits, as_tensors, as_weights
-from trueup.core.bins import BINS
-from trueup.core.clusters import Clusters, as_clusters
-from trueup.core.conversion import as_event
-from trueup.core.errors import InputError
-from trueup.core.formatting import format_evidence, format_number, html_summary
-from trueup.core.row_scores import event_class, score_rows
+from trueup._core.arrays import as_arrays, as_logits, as_weights
+from trueup._core.bins import BINS
+from trueup._core.clusters import Clusters, as_clusters
+from trueup._core.errors import InputError
+from trueup._core.formatting import format_evidence, format_number, html_summary
+from trueup._core.namespace import NUMPY
+from trueup._core.row_scores import RowScores, event_class, score_rows
+from trueup.convert import as_event
 from trueup.metrics.groups import GroupTable, GroupTally, as_groups, plain_group
 from trueup.monitor.betting import (
     CLASS_BETS,
@@ -112,16 +112,41 @@ class Status:
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(self).items()}
 
 
+@dataclass(frozen=True)
+class MonitorSizes:
+    """How many bins and rows a monitor counts by."""
+
+    bins: int = BINS
+    """Of the calibration errors."""
+    window: int = 10_000
+    """Recent rows."""
+    half_life: float = 10_000.0
+    """After how many rows one counts half in the fading metrics."""
+    block: int = 100
+    """After how many rows it looks for an alarm."""
+
+    def __post_init__(self) -> None:
+        for name in ("bins", "window", "block"):
+            _check_whole(name, getattr(self, name), 1)
+        if not self.half_life > 0:
+            raise ValueError(f"half_life must be positive, got {self.half_life!r}")
+
+
+def _check_whole(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
 class Monitor:
     """Monitor a network's calibration as predictions and their labels arrive.
 
     `alpha` is the chance that a calibrated network *ever* raises the alarm, however long it runs and however often one
-    looks: see `trueup.monitor.betting`. It looks itself each `block` rows. Calibrated means that what happens with
-    probability p, given all that came before, is predicted with confidence p; of class 1 where there are two, of the
-    predicted class where there are more, or with `fold`, and with `classwise` of every class. `event`, a class or with
-    `names` one of them, asks for the probability of that class alone. Threads may share one: each batch goes in whole,
-    one after the other. `promise`, a `decisions.Threshold` or a mapping of its `threshold` and `at_most`, is checked
-    again as labels arrive, by bounds that are valid whenever one looks; `expect` takes in rows before they do.
+    looks: see `trueup.monitor.betting`. It looks itself each `sizes.block` rows. Calibrated means that what happens
+    with probability p, given all that came before, is predicted with confidence p; of class 1 where there are two, of
+    the predicted class where there are more, or with `fold`, and with `classwise` of every class. `event`, a class or
+    with `names` one of them, asks for the probability of that class alone. Threads may share one: each batch goes in
+    whole, one after the other. `promise`, a `decisions.Threshold` or a mapping of its `threshold` and `max_risk`, is
+    checked again as labels arrive, by bounds that are valid whenever one looks; `expect` takes in rows before they do.
 
     >>> rng = np.random.default_rng(0)
     >>> def score_rows(n, temperature):
@@ -139,30 +164,17 @@ class Monitor:
         classes: int,
         *,
         alpha: float = 0.01,
-        bins: int = BINS,
-        window: int = 10_000,
-        half_life: float = 10_000.0,
-        block: int = 100,
         classwise: bool | None = None,
         fold: bool = False,
         event: int | str | None = None,
         names: Sequence[str] | None = None,
         promise: Any = None,
+        sizes: MonitorSizes = MonitorSizes(),  # noqa: B008, it is frozen
     ) -> None:
-        for name, value, least in (
-            ("classes", classes, 2),
-            ("bins", bins, 1),
-            ("window", window, 1),
-            ("block", block, 1),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-                raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        _check_whole("classes", classes, 2)
         if not 0 < alpha < 1:
             raise ValueError(f"alpha must lie in (0, 1), got {alpha!r}")
-        if not half_life > 0:
-            raise ValueError(f"half_life must be positive, got {half_life!r}")
-        self.classes, self.bins = int(classes), int(bins)
-        self.alpha, self.half_life = float(alpha), float(half_life)
+        self.classes, self.alpha, self.sizes = int(classes), float(alpha), sizes
         self.event = None if event is None else event_class(event, self.classes, names)
         self.classwise = self.judged_classes <= MOST_CLASSES if classwise is None else bool(classwise)
         self.fold = bool(fold)
@@ -174,9 +186,9 @@ class Monitor:
             if promised not in (None, watched):
                 raise InputError("promise", f"be about the event that is watched, class {watched}", f"class {promised}")
         self.unlabelled = Unlabelled()
-        self.evidence = Evidence.initial(len(self.shares), int(block))
+        self.evidence = Evidence.initial(len(self.shares), int(sizes.block))
         self.total = WeightedTally.empty(self.bins)
-        self.recent = Window(int(window), ())
+        self.recent = Window(int(sizes.window), ())
         self.fading = WeightedTally.empty(self.bins)
         self.groups: GroupTally | None = None
         """Of the rows that came with groups."""
@@ -215,23 +227,32 @@ class Monitor:
         return np.concatenate([0.5 * of_rows, np.full(bettors, 0.5 / bettors)])
 
     def settings(self) -> dict[str, Any]:
-        """The constructor's arguments, for another monitor like this one.
+        """Plain data for another monitor like this one: the constructor's arguments, and the sizes one by one.
 
-        >>> Monitor(**Monitor(3, alpha=0.05).settings()).alpha
+        >>> Monitor.from_settings(Monitor(3, alpha=0.05).settings()).alpha
         0.05
         """
         return {
             "classes": self.classes,
             "alpha": self.alpha,
-            "bins": self.bins,
-            "window": self.recent.size,
-            "half_life": self.half_life,
-            "block": self.evidence.block,
+            **asdict(self.sizes),
             "classwise": self.classwise,
             "fold": self.fold,
             "event": self.event,
             "promise": None if self.promise is None else self.promise.settings(),
         }
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Monitor:
+        """A monitor with the settings of another."""
+        names = {field.name for field in fields(MonitorSizes)}
+        sizes = MonitorSizes(**{name: value for name, value in settings.items() if name in names})
+        return cls(**{name: value for name, value in settings.items() if name not in names}, sizes=sizes)
+
+    @property
+    def bins(self) -> int:
+        """Of the calibration errors."""
+        return int(self.sizes.bins)
 
     @property
     def judged_classes(self) -> int:
@@ -256,20 +277,23 @@ class Monitor:
         1
         """
         z = as_logits(logits)
-        if z.shape[1] != self.classes:
-            raise ValueError(f"logits must have {self.classes} classes, got {z.shape[1]}")
+        self._check_classes(z)
         waiting = self._count_unlabelled(z)
         with self._lock:
             self.unlabelled = self.unlabelled + waiting
             return self._status()
 
-    def _count_unlabelled(self, z: torch.Tensor) -> Unlabelled:
-        nobody = torch.zeros(len(z), dtype=torch.int64, device=z.device)
+    def _check_classes(self, z: np.ndarray) -> None:
+        if z.shape[1] != self.classes:
+            raise ValueError(f"logits must have {self.classes} classes, got {z.shape[1]}")
+
+    def _count_unlabelled(self, z: np.ndarray) -> Unlabelled:
+        nobody = np.zeros(len(z), np.int64)
         watched = z if self.event is None else as_event(z, nobody, self.event)[0]
         score = score_rows(watched, nobody, fold=self.fold).score
         if self.promise is None:
             return Unlabelled.of(score, None, math.inf)
-        promised = promise_scores(self.promise.risk, z, nobody.numpy(force=True), self.event)[0]
+        promised = promise_scores(self.promise.risk, z, nobody, self.event)[0]
         return Unlabelled.of(score, promised, self.promise.threshold)
 
     def update(
@@ -292,77 +316,74 @@ class Monitor:
         would raise false alarms. All rows of a cluster must come in one batch. `awaited` says that `expect` has seen
         these rows before. What is wrong raises a `ValueError` and changes nothing.
         """
-        z, y = as_tensors(logits, labels)
-        if z.shape[1] != self.classes:
-            raise ValueError(f"logits must have {self.classes} classes, got {z.shape[1]}")
+        z, y = as_arrays(logits, labels)
+        self._check_classes(z)
         waited = self._count_unlabelled(z) if awaited else Unlabelled()
         w = as_weights(weights, len(z))
         columns = None if groups is None else _plain_columns(groups, len(z))
-        together = as_clusters(clusters, len(z))
-        if together is not None and columns is not None:
+        blocks = as_clusters(clusters, len(z))
+        if blocks is not None and columns is not None:
             raise InputError("groups", "be left out with clusters", "both", "by_group counts independent rows")
-        if together is not None and self.promise is not None:
+        if blocks is not None and self.promise is not None:
             raise InputError("clusters", "be left out where a promise is checked", "both", "it counts independent rows")
-        if w is not None and together is not None:
-            together = together.take(w > 0)
         if w is not None and not w.all():
-            some = torch.from_numpy(w > 0).to(z.device)
-            columns = columns and {name: values[w > 0] for name, values in columns.items()}
-            z, y, w = z[some], y[some], w[w > 0]
-        whole, true = z, y
+            some = w > 0
+            blocks = None if blocks is None else blocks.take(some)
+            columns = columns and {name: values[some] for name, values in columns.items()}
+            z, y, w = z[some], y[some], w[some]
+        starts = None
+        if blocks is not None:
+            order, starts = _whole_clusters(blocks)
+            z, y, w = z[order], y[order], None if w is None else w[order]
+        promised = None if self.promise is None else promise_scores(self.promise.risk, z, y, self.event)
         if self.event is not None:
             z, y = as_event(z, y, self.event)
-        if together is not None:
-            return self._update_clusters(z, y, w, together, waited)
         rows = score_rows(z, y, fold=self.fold)
-        at, n = 0, len(y)
-        found = None if columns is None else GroupTally.of(rows.score, rows.outcome, columns, weights=w)
-        promised = None
-        if self.promise is not None:
-            promised = promise_scores(self.promise.risk, whole, true.cpu().numpy(), self.event)
-        with self._lock:
-            waiting = self.unlabelled - waited
-            if found is not None:
-                self.groups = _add_groups(self.groups, found)
-            self.unlabelled = waiting
-            if self.promise is not None and promised is not None:
-                self.promise = self.promise.update(*promised)
-            while at < n:
-                step = min(n - at, self.evidence.rows_left_in_block(), self.recent.free_rows())
-                part = slice(at, at + step)
-                claims = rows.score[part], rows.outcome[part], rows.nll[part]
-                self._update(*claims, z[part], y[part], None if w is None else w[part])
-                at += step
-            return self._status()
-
-    def _update_clusters(
-        self, z: torch.Tensor, y: torch.Tensor, w: np.ndarray | None, together: Clusters, waited: Unlabelled
-    ) -> Status:
-        """Take in whole clusters, in the order in which they begin."""
-        first = np.full(together.count, len(y))
-        np.minimum.at(first, together.code, np.arange(len(y)))
-        order = np.argsort(first[together.code], kind="stable")
-        start = np.flatnonzero(np.diff(first[together.code][order], prepend=-1))
-        taken = torch.from_numpy(order).to(z.device)
-        z, y, w = z[taken], y[taken], None if w is None else w[order]
-        rows = score_rows(z, y, fold=self.fold)
-        ends, done = np.append(start[1:], len(y)), 0
-        names = frozenset(together.names)
+        new_groups = None if columns is None else GroupTally.of(rows.score, rows.outcome, columns, weights=w)
+        names = frozenset(() if blocks is None else blocks.names)
         with self._lock:
             if again := sorted(map(str, names & self._last_clusters)):
                 raise InputError("clusters", "come whole in one batch", f"{again[0]} in this one and the one before")
-            self.unlabelled = self.unlabelled - waited
-            self._last_clusters = names
-            while done < len(start):
-                room = min(self.evidence.rows_left_in_block(), self.recent.free_rows())
-                at = start[done]
-                last = max(int(np.searchsorted(ends, at + room, side="right")), done + 1)
-                part = slice(at, ends[last - 1])
-                claims = rows.score[part], rows.outcome[part], rows.nll[part]
-                weights = None if w is None else w[part]
-                self._update(*claims, z[part], y[part], weights, start[done:last] - at)
-                done = last
+            waiting = self.unlabelled - waited
+            if new_groups is not None:
+                self.groups = _add_groups(self.groups, new_groups)
+            self.unlabelled = waiting
+            self._last_clusters = names or self._last_clusters
+            if self.promise is not None and promised is not None:
+                self.promise = self.promise.update(*promised)
+            self._add_rows(rows, z, y, w, starts)
             return self._status()
+
+    def _add_rows(
+        self, rows: RowScores, z: np.ndarray, y: np.ndarray, w: np.ndarray | None, starts: np.ndarray | None
+    ) -> None:
+        """Take in rows, or whole clusters of them, piece by piece: each at most to the end of a block."""
+        ends = np.arange(1, len(y) + 1) if starts is None else np.append(starts[1:], len(y))
+        at = done = 0
+        while at < len(y):
+            room = min(self.evidence.rows_left_in_block(), self.recent.free_rows())
+            after = max(int(np.searchsorted(ends, at + room, side="right")), done + 1)
+            part = slice(at, int(ends[after - 1]))
+            scores = rows.score[part], rows.outcome[part]
+            p = NUMPY.softmax(z[part].astype(np.float64)) if self.classwise else None
+            weights = None if w is None else w[part]
+            if starts is not None:
+                payoffs = log_payoffs_of_clusters(*scores, starts[done:after] - at, p, y[part])
+            else:
+                payoffs = log_payoffs_of_rows(*scores)
+                if p is not None:
+                    payoffs = np.concatenate([payoffs, log_payoffs_of_classes(p, y[part])])
+            n = part.stop - at
+            piece = WeightedTally.of(*scores, rows.nll[part], self.bins, weights)
+            self.total = self.total + piece
+            self.recent = self.recent.append(piece)
+            fading = 0.5 ** (np.arange(n)[::-1] / self.sizes.half_life)  # half for what is a half-life older
+            fading = fading if weights is None else fading * weights
+            newest = WeightedTally.of(*scores, rows.nll[part], self.bins, fading)
+            self.fading = self.fading * 0.5 ** (n / self.sizes.half_life) + newest
+            self.evidence = self.evidence.update(payoffs, n)
+            self._check_alarm()
+            at, done = part.stop, after
 
     def by_group(self, *, level: float = 0.95) -> GroupTable | None:
         """Where it is wrong: what was predicted and what happened in each group so far; None without groups.
@@ -412,12 +433,14 @@ class Monitor:
         """
         if not isinstance(other, Monitor):
             return NotImplemented
-        mine, theirs = ((m.classes, m.bins, m.alpha, m.classwise, m.half_life, m.fold, m.event) for m in (self, other))
+        mine, theirs = (
+            (m.classes, m.bins, m.alpha, m.classwise, m.sizes.half_life, m.fold, m.event) for m in (self, other)
+        )
         promises = [None if m.promise is None else m.promise.settings() for m in (self, other)]
         if mine != theirs or promises[0] != promises[1]:
             raise ValueError("monitors must have the same classes and settings to be added")
         one, two = copy(self), copy(other)  # which no thread changes meanwhile
-        merged = Monitor(**self.settings())
+        merged = Monitor.from_settings(self.settings())
         merged.evidence = one.evidence + two.evidence
         merged.total = one.total + two.total
         merged.recent = replace(one.recent, pieces=())
@@ -429,33 +452,6 @@ class Monitor:
         merged._check_alarm()
         return merged
 
-    def _update(
-        self,
-        confidence: np.ndarray,
-        correct: np.ndarray,
-        nll: np.ndarray,
-        z: torch.Tensor,
-        y: torch.Tensor,
-        weights: np.ndarray | None,
-        starts: np.ndarray | None = None,
-    ) -> None:
-        n = len(nll)
-        probs = torch.softmax(z.double(), dim=1).cpu().numpy() if self.classwise else None
-        if starts is not None:
-            payoffs = log_payoffs_of_clusters(confidence, correct, starts, probs, y.cpu().numpy())
-        else:
-            payoffs = log_payoffs_of_rows(confidence, correct)
-            if probs is not None:
-                payoffs = np.concatenate([payoffs, log_payoffs_of_classes(probs, y.cpu().numpy())])
-        piece = WeightedTally.of(confidence, correct, nll, self.bins, weights)
-        self.total = self.total + piece
-        self.recent = self.recent.append(piece)
-        self.fading = self.fading * 0.5 ** (n / self.half_life) + WeightedTally.with_half_life(
-            confidence, correct, nll, self.bins, self.half_life, weights
-        )
-        self.evidence = self.evidence.update(payoffs, n)
-        self._check_alarm()
-
     def _check_alarm(self) -> None:
         log_wealth = self.evidence.log_wealth(self.shares)
         self.peak = max(self.peak, log_wealth)
@@ -464,6 +460,15 @@ class Monitor:
             mean = recent.mean(recent.bins.confidence.sum())
             reason = _reason(self.evidence.strongest(self.shares), mean, event=self.is_event)
             self.alarm = Alarm(self.rows, _exp(log_wealth), reason)
+
+
+def _whole_clusters(clusters: Clusters) -> tuple[np.ndarray, np.ndarray]:
+    """The order that brings the rows of a cluster together, clusters as they begin, and where each then begins."""
+    n = len(clusters.code)
+    first = np.full(clusters.count, n)
+    np.minimum.at(first, clusters.code, np.arange(n))
+    order = np.argsort(first[clusters.code], kind="stable")
+    return order, np.flatnonzero(np.diff(first[clusters.code][order], prepend=-1))
 
 
 def _plain_columns(groups: Any, rows: int) -> dict[str, np.ndarray]:

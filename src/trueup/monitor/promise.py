@@ -9,11 +9,10 @@ from typing import Any, Self
 
 import numpy as np
 from scipy.special import ndtri
-from torch import Tensor
 
-from trueup.core.arrays import check_share, warn_users
-from trueup.core.errors import InputError
-from trueup.core.row_scores import score_and_class
+from trueup._core.arrays import check_share, warn_users
+from trueup._core.errors import InputError
+from trueup._core.row_scores import score_and_class
 from trueup.decisions.recheck import Recheck
 
 RISKS = ("error", "false_discovery_rate")
@@ -24,12 +23,12 @@ class PromiseCheck:
     """A promise on what is answered, checked again whenever labels arrive.
 
     Rows whose confidence (of an event: whose probability) is at least `threshold` are answered, and at most the share
-    `at_most` of the answers is wrong. `check` holds the bounds, which are valid whenever one looks.
+    `max_risk` of the answers is wrong. `check` holds the bounds, which are valid whenever one looks.
     """
 
     threshold: float
-    at_most: float
-    certainty: float = 0.95
+    max_risk: float
+    level: float = 0.95
     risk: str = "error"
     check: Recheck = field(default=Recheck(0.5), repr=False)
     seen: int = 0
@@ -37,8 +36,8 @@ class PromiseCheck:
 
     @classmethod
     def of(cls, promise: Any) -> Self:
-        """From a `decisions.Threshold` or a mapping with `threshold`, `at_most` and perhaps `certainty` and `risk`."""
-        names = ("threshold", "at_most", "certainty", "risk")
+        """From a `decisions.Threshold` or a mapping with `threshold`, `max_risk` and perhaps `level` and `risk`."""
+        names = ("threshold", "max_risk", "level", "risk")
         if isinstance(promise, Mapping):
             if unknown := [name for name in promise if name not in names]:
                 raise InputError("promise", f"have the entries {', '.join(names)}", repr(unknown[0]))
@@ -50,23 +49,23 @@ class PromiseCheck:
                 given = {name: getattr(promise, name) for name in names}
             except AttributeError:
                 kind = type(promise).__name__
-                raise InputError("promise", "be a Threshold, or a mapping with threshold and at_most", kind) from None
+                raise InputError("promise", "be a Threshold, or a mapping with threshold and max_risk", kind) from None
         if getattr(promise, "calibrator", None) is not None:
             warn_users("the promise is about calibrated confidences: give the monitor promise.calibrator(logits)")
         number = given["threshold"]
         if isinstance(number, bool) or not isinstance(number, (int, float, np.floating)) or not 0 <= number <= 1:
             raise InputError("promise", "have a threshold between 0 and 1", repr(number))
-        at_most, certainty = (
-            check_share(given.get(name, default), name) for name, default in (("at_most", 0.0), ("certainty", 0.95))
+        max_risk, level = (
+            check_share(given.get(name, default), name) for name, default in (("max_risk", 0.0), ("level", 0.95))
         )
         risk = given.get("risk", "error")
         if risk not in RISKS:
             raise InputError("promise", f"bound the risk {' or '.join(RISKS)}", repr(risk))
-        return cls(float(number), at_most, certainty, risk, Recheck(at_most, certainty))
+        return cls(float(number), max_risk, level, risk, Recheck(max_risk, level))
 
     def settings(self) -> dict[str, Any]:
         """What it was made of."""
-        return {name: getattr(self, name) for name in ("threshold", "at_most", "certainty", "risk")}
+        return {name: getattr(self, name) for name in ("threshold", "max_risk", "level", "risk")}
 
     def update(self, score: np.ndarray, right: np.ndarray) -> PromiseCheck:
         """Take in rows with labels."""
@@ -160,7 +159,9 @@ def _estimate(rows: int, total: float, variance: float, level: float) -> dict[st
     return {"value": value, "low": max(value - reach, 0.0), "high": min(value + reach, 1.0)}
 
 
-def promise_scores(risk: str, logits: Tensor, labels: np.ndarray, event: int | None) -> tuple[np.ndarray, np.ndarray]:
+def promise_scores(
+    risk: str, logits: np.ndarray, labels: np.ndarray, event: int | None
+) -> tuple[np.ndarray, np.ndarray]:
     """The scores that a promise is about and what came true of them: of the prediction, or of the event."""
     if risk == "error":
         score, predicted = score_and_class(logits, None)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trueup.core.bins import Bins, bin_index, equal_width
+from trueup._core.bins import Bins, equal_width
 
 PIECES = 10
 """Into how many pieces a window is divided; one goes when the next is full, so a window is a tenth longer at most."""
@@ -32,34 +32,9 @@ class WeightedTally:
         weights: np.ndarray | None = None,
     ) -> WeightedTally:
         """Tally trusted arrays, one number a row."""
-        if weights is not None:
-            return cls._of_weights(confidence, correct, nll, bins, weights)
-        return cls(Bins.from_scores(confidence, correct, equal_width(bins)), float(nll.sum()), float(len(nll)))
-
-    @classmethod
-    def _of_weights(
-        cls, confidence: np.ndarray, correct: np.ndarray, nll: np.ndarray, bins: int, weights: np.ndarray
-    ) -> WeightedTally:
-        edges = equal_width(bins)
-        index = bin_index(confidence, edges)
-        count, claimed, hits = (
-            np.bincount(index, weights=weights * x, minlength=bins) for x in (np.ones(len(nll)), confidence, correct)
-        )
-        return cls(Bins(edges, count, claimed, hits), float(weights @ nll), float(len(nll)))
-
-    @classmethod
-    def with_half_life(
-        cls,
-        confidence: np.ndarray,
-        correct: np.ndarray,
-        nll: np.ndarray,
-        bins: int,
-        half_life: float,
-        weights: np.ndarray | None = None,
-    ) -> WeightedTally:
-        """Tally with the weight ½ for what is `half_life` rows older than the last, times a row's own."""
-        fading = 0.5 ** (np.arange(len(nll))[::-1] / half_life)
-        return cls._of_weights(confidence, correct, nll, bins, fading if weights is None else fading * weights)
+        total = nll.sum() if weights is None else weights @ nll
+        tally = Bins.from_scores(confidence, correct, equal_width(bins), weights=weights)
+        return cls(tally, float(total), float(len(nll)))
 
     @classmethod
     def empty(cls, bins: int) -> WeightedTally:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
-from collections.abc import Mapping
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial, wraps
 from threading import Semaphore
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
@@ -17,48 +16,112 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from trueup._core.registry import METHODS, METRICS
 from trueup.decisions.label_shift import INDEPENDENT
-from trueup.io.artifacts import save_calibrator
 from trueup.io.formats import FORMATS
+from trueup.io.load_save import save
 from trueup.io.predictions import Predictions, PredictionTable
 from trueup.metrics.table import DEFAULT as TABLE
 from trueup.metrics.table import evaluate as evaluate_table
-from trueup.registry import METHODS, METRICS
-from trueup.report.audit import DEFAULT, RAW, Audit, method_title
+from trueup.reports.audit import DEFAULT, RAW, Audit, method_title
 from trueup.serve import diagrams, models, uploads
 from trueup.serve.example import example
 from trueup.serve.jobs import AuditJob, Jobs, LabelShiftJob
 from trueup.serve.session_store import Store
 from trueup.serve.settings import Settings
-from trueup.serve.temporary import temporary_prefix
+from trueup.serve.temporary import written_bytes
 from trueup.serve.uploads import UnlabelledData, Upload, UploadedData
 
-READERS = 2
-"""Files read at a time: each may take as much memory as the settings allow."""
+F = TypeVar("F", bound=Callable[..., Any])
+
 ANSWERS = 4
-"""Requests answered at a time that go over all rows, for the same reason."""
+"""Requests answered at a time that go over all rows: each may take as much memory as the settings allow."""
 
 Bins = Annotated[int, Query(ge=1, le=models.MOST_BINS, description="number of equal-width bins")]
 Temperature = Annotated[float, Query(ge=models.COLDEST, le=models.HOTTEST, description="divides the logits")]
 Method = Annotated[str | None, Query(description="a fitted method, or raw; the chosen one by default")]
+FileName = Annotated[str, Query(description="the file's name; its suffix tells the format", max_length=500)]
+LogitsName = Annotated[str, Query(description="name of the array, or of columns with commas between")]
+LabelsName = Annotated[str, Query(description="name of the labels")]
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     404: {"model": models.Error, "description": "nothing is kept under that id, or no longer"},
     422: {"model": models.Error, "description": "what was wrong, in one sentence"},
 }
+BUSY: dict[int | str, dict[str, Any]] = {503: {"model": models.Error}}
+
+
+def file_route(kind: str) -> dict[str, Any]:
+    """What a route is that answers with a file of this media type."""
+    content = {kind: {"schema": {"type": "string", "format": "binary"}}}
+    return {"response_class": Response, "responses": {200: {"content": content}}}
+
+
+SAFETENSORS = file_route("application/octet-stream")
+
+
+def attachment(content: bytes, name: str, kind: str = "application/octet-stream") -> Response:
+    """A file to download."""
+    return Response(content, media_type=kind, headers={"Content-Disposition": f'attachment; filename="{name}"'})
+
+
+@dataclass(frozen=True)
+class FittedMethod:
+    """A finished fit, and the method that a request is about."""
+
+    job: AuditJob
+    result: Audit
+    name: str
+
+    @classmethod
+    def of(cls, job: AuditJob, method: str | None = None) -> FittedMethod:
+        """The method, or the chosen one; an error while the fit is not finished."""
+        if job.state == "failed":
+            raise HTTPException(409, f"this fit failed: {job.error}")
+        if job.result is None or job.state != "done":
+            raise HTTPException(409, f"this fit is not finished; it is {job.state}")
+        return cls(job, job.result, method or job.result.chosen)
+
+    @property
+    def predictions(self) -> Predictions:
+        """On the test rows."""
+        return self._named(self.result.predictions)
+
+    @property
+    def calibrator(self) -> Any:
+        """The identity for the raw network."""
+        identity = {RAW: METHODS["identity"](*self.result.predictions[RAW])} if self.name == RAW else {RAW: None}
+        return self._named({**identity, **self.result.calibrators})
+
+    def _named(self, entries: Mapping[str, Any]) -> Any:
+        if self.name not in entries:
+            raise ValueError(f"{self.name!r} was not fitted; there are: {', '.join(entries)}")
+        return entries[self.name]
 
 
 def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudget) -> APIRouter:
     """All verbs, over one store and one queue."""
     api = APIRouter(prefix="/api", responses=ERRORS)
-    arriving, reading = asyncio.Semaphore(settings.uploads), asyncio.Semaphore(READERS)
-    answering = Semaphore(ANSWERS)
+    receiver, answering = uploads.Receiver(settings, disk), Semaphore(ANSWERS)
+
+    def limited(route: F) -> F:
+        """A route that goes over all rows, and waits for its turn."""
+
+        @wraps(route)
+        def run(*args: Any, **options: Any) -> Any:
+            with answering:
+                return route(*args, **options)
+
+        return run  # type: ignore[return-value]
 
     def keep(data: Upload) -> models.DataInfo:
-        return _data_info(store.put(data, data.size), data)
+        return models.DataInfo(id=store.put(data, data.size), **data.info())
 
     def upload_of(id: str) -> Upload:
         return store.get(id, Upload)  # type: ignore[type-abstract]  # it is looked for, not made
+
+    def fitted(id: str, method: str | None = None) -> FittedMethod:
+        return FittedMethod.of(store.get(id, AuditJob), method)
 
     @api.get("/limits", tags=["about"])
     def limits() -> models.LimitsInfo:
@@ -79,34 +142,24 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
     @api.post("/upload", status_code=201, tags=["data"], responses={413: {"model": models.Error}})
     async def upload(
         request: Request,
-        name: Annotated[str, Query(description="the file's name; its suffix tells the format", max_length=500)],
+        name: FileName,
         probs: Annotated[bool, Query(description="the file has probabilities, not logits")] = False,
-        logits: Annotated[str, Query(description="name of the array, or of columns with commas between")] = "logits",
-        labels: Annotated[str, Query(description="name of the labels")] = "labels",
+        logits: LogitsName = "logits",
+        labels: LabelsName = "labels",
         group: Annotated[
-            list[str] | None, Query(description="a column whose groups are judged; may be repeated")
+            list[str] | None, Query(description="a column whose groups are evaluated; may be repeated")
         ] = None,
         clusters: Annotated[str | None, Query(description="the column that says which rows are correlated")] = None,
         labelled: Annotated[bool, Query(description="false: the logits alone are read, of a new population")] = True,
     ) -> models.DataInfo:
         """Leave a file, sent as the bare body; a `.npy` pair is sent as one array after the other."""
-        shown_name = uploads.clean_name(name)
-        suffix = uploads.require_suffix(shown_name)
-        if int(request.headers.get("content-length") or 0) > settings.upload_bytes:
-            raise HTTPException(413, uploads.too_large(settings))
-        if arriving.locked():
-            raise HTTPException(503, "too many files are arriving; please try again in a minute")
         columns = tuple(dict.fromkeys(name for name in group or () if name))
         if len(columns) > models.MOST_COLUMNS:
             raise ValueError(f"at most {models.MOST_COLUMNS} columns of groups are taken here, got {len(columns)}")
         options = uploads.Options(probs, logits, labels, columns, clusters or None)
         read = uploads.read if labelled else uploads.read_unlabelled
-        async with arriving:
-            with disk.share() as take, TemporaryDirectory(prefix=temporary_prefix("upload")) as folder:
-                path = Path(folder, f"upload{suffix}")
-                await uploads.receive(aiter(request.stream()), path, settings, take)
-                async with reading:
-                    data = await run_in_threadpool(read, path, shown_name, options, settings)
+        async with receiver.receive(request, name) as (path, shown_name):
+            data = await run_in_threadpool(read, path, shown_name, options, settings)
         return keep(data)
 
     @api.post("/example", status_code=201, tags=["data"])
@@ -118,7 +171,7 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
     @api.get("/data/{id}", tags=["data"])
     def about(id: str) -> models.DataInfo:
         """What a file holds."""
-        return _data_info(id, upload_of(id))
+        return models.DataInfo(id=id, **upload_of(id).info())
 
     @api.delete("/data/{id}", status_code=204, tags=["data"])
     def forget(id: str) -> None:
@@ -127,6 +180,7 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
         store.remove(id)
 
     @api.get("/data/{id}/evaluate", tags=["data"])
+    @limited
     def evaluate(
         id: str,
         metric: Annotated[list[str] | None, Query(description="names from /api/metrics")] = None,
@@ -134,19 +188,18 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
     ) -> dict[str, Any]:
         """Score the network as it is, with intervals and a test of calibration."""
         table = store.get(id, UploadedData).test_or_val
-        with answering:
-            result = evaluate_table(*table, metrics=metric or TABLE, bins=bins, **table.options())
+        result = evaluate_table(*table, metrics=metric or TABLE, bins=bins, **table.options())
         return {"verdict": result.verdict(), **result.to_dict()}
 
     @api.get("/data/{id}/curve", tags=["data"])
+    @limited
     def data_curve(id: str, temperature: Temperature = 1.0, bins: Bins = 15) -> models.Curve:
         """The reliability diagram of the network, its logits divided by a temperature."""
         table = store.get(id, UploadedData).test_or_val
-        with answering:
-            clusters = table.options().get("clusters")
-            return diagrams.curve(table.pair, temperature=temperature, bins=bins, clusters=clusters)
+        clusters = table.options().get("clusters")
+        return diagrams.curve(table.pair, temperature=temperature, bins=bins, clusters=clusters)
 
-    @api.post("/data/{id}/fit", status_code=202, tags=["fit"], responses={503: {"model": models.Error}})
+    @api.post("/data/{id}/fit", status_code=202, tags=["fit"], responses=BUSY)
     def fit(id: str, wanted: models.FitRequest) -> models.JobInfo:
         """Begin to fit methods; ask /api/jobs/{id} how far it has come."""
         unknown = [name for name in wanted.methods or () if name not in METHODS]
@@ -171,62 +224,55 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
         store.remove(id)
 
     @api.get("/jobs/{id}/curve", tags=["fit"])
+    @limited
     def job_curve(id: str, method: Method = None, temperature: Temperature = 1.0, bins: Bins = 15) -> models.Curve:
         """The reliability diagram of a fitted method on the test rows."""
-        result = _result(store.get(id, AuditJob))
-        name = method or result.chosen
-        pair = _predictions_of(result.predictions, name)
-        with answering:
-            return diagrams.curve(pair, method=name, temperature=temperature, bins=bins, clusters=result.clusters)
+        of = fitted(id, method)
+        options: Any = {"method": of.name, "clusters": of.result.clusters}
+        return diagrams.curve(of.predictions, **options, temperature=temperature, bins=bins)
 
     @api.get("/jobs/{id}/compare", tags=["fit"])
+    @limited
     def compare(id: str, first: str = RAW, second: Method = None, bins: Bins = 15) -> models.Difference:
-        """Two methods side by side: their diagrams, metrics and paired changes."""
-        result = _result(store.get(id, AuditJob))
-        names = (first, second or result.chosen)
-        if names[0] == names[1]:
+        """Two methods on the same rows: their diagrams, metrics and paired changes."""
+        both = [fitted(id, first), fitted(id, second)]
+        if both[0].name == both[1].name:
             raise ValueError(f"two different methods are wanted, got {first!r} twice")
-        pairs = {name: _predictions_of(result.predictions, name) for name in names}
-        with answering:
-            return diagrams.side_by_side(pairs, bins=bins, clusters=result.clusters)
+        pairs = {of.name: of.predictions for of in both}
+        return diagrams.side_by_side(pairs, bins=bins, clusters=both[0].result.clusters)
 
     @api.get("/jobs/{id}/groups", tags=["fit"])
+    @limited
     def groups(id: str) -> models.GroupsInfo:
         """Where it is wrong: the groups that were asked for, before calibration and after."""
-        result = _result(store.get(id, AuditJob))
-        with answering:
-            return diagrams.groups(result)
+        return diagrams.groups(fitted(id).result)
 
     @api.get("/jobs/{id}/promise", tags=["decide"])
+    @limited
     def promise(
         id: str,
         method: Method = None,
-        certainty: Annotated[float, Query(gt=0, lt=1, description="certainty of each promise")] = 0.95,
+        level: Annotated[float, Query(gt=0, lt=1, description="certainty of each promise")] = 0.95,
     ) -> models.Promises:
         """From which confidence on to answer, for each allowed error rate."""
-        result = _result(store.get(id, AuditJob))
-        name = method or result.chosen
-        pair = _predictions_of(result.predictions, name)
-        with answering:
-            return diagrams.promises(
-                pair, method=name, certainty=certainty, cross_fitted=result.cross_fitted, clusters=result.clusters
-            )
+        of = fitted(id, method)
+        options: Any = {"cross_fitted": of.result.cross_fitted, "clusters": of.result.clusters}
+        return diagrams.promises(of.predictions, method=of.name, level=level, **options)
 
     @api.get("/jobs/{id}/sets", tags=["decide"])
+    @limited
     def prediction_sets(
         id: str,
         method: Method = None,
         score: Annotated[Literal["lac", "aps", "raps"], Query(description="how strange a class is for a row")] = "aps",
-        alpha: Annotated[float, Query(gt=0, lt=1, description="how often a set may miss the truth")] = 0.1,
+        coverage: Annotated[float, Query(gt=0, lt=1, description="share of sets that hold the truth")] = 0.9,
     ) -> models.SetsInfo:
         """Sets of classes that hold the truth with a stated probability."""
-        result = _result(store.get(id, AuditJob))
-        name = method or result.chosen
-        pair = _predictions_of(result.predictions, name)
-        with answering:
-            return diagrams.sets(pair, method=name, score=score, alpha=alpha, clusters=result.clusters)
+        of = fitted(id, method)
+        options: Any = {"score": score, "coverage": coverage, "clusters": of.result.clusters}
+        return diagrams.sets(of.predictions, method=of.name, **options)
 
-    @api.post("/data/{id}/label-shift", status_code=202, tags=["decide"], responses={503: {"model": models.Error}})
+    @api.post("/data/{id}/label-shift", status_code=202, tags=["decide"], responses=BUSY)
     def label_shift(id: str, wanted: models.LabelShiftRequest) -> models.LabelShiftInfo:
         """Begin to estimate the class frequencies of rows without labels; ask /api/label-shifts/{id} for them."""
         data, new = store.get(id, UploadedData), store.get(wanted.new, UnlabelledData)
@@ -246,99 +292,62 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
         store.get(id, LabelShiftJob).cancelled = True
         store.remove(id)
 
-    @api.get(
-        "/label-shifts/{id}/calibrator",
-        tags=["take home"],
-        response_class=Response,
-        responses=_file_response("application/octet-stream"),
-    )
+    @api.get("/label-shifts/{id}/calibrator", tags=["take home"], **SAFETENSORS)
     def label_shift_calibrator(id: str) -> Response:
-        """A calibrator for the new class frequencies as a .safetensors file, for `trueup.load_calibrator`."""
+        """A calibrator for the new class frequencies as a .safetensors file, for `trueup.load`."""
         job = store.get(id, LabelShiftJob)
         if job.prior is None or job.state != "done":
             raise HTTPException(409, f"the class frequencies are not known; the estimate is {job.state}")
-        return _safetensors(job.prior.calibrator, job.val.classes, {"made for": job.new.name}, "label-shift")
+        return _safetensors("label-shift", job.prior.calibrator, job.val.classes, {"made for": job.new.name})
 
     @api.post("/jobs/{id}/apply", tags=["fit"])
     def apply(id: str, wanted: models.ApplyRequest) -> models.Applied:
         """Calibrate logits."""
-        job = store.get(id, AuditJob)
-        result = _result(job)
-        name = wanted.method or result.chosen
-        after = np.asarray(_calibrator(result, name)(_rows(wanted.logits, job.val.classes)))
+        of = fitted(id, wanted.method)
+        after = np.asarray(of.calibrator(_rows(wanted.logits, of.job.val.classes)))
         logits = [[None if number == -math.inf else number for number in row] for row in after.tolist()]
-        return models.Applied(method=name, logits=logits, probs=diagrams.probabilities(after))
+        return models.Applied(method=of.name, logits=logits, probs=diagrams.probabilities(after))
 
-    @api.get("/jobs/{id}/report", tags=["take home"], response_class=Response, responses=_file_response("text/html"))
+    @api.get("/jobs/{id}/report", tags=["take home"], **file_route("text/html"))
+    @limited
     def report(id: str) -> Response:
         """The whole report as one HTML file that works offline."""
-        from trueup.report.page import report as write_report
+        from trueup.reports.page import Report
 
-        job = store.get(id, AuditJob)
-        result = _result(job)
-        with answering:
-            origin = {"Calibration file": job.val.name} | ({} if job.test is None else {"Test file": job.test.name})
-            page = write_report(result, title=job.name, origin=origin).html()
-        return _attachment(page.encode(), "report.html", "text/html; charset=utf-8")
+        of = fitted(id)
+        files = {"Calibration file": of.job.val, "Test file": of.job.test}
+        origin = {role: file.name for role, file in files.items() if file is not None}
+        page = Report(of.result, of.job.name, origin=origin).html()
+        return attachment(page.encode(), "report.html", "text/html; charset=utf-8")
 
-    @api.get(
-        "/jobs/{id}/calibrator",
-        tags=["take home"],
-        response_class=Response,
-        responses=_file_response("application/octet-stream"),
-    )
+    @api.get("/jobs/{id}/calibrator", tags=["take home"], **SAFETENSORS)
     def calibrator(id: str, method: Method = None) -> Response:
-        """A fitted calibrator as a .safetensors file, for `trueup.load_calibrator`."""
-        job = store.get(id, AuditJob)
-        result = _result(job)
-        name = method or result.chosen
-        return _safetensors(
-            _calibrator(result, name), job.val.classes, {"method": name, "fitted to": job.val.name}, name
-        )
+        """A fitted calibrator as a .safetensors file, for `trueup.load`."""
+        of = fitted(id, method)
+        data = of.job.val
+        return _safetensors(of.name, of.calibrator, data.classes, {"method": of.name, "fitted to": data.name})
 
     return api
 
 
-def _data_info(id: str, data: Upload) -> models.DataInfo:
-    rows, classes = data.shape
-    labelled = data if isinstance(data, UploadedData) else None
-    table = None if labelled is None else labelled.val
-    return models.DataInfo(
-        id=id,
-        name=data.name,
-        rows=rows,
-        test_rows=len(labelled.test.labels) if labelled and labelled.test else None,
-        classes=classes,
-        labelled=labelled is not None,
-        groups=[] if table is None else list(table.groups),
-        clusters=None if table is None or table.clusters is None else table.cluster_name,
-        notes=list(data.notes),
-    )
-
-
 def _job_info(id: str, job: AuditJob) -> models.JobInfo:
-    result = job.result if job.state == "done" else None
-    return models.JobInfo(
-        id=id,
-        state=job.state,
-        methods=list(job.methods),
-        titles={name: method_title(name) for name in (RAW, *job.methods)},
-        fitting=job.fitting,
-        done=job.done,
-        error=job.error,
-        result=result.to_dict() if result else None,
-    )
+    result = job.result.to_dict() if job.result is not None and job.state == "done" else None
+    titles = {name: method_title(name) for name in (RAW, *job.methods)}
+    state = {name: getattr(job, name) for name in ("state", "fitting", "done", "error")}
+    return models.JobInfo(id=id, methods=list(job.methods), titles=titles, result=result, **state)
 
 
 def _label_shift_info(id: str, job: LabelShiftJob) -> models.LabelShiftInfo:
     prior, performance = (job.prior, job.performance) if job.state == "done" else (None, None)
-    clustered = job.val.val.clusters is not None
+    text = [] if prior is None else prior.verdict().split("\n\n")
+    if text and job.val.val.clusters is not None:
+        text.append(INDEPENDENT)
     return models.LabelShiftInfo(
         id=id,
         state=job.state,
-        new=_data_info("", job.new),
+        new=models.DataInfo(id="", **job.new.info()),
         error=job.error,
-        text=[] if prior is None else [*prior.verdict().split("\n\n"), *([INDEPENDENT] if clustered else [])],
+        text=text,
         prior=None if prior is None else prior.to_dict(),
         performance=None if performance is None else performance.to_dict(),
     )
@@ -349,28 +358,6 @@ def _description(name: str, thing: Any, default: bool) -> models.Listed:
     return models.Listed(name=name, title=method_title(name), summary=summary, default=default)
 
 
-def _result(job: AuditJob) -> Audit:
-    if job.state == "failed":
-        raise HTTPException(409, f"this fit failed: {job.error}")
-    if job.result is None or job.state != "done":
-        raise HTTPException(409, f"this fit is not finished; it is {job.state}")
-    return job.result
-
-
-def _predictions_of(predictions: Mapping[str, Predictions], name: str) -> Predictions:
-    if name not in predictions:
-        raise ValueError(f"{name!r} was not fitted; there are: {', '.join(predictions)}")
-    return predictions[name]
-
-
-def _calibrator(result: Audit, name: str) -> Any:
-    if name == RAW:
-        return METHODS["identity"](*result.predictions[RAW])
-    if name not in result.calibrators:
-        raise ValueError(f"{name!r} was not fitted; there are: {', '.join((RAW, *result.calibrators))}")
-    return result.calibrators[name]
-
-
 def _rows(logits: list[list[float | None]], classes: int) -> np.ndarray:
     widths = {len(row) for row in logits} or {0}
     if widths != {classes}:
@@ -378,16 +365,6 @@ def _rows(logits: list[list[float | None]], classes: int) -> np.ndarray:
     return np.array(models.fill_options(logits), dtype=np.float64)
 
 
-def _safetensors(calibrator: Any, classes: int, summary: dict[str, Any], name: str) -> Response:
-    with TemporaryDirectory(prefix=temporary_prefix("calibrator")) as folder:
-        path = Path(folder, "calibrator.safetensors")
-        save_calibrator(calibrator, path, classes=classes, summary=summary)
-        return _attachment(path.read_bytes(), f"{name}.safetensors", "application/octet-stream")
-
-
-def _attachment(content: bytes, name: str, kind: str) -> Response:
-    return Response(content, media_type=kind, headers={"Content-Disposition": f'attachment; filename="{name}"'})
-
-
-def _file_response(kind: str) -> dict[int | str, dict[str, Any]]:
-    return {200: {"content": {kind: {"schema": {"type": "string", "format": "binary"}}}}}
+def _safetensors(name: str, calibrator: Any, classes: int, summary: dict[str, Any]) -> Response:
+    write = partial(save, calibrator, n_classes=classes, summary=summary)
+    return attachment(written_bytes(write, "calibrator.safetensors"), f"{name}.safetensors")

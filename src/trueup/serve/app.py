@@ -19,13 +19,14 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from trueup.core import __version__
-from trueup.core.errors import LooksLikeProbabilities, message_of
-from trueup.report.style import DARK
+from trueup._core import __version__
+from trueup._core.errors import LooksLikeProbabilities, message_of
+from trueup.reports.style import DARK
 from trueup.serve import monitor_routes
 from trueup.serve.api import routes
 from trueup.serve.guard import HEADERS, Guard
 from trueup.serve.jobs import Busy, Jobs
+from trueup.serve.models import describe_fields
 from trueup.serve.monitors import MonitorStore
 from trueup.serve.session_store import Missing, Store
 from trueup.serve.settings import Settings
@@ -36,8 +37,6 @@ STATIC = Path(str(files("trueup.serve"))) / "static"
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 SWEEP = 30.0
 """Seconds between two looks for what has expired."""
-UPLOADS = r"/api/upload|/api/monitors/[^/]+/replay"
-"""Paths that take a file, which they measure themselves."""
 
 SILENT: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
 
@@ -50,10 +49,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     """
     settings = settings or Settings()
     store = Store(seconds=settings.seconds, most_bytes=settings.memory_bytes, clock=settings.clock)
-    jobs = Jobs(store, settings)
+    jobs, monitors, disk = Jobs(store, settings), MonitorStore(settings), DiskBudget(settings.disk_bytes)
     sweep_temporary()
-    monitors = MonitorStore(settings)
-    disk = DiskBudget(settings.disk_bytes)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -84,14 +81,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         lifespan=lifespan,
     )
     app.state.store, app.state.monitors = store, monitors
-    app.add_middleware(
-        Guard,
-        hosts=settings.hosts,
-        json_bytes=settings.json_bytes,
-        uploads=UPLOADS,
-        patience=settings.patience,
-        token=settings.token,
-    )
+    app.add_middleware(Guard, settings=settings)
     app.include_router(routes(store, jobs, settings, disk))
     app.include_router(monitor_routes.routes(monitors, settings, disk))
     _pages(app)
@@ -106,63 +96,41 @@ async def _every(seconds: float, work: Callable[[], None]) -> None:
 
 
 def _pages(app: FastAPI) -> None:
-    def index() -> Response:
-        return FileResponse(STATIC / "index.html")
-
-    def docs() -> Response:
-        return FileResponse(STATIC / "docs.html")
-
-    def monitor() -> Response:
-        return FileResponse(STATIC / "monitor.html")
-
-    def script() -> Response:
-        return FileResponse(PLOTLY, media_type="text/javascript", headers={"Cache-Control": "max-age=86400"})
-
-    def dark() -> Response:
-        return JSONResponse(DARK)
-
-    pages = {"/": index, "/docs": docs, "/monitor": monitor, "/static/plotly.js": script, "/static/dark.json": dark}
+    pages: dict[str, Callable[[], Response]] = {
+        "/": lambda: FileResponse(STATIC / "index.html"),
+        "/docs": lambda: FileResponse(STATIC / "docs.html"),
+        "/monitor": lambda: FileResponse(STATIC / "monitor.html"),
+        "/static/plotly.js": lambda: FileResponse(
+            PLOTLY, media_type="text/javascript", headers={"Cache-Control": "max-age=86400"}
+        ),
+        "/static/dark.json": lambda: JSONResponse(DARK),
+    }
     for path, page in pages.items():
-        app.add_api_route(path, page, include_in_schema=False)
+        app.add_api_route(path, page, response_class=Response, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC))
 
 
 def _explain_errors(app: FastAPI) -> None:
     """Whatever goes wrong is answered with {"error": one sentence}."""
-
-    def answer(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
-        return JSONResponse({"error": message}, status, headers)
-
-    @app.exception_handler(HTTPException)
-    def refused(request: Request, error: HTTPException) -> JSONResponse:
-        return answer(error.status_code, str(error.detail))
-
-    @app.exception_handler(RequestValidationError)
-    def malformed(request: Request, error: RequestValidationError) -> JSONResponse:
-        details = error.errors()
-        reasons = (f"{'.'.join(map(str, detail['loc'][1:])) or 'the request'}: {detail['msg']}" for detail in details)
-        return answer(422, "; ".join(reasons))
-
-    @app.exception_handler(Missing)
-    def missing(request: Request, error: Missing) -> JSONResponse:
-        return answer(
-            404, "nothing of that kind is kept here under that id, or no longer: data is forgotten after a while"
-        )
-
-    @app.exception_handler(Busy)
-    def busy(request: Request, error: Busy) -> JSONResponse:
-        return answer(503, str(error), {"Retry-After": "60"})
-
-    @app.exception_handler(ValueError)
-    def wrong(request: Request, error: ValueError) -> JSONResponse:
-        return answer(422, message_of(error, HINTS))
-
-    @app.exception_handler(ClientDisconnect)
-    def gone(request: Request, error: ClientDisconnect) -> JSONResponse:
-        return answer(400, "the upload was interrupted")
-
-    @app.exception_handler(Exception)
-    def broken(request: Request, error: Exception) -> JSONResponse:
+    broken = "something went wrong here; the server goes on, and its log says what it was"
+    missing = "nothing of that kind is kept here under that id, or no longer: data is forgotten after a while"
+    answers: dict[type[Exception], Callable[[Any], tuple[Any, ...]]] = {
+        HTTPException: lambda error: (error.status_code, str(error.detail)),
+        RequestValidationError: lambda error: (422, describe_fields(error.errors(), skip=1)),
+        Missing: lambda error: (404, missing),
+        Busy: lambda error: (503, str(error), {"Retry-After": "60"}),
+        ValueError: lambda error: (422, message_of(error, HINTS)),
+        ClientDisconnect: lambda error: (400, "the upload was interrupted"),
         # The connection is not used again after an error, and a client should know.
-        headers = {**HEADERS, "Connection": "close"}
-        return answer(500, "something went wrong here; the server goes on, and its log says what it was", headers)
+        Exception: lambda error: (500, broken, {**HEADERS, "Connection": "close"}),
+    }
+
+    def handler(answer: Callable[[Any], tuple[Any, ...]]) -> Callable[[Request, Exception], JSONResponse]:
+        def handle(request: Request, error: Exception) -> JSONResponse:
+            status, message, *headers = answer(error)
+            return JSONResponse({"error": message}, status, *headers)
+
+        return handle
+
+    for kind, answer in answers.items():
+        app.add_exception_handler(kind, handler(answer))

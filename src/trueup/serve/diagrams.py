@@ -6,16 +6,16 @@ import json
 from typing import Any
 
 import numpy as np
-import torch
+from scipy.special import softmax
 
 from trueup import metrics
-from trueup.core.arrays import as_tensors, upcast_half
-from trueup.core.clusters import Clusters
+from trueup._core.arrays import as_arrays, take_rows, upcast_half
+from trueup._core.clusters import Clusters
 from trueup.io.predictions import Predictions
 from trueup.metrics.table import DEFAULT, compare
-from trueup.report.audit import Audit
-from trueup.report.figures import chart, numbers, summary
-from trueup.report.figures.reliability import reliability
+from trueup.reports.audit import Audit
+from trueup.reports.figures import chart, numbers, summary
+from trueup.reports.figures.reliability import reliability
 from trueup.serve.models import Curve, Difference, GroupPanel, GroupsInfo, Promises, SetsInfo
 
 RESAMPLES = 400
@@ -26,7 +26,7 @@ def curve(
     pair: Predictions, *, method: str = "raw", temperature: float = 1.0, bins: int = 15, clusters: Any = None
 ) -> Curve:
     """The reliability diagram of a pair whose logits are divided by a temperature."""
-    z, y = as_tensors(*pair, doubt=False)
+    z, y = as_arrays(*pair, doubt=False)
     z = upcast_half(z) if temperature == 1 else upcast_half(z) / temperature
     record = reliability(z, y, bins=bins, clusters=clusters, n_resamples=RESAMPLES)
     full = record.count > 0
@@ -54,7 +54,7 @@ def side_by_side(pairs: dict[str, Predictions], *, bins: int = 15, clusters: Any
 
 def groups(result: Audit) -> GroupsInfo:
     """The groups before calibration and after, as the report has them."""
-    from trueup.report.figures.groups import section
+    from trueup.reports.figures.groups import section
 
     found = section(result, None)
     if found is None:
@@ -78,13 +78,13 @@ def independent_rows(pair: Predictions, clusters: Clusters | None) -> tuple[Pred
 
 
 def promises(
-    pair: Predictions, *, method: str, certainty: float, cross_fitted: bool, clusters: Clusters | None = None
+    pair: Predictions, *, method: str, level: float, cross_fitted: bool, clusters: Clusters | None = None
 ) -> Promises:
     """What can be promised at each allowed error rate: the page has a slider of its own over them."""
-    from trueup.report.figures.promise import promise, sentence
+    from trueup.reports.figures.promise import promise, sentence
 
     pair, note = independent_rows(pair, clusters)
-    record = promise(*pair, certainty=certainty)
+    record = promise(*pair, level=level)
     drawn = as_json(record)
     for name in ("sliders", "title"):
         drawn["layout"].pop(name, None)
@@ -96,7 +96,7 @@ def promises(
     return Promises(
         method=method,
         rows=record.rows,
-        certainty=record.certainty,
+        level=record.level,
         allowed=record.allowed.tolist(),
         threshold=plain(record.threshold),
         coverage=record.coverage.tolist(),
@@ -107,22 +107,21 @@ def promises(
     )
 
 
-def sets(pair: Predictions, *, method: str, score: Any, alpha: float, clusters: Clusters | None = None) -> SetsInfo:
+def sets(pair: Predictions, *, method: str, score: Any, coverage: float, clusters: Clusters | None = None) -> SetsInfo:
     """Prediction sets whose limit comes from one half of the rows, judged on the other."""
-    from trueup.core.splits import stratified_folds
+    from trueup._core.splits import stratified_folds
     from trueup.decisions.prediction_sets import PredictionSets, evaluate_sets
 
     pair, note = independent_rows(pair, clusters)
-    z, y = as_tensors(*pair, doubt=False)
+    z, y = as_arrays(*pair, doubt=False)
     if len(z) < 4:
         raise ValueError(f"at least 4 rows are wanted, one half for the limit and one to judge, got {len(z)}")
-    half = torch.from_numpy(stratified_folds(z, y, 2))
-    rule = PredictionSets.fit(*as_tensors(z[half == 0], y[half == 0], doubt=False), score=score, alpha=alpha)
-    found = evaluate_sets(rule(z[half == 1]), y[half == 1])
-    return SetsInfo(
-        method=method, score=rule.score, alpha=rule.alpha, rows=found.coverage.rows, text=str(found),
-        scores=found.to_dict(), note=note,
-    )  # fmt: skip
+    half = stratified_folds(z, y, 2)
+    rule = PredictionSets.fit(*take_rows(z, y, half == 0), score=score, coverage=coverage)
+    logits, labels = take_rows(z, y, half == 1)
+    scores = evaluate_sets(rule(logits), labels)
+    described: Any = {"rows": scores.coverage.rows, "text": str(scores), "scores": scores.to_dict()}
+    return SetsInfo(method=method, score=score, coverage=coverage, note=note, **described)
 
 
 def as_json(record: Any, **options: Any) -> dict[str, Any]:
@@ -133,5 +132,5 @@ def as_json(record: Any, **options: Any) -> dict[str, Any]:
 
 def probabilities(logits: np.ndarray) -> list[list[float]]:
     """Softmax of each row, as plain lists."""
-    rows: list[list[float]] = torch.softmax(torch.from_numpy(logits).double(), dim=1).tolist()
+    rows: list[list[float]] = softmax(logits.astype(np.float64), axis=1).tolist()
     return rows

@@ -6,14 +6,15 @@ import asyncio
 import hashlib
 import re
 import secrets
-from collections.abc import Collection
-from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trueup.serve.settings import Settings
 
 HEADERS = {
     # Plotly sets style attributes, so styles may be inline; scripts may not, and nothing comes from elsewhere.
@@ -28,7 +29,9 @@ HEADERS = {
 }
 
 SLOWEST = 1024
-"""Bytes a second that a body must make, after some patience: a trickle must not hold its place for ever."""
+"""Bytes per second that a body must have, after some patience: a trickle must not hold its connection for ever."""
+UPLOADS = re.compile(r"/api/upload|/api/monitors/[^/]+/replay")
+"""Paths that take a file, whose size is limited where it is received."""
 
 _TOKEN_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>trueup</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -41,119 +44,92 @@ _TOKEN_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>tru
 
 
 class Guard:
-    """Refuses requests by foreign names or from foreign pages and bodies that are too long, and seals each answer.
+    """Rejects foreign host names, requests from foreign pages and bodies that are too long; adds headers to answers.
 
-    A page on the internet may point a name of its own to 127.0.0.1 and read what a local server answers (DNS
-    rebinding); its requests carry that name as their host. A foreign page may also send without reading; its requests
-    carry its origin.
+    A page on the internet may point its host name to 127.0.0.1 and read what a local server answers (DNS rebinding);
+    its requests carry that name as their host. A foreign page may also send without reading; its requests carry its
+    origin. Starlette's TrustedHostMiddleware checks the host too, but its answer does not name it.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        hosts: Collection[str],
-        json_bytes: int,
-        uploads: str,
-        patience: float,
-        token: str | None = None,
-    ) -> None:
-        self._app, self._hosts, self._json_bytes, self._uploads = app, hosts, json_bytes, re.compile(uploads)
-        self._patience, self._token = patience, token
+    def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
+        self._app, self._settings = app, settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer it with a refusal."""
+        """Pass a request on, or reject it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
 
-        async def sealed(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers[name] = value
+                headers.update(HEADERS)
                 headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
-        headers = Headers(scope=scope)
-        refusal = self._refusal(headers) or self._ask_for_token(scope, headers)
-        if refusal is not None:
-            await refusal(scope, receive, sealed)
+        request = Request(scope)
+        rejection = self._check_names(request) or self._check_token(request)
+        if rejection is not None:
+            await rejection(scope, receive, send_with_headers)
             return
-        limited = receive if self._uploads.fullmatch(scope["path"]) else self._limit_body(receive)
-        await self._app(scope, limited, sealed)
+        limited = receive if UPLOADS.fullmatch(scope["path"]) else self._limit_body(receive)
+        await self._app(scope, limited, send_with_headers)
 
-    def _refusal(self, headers: Headers) -> JSONResponse | None:
-        host = headers.get("host", "")
-        if "*" not in self._hosts and _name(host) not in self._hosts:
-            return JSONResponse({"error": f"this server does not answer to the name {_name(host)!r}"}, 400)
-        origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+    def _check_names(self, request: Request) -> JSONResponse | None:
+        host, origin = request.headers.get("host", "").lower(), request.headers.get("origin")
+        name = re.sub(r"(?<=.):\d+$", "", host)  # an IPv6 address keeps its brackets
+        if not {"*", name} & set(self._settings.hosts):
+            return JSONResponse({"error": f"this server does not answer to the name {name!r}"}, 400)
+        if origin is not None and urlsplit(origin).netloc.lower() != host:
             return JSONResponse({"error": "requests from other pages are refused"}, 403)
         return None
 
-    def _ask_for_token(self, scope: Scope, headers: Headers) -> Response | None:
-        """None where the token was shown; the answer to a link that has it is a cookie and the page without it."""
-        if self._token is None:
+    def _check_token(self, request: Request) -> Response | None:
+        """None if the request has the token; a link that has it is answered with a cookie and the page without it."""
+        token = self._settings.token
+        if token is None or _same(request.cookies.get(cookie_name(token), ""), token):
             return None
-        if _same(_cookie(headers, cookie_name(self._token)), self._token):
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and _same(bearer.strip(), token):
             return None
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and _same(bearer.strip(), self._token):
-            return None
-        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        if scope["method"] == "GET" and _same(dict(query).get("token", ""), self._token):
-            rest = urlencode([(name, value) for name, value in query if name != "token"])
-            answer = RedirectResponse(f"/{scope['path'].lstrip('/')}{'?' if rest else ''}{rest}", 303)
-            answer.set_cookie(cookie_name(self._token), self._token, httponly=True, samesite="strict", path="/")
+        if request.method == "GET" and _same(request.query_params.get("token", ""), token):
+            rest = urlencode([(name, value) for name, value in request.query_params.multi_items() if name != "token"])
+            answer = RedirectResponse(f"/{request.scope['path'].lstrip('/')}{'?' if rest else ''}{rest}", 303)
+            answer.set_cookie(cookie_name(token), token, httponly=True, samesite="strict", path="/")
             return answer
         ask = {"WWW-Authenticate": 'Bearer realm="trueup"'}
-        if "text/html" in headers.get("accept", ""):
+        if "text/html" in request.headers.get("accept", ""):
             return HTMLResponse(_TOKEN_PAGE, 401, headers=ask)
         return JSONResponse({"error": "this server asks for its token, which it printed when it started"}, 401, ask)
 
     def _limit_body(self, receive: Receive) -> Receive:
-        received, complete = 0, False
-        began = asyncio.get_running_loop().time()
+        most, patience, now = self._settings.json_bytes, self._settings.patience, asyncio.get_running_loop().time
+        received, complete, began = 0, False, now()
 
         async def counted() -> Message:
             nonlocal received, complete
             if complete:  # what comes now is the end of the connection, which may take its time
                 return await receive()
-            left = began + self._patience + received / SLOWEST - asyncio.get_running_loop().time()
+            left = began + patience + received / SLOWEST - now()
             try:
-                async with asyncio.timeout(max(0.0, min(left, self._patience))):
+                async with asyncio.timeout(max(0.0, min(left, patience))):
                     message = await receive()
             except TimeoutError:
-                raise HTTPException(
-                    408, f"the request came too slowly: {SLOWEST:,} bytes a second are the least"
-                ) from None
+                slow = f"the request came too slowly: {SLOWEST:,} bytes a second are the least"
+                raise HTTPException(408, slow) from None
             complete = not message.get("more_body", False)
             received += len(message.get("body", b""))
-            if received > self._json_bytes:
-                raise HTTPException(413, f"the request must have at most {self._json_bytes:,} bytes")
+            if received > most:
+                raise HTTPException(413, f"the request must have at most {most:,} bytes")
             return message
 
         return counted
 
 
 def cookie_name(token: str) -> str:
-    """A name of its own for each token: cookies are shared by all ports of a machine."""
+    """A name that depends on the token: cookies are shared by all ports of a machine."""
     return f"trueup_{hashlib.sha256(token.encode()).hexdigest()[:8]}"
-
-
-def _cookie(headers: Headers, name: str) -> str:
-    try:
-        return SimpleCookie(headers.get("cookie", ""))[name].value
-    except (CookieError, KeyError):
-        return ""
 
 
 def _same(shown: str, token: str) -> bool:
     return secrets.compare_digest(shown.encode(), token.encode())
-
-
-def _name(host: str) -> str:
-    """The host without its port; an IPv6 address keeps its brackets."""
-    name, _, port = host.rpartition(":")
-    return (name if name and port.isdigit() else host).lower()

@@ -11,8 +11,12 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
-from trueup.core.errors import message_of
-from trueup.report.audit import Audit, audit, methods_for
+import numpy as np
+
+from trueup._core.errors import message_of
+from trueup._core.values import parameters
+from trueup.reports.audit import Audit, methods_for
+from trueup.reports.page import report
 from trueup.serve.session_store import Store
 from trueup.serve.settings import Settings
 from trueup.serve.uploads import HINTS, UnlabelledData, UploadedData
@@ -109,7 +113,7 @@ class AuditJob(Job):
         if self.val.val.clusters is not None or scored.clusters is not None:  # of one file alone, they are refused
             given["clusters"] = self.val.val.options().get("clusters")
             given["test_clusters"] = None if test is None else test.options().get("clusters")
-        self.result = audit(
+        page = report(
             self.val.val.pair,
             None if test is None else test.pair,
             methods=self.methods,
@@ -117,6 +121,7 @@ class AuditJob(Job):
             progress=False,
             **given,
         )
+        self.result = page.audit
         self.done, self.fitting = len(self.methods), None
 
     def _step(self, name: str, done: int, total: int) -> None:
@@ -129,8 +134,8 @@ class AuditJob(Job):
         total = self.val.size + (self.test.size if self.test else 0)
         if self.result is not None:
             total += sum(logits.nbytes for logits, _ in self.result.pairs.values())
-            buffers = (buffer for calibrator in self.result.calibrators.values() for buffer in calibrator.buffers())
-            total += sum(buffer.nbytes for buffer in buffers)
+            known = (x for c in self.result.calibrators.values() for x in parameters(c).values())
+            total += sum(np.asarray(parameter).nbytes for parameter in known)
         return total
 
 
@@ -151,9 +156,9 @@ class LabelShiftJob(Job):
         numbers = max(math.prod(data.shape) for data in (self.val, self.new))
         n_resamples = min(MOST_RESAMPLES, max(LEAST_RESAMPLES, RESAMPLED_NUMBERS // max(numbers, 1)))
         options: dict[str, Any] = {"val": self.val.val.pair, "n_resamples": n_resamples, "seed": self.seed}
-        prior = estimate_prior(self.new.logits, **options, progress=False)
+        prior = estimate_prior(self.new.logits, **options)
         self.check_wanted()
-        performance = estimate_performance(self.new.logits, **options, shift=prior.moved, progress=False)
+        performance = estimate_performance(self.new.logits, **options, shift=prior.moved)
         self.prior, self.performance = prior, performance
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -128,7 +129,7 @@ class Promises(BaseModel):
 
     method: str
     rows: int
-    certainty: float
+    level: float
     allowed: list[float]
     threshold: list[float | None] = Field(
         description="answer from this confidence on; null where nothing can be promised"
@@ -145,7 +146,7 @@ class SetsInfo(BaseModel):
 
     method: str
     score: str
-    alpha: float
+    coverage: float
     rows: int
     text: str
     scores: dict[str, Any] = Field(description="coverage with interval, sizes, coverage by size and by class")
@@ -200,8 +201,8 @@ class PromiseRequest(Strict):
     """A promise on what is answered, which the monitor checks again as labels arrive."""
 
     threshold: float = Field(ge=0, le=1, description="rows whose confidence is at least this are answered")
-    at_most: float = Field(gt=0, lt=1, description="the largest share of wrong answers")
-    certainty: float = Field(0.95, gt=0, lt=1)
+    max_risk: float = Field(gt=0, lt=1, description="the largest share of wrong answers")
+    level: float = Field(0.95, gt=0, lt=1)
     risk: Literal["error", "false_discovery_rate"] = Field("error", description="the latter for a monitor of an event")
 
 
@@ -225,20 +226,6 @@ class MonitorRequest(Strict):
         return self.model_dump(exclude={"name"}, exclude_none=True)
 
 
-class UpdateRequest(Strict):
-    """Predictions with their labels, in the order in which they were made."""
-
-    logits: list[list[float | None]] = Field(
-        description="one row a prediction, one number a class; log p is a logit, null an option that is not there"
-    )
-    labels: list[int] = Field(description="what was true, 0 to classes - 1")
-    awaited: bool = Field(False, description="whether these rows were sent to /expect before")
-
-    def rows(self) -> list[list[float]]:
-        """The logits, −∞ for absent options."""
-        return fill_options(self.logits)
-
-
 class ExpectRequest(Strict):
     """Predictions whose labels have not arrived."""
 
@@ -251,6 +238,13 @@ class ExpectRequest(Strict):
         return fill_options(self.logits)
 
 
+class UpdateRequest(ExpectRequest):
+    """Predictions with their labels, in the order in which they were made."""
+
+    labels: list[int] = Field(description="what was true, 0 to classes - 1")
+    awaited: bool = Field(False, description="whether these rows were sent to /expect before")
+
+
 def fill_options(logits: list[list[float | None]]) -> list[list[float]]:
     """−∞ in place of null.
 
@@ -258,6 +252,12 @@ def fill_options(logits: list[list[float | None]]) -> list[list[float]]:
     [[1.0, -inf]]
     """
     return [[-math.inf if number is None else number for number in row] for row in logits]
+
+
+def describe_fields(errors: Sequence[Any], *, skip: int = 0) -> str:
+    """What pydantic found wrong, each reason with the field that it is about; `skip` leaves out where that was."""
+    reasons = (f"{'.'.join(map(str, error['loc'][skip:])) or 'the request'}: {error['msg']}" for error in errors)
+    return "; ".join(reasons)
 
 
 class Progress(BaseModel):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import math
 import re
@@ -17,25 +16,23 @@ from fastapi import APIRouter, Query, Request
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from trueup.core.errors import message_of
+from trueup._core.errors import message_of
 from trueup.integrations.prometheus import prometheus_text
-from trueup.io.artifacts import open_artifact
+from trueup.io.artifacts import load_artifact, open_artifact
 from trueup.io.atomic import errors_name_file
+from trueup.io.load_save import save
 from trueup.io.predictions import looks_like_probabilities
-from trueup.monitor import Monitor, load_monitor, save_monitor
+from trueup.monitor import Monitor, MonitorSizes
 from trueup.monitor.checkpoint import settings_in
 from trueup.serve import models, uploads
+from trueup.serve.api import BUSY, SAFETENSORS, FileName, LabelsName, LogitsName, attachment
 from trueup.serve.example import DRIFT_CLASSES, drifting
 from trueup.serve.jobs import Busy
 from trueup.serve.monitors import MonitorSession, MonitorStore
 from trueup.serve.settings import Settings
-from trueup.serve.temporary import temporary_prefix
-
-REPLAYS = 2
-"""Logs read and replayed at a time: each takes memory."""
+from trueup.serve.temporary import temporary_prefix, written_bytes
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     404: {"model": models.Error, "description": "there is no such monitor"},
@@ -49,7 +46,7 @@ TAKEN: dict[int | str, dict[str, Any]] = {
 def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget) -> APIRouter:
     """All verbs of monitors, over those the server keeps."""
     router = APIRouter(responses=ERRORS, tags=["monitors"])
-    arriving, replaying = asyncio.Semaphore(settings.uploads), asyncio.Semaphore(REPLAYS)
+    receiver = uploads.Receiver(settings, disk)
 
     async def change(
         session: MonitorSession, action: Callable[[], None], notes: tuple[str, ...] = ()
@@ -86,14 +83,15 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
     def create(wanted: models.MonitorRequest) -> models.MonitorInfo:
         """Make a monitor, which has seen nothing yet."""
         _require_classes(wanted, settings)
-        return monitor_info(monitors.add(wanted.name, Monitor(**wanted.settings())))
+        return monitor_info(monitors.add(wanted.name, Monitor.from_settings(wanted.settings())))
 
     @router.post("/api/monitors/example", status_code=201, responses=TAKEN)
     async def example() -> models.MonitorInfo:
         """Make a monitor and replay a built-in stream: calibrated at first, too sure from halfway on."""
         names = {session.name for session in monitors.all()}
         name = next(name for n in range(len(names) + 1) if (name := f"example {n + 1}") not in names)
-        session = await run_in_threadpool(monitors.add, name, Monitor(DRIFT_CLASSES, window=2000, half_life=2000.0))
+        monitor = Monitor(DRIFT_CLASSES, sizes=MonitorSizes(window=2000, half_life=2000.0))
+        session = await run_in_threadpool(monitors.add, name, monitor)
         return await update(session, *await run_in_threadpool(drifting))
 
     @router.post("/api/monitors/restore", status_code=201, responses=TAKEN)
@@ -120,69 +118,50 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
         """Forget a monitor and its checkpoint."""
         monitors.remove(id)
 
-    @router.post("/api/monitors/{id}/update", responses={503: {"model": models.Error}})
+    @router.post("/api/monitors/{id}/update", responses=BUSY)
     async def receive_update(id: str, rows: models.UpdateRequest) -> models.MonitorInfo:
         """Take in predictions with their labels; if anything is wrong with them, none is taken in."""
         return await update(monitors.get(id), rows.rows(), rows.labels, awaited=rows.awaited)
 
-    @router.post("/api/monitors/{id}/expect", responses={503: {"model": models.Error}})
+    @router.post("/api/monitors/{id}/expect", responses=BUSY)
     async def receive_expected(id: str, rows: models.ExpectRequest) -> models.MonitorInfo:
         """Take in predictions whose labels have not arrived: what to expect of them is in `status.unlabelled`."""
         session = monitors.get(id)
         return await change(session, partial(session.expect, rows.rows()))
 
-    @router.post("/api/monitors/{id}/replay", responses={code: {"model": models.Error} for code in (413, 503)})
+    @router.post("/api/monitors/{id}/replay", responses={**BUSY, 413: {"model": models.Error}})
     async def replay(
         id: str,
         request: Request,
-        name: Annotated[str, Query(description="the file's name; its suffix tells the format", max_length=500)],
+        name: FileName,
         probs: Annotated[
             bool | None,
             Query(description="whether it has probabilities; by default what looks like them is refused"),
         ] = None,
-        logits: Annotated[str, Query(description="name of the array, or of columns with commas between")] = "logits",
-        labels: Annotated[str, Query(description="name of the labels")] = "labels",
+        logits: LogitsName = "logits",
+        labels: LabelsName = "labels",
     ) -> models.MonitorInfo:
         """Take in a log, sent as the bare body in any format of uploads, oldest row first: all of it or none."""
-        session, shown_name = monitors.get(id), uploads.clean_name(name)
-        suffix, options = uploads.require_suffix(shown_name), uploads.Options(bool(probs), logits, labels)
-        if int(request.headers.get("content-length") or 0) > settings.upload_bytes:
-            raise HTTPException(413, uploads.too_large(settings))
-        if arriving.locked():
-            raise HTTPException(503, "too many files are arriving; please try again in a minute")
-        async with arriving:
-            with disk.share() as take, TemporaryDirectory(prefix=temporary_prefix("replay")) as folder:
-                path = Path(folder, f"upload{suffix}")
-                await uploads.receive(aiter(request.stream()), path, settings, take)
-                async with replaying:
-                    data = await run_in_threadpool(
-                        uploads.read, path, shown_name, options, settings, uploads.MONITOR_HINTS
-                    )
-                    if data.test is not None:
-                        raise ValueError(f"{shown_name}: a log has one list of rows, got val and test")
-                    if probs is None and (sentence := looks_like_probabilities(data.val.logits)):
-                        # Rows cannot be taken out of a monitor again.
-                        raise ValueError(
-                            f"{shown_name}: {sentence}; choose which they are under “What is in the file?”, "
-                            "or say probs=true or probs=false"
-                        )
-                    return await update(session, *data.val.pair, data.notes)
+        session, options = monitors.get(id), uploads.Options(bool(probs), logits, labels)
+        async with receiver.receive(request, name) as (path, shown_name):
+            data = await run_in_threadpool(uploads.read, path, shown_name, options, settings, uploads.MONITOR_HINTS)
+            if data.test is not None:
+                raise ValueError(f"{shown_name}: a log has one list of rows, got val and test")
+            if probs is None and (sentence := looks_like_probabilities(data.val.logits)):
+                # Rows cannot be taken out of a monitor again.
+                raise ValueError(
+                    f"{shown_name}: {sentence}; choose which they are under “What is in the file?”, "
+                    "or say probs=true or probs=false"
+                )
+            return await update(session, *data.val.pair, data.notes)
 
-    @router.get(
-        "/api/monitors/{id}/file",
-        response_class=Response,
-        responses={200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}},
-    )
+    @router.get("/api/monitors/{id}/file", **SAFETENSORS)
     def checkpoint(id: str) -> Response:
-        """A monitor's checkpoint as a .safetensors file, for `load_monitor`, `trueup monitor --state` and restore."""
+        """A monitor's checkpoint as a .safetensors file, for `trueup.load`, `trueup monitor --state` and restore."""
         session = monitors.get(id)
-        with TemporaryDirectory(prefix=temporary_prefix("monitor")) as folder:
-            path = Path(folder, "monitor.safetensors")
-            save_monitor(session.monitor, path)
-            content = path.read_bytes()
+        content = written_bytes(partial(save, session.monitor), "monitor.safetensors")
         stem = re.sub(r"[^A-Za-z0-9_-]+", "-", session.name).strip("-") or "monitor"
-        headers = {"Content-Disposition": f'attachment; filename="{stem}.safetensors"'}
-        return Response(content, media_type="application/octet-stream", headers=headers)
+        return attachment(content, f"{stem}.safetensors")
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     def metrics() -> Response:
@@ -220,15 +199,14 @@ def _restore(content: bytes, name: str, settings: Settings) -> Monitor:
         path = Path(folder, "checkpoint.safetensors")
         path.write_bytes(content)
         try:
-            with open_artifact(path, "monitor") as artifact:
-                stored = settings_in(artifact.content)
+            with open_artifact(path, "monitor") as (header, _):
+                stored = settings_in(header.content)
             _require_classes(models.MonitorRequest(**stored | {"name": name}), settings)
-            monitor = load_monitor(path)
+            monitor = load_artifact(path, "monitor")
             with errors_name_file(path):
                 _require_working(monitor)
         except ValidationError as error:
-            reasons = (f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors())
-            raise ValueError(f"the checkpoint is refused: {'; '.join(reasons)}") from None
+            raise ValueError(f"the checkpoint is refused: {models.describe_fields(error.errors())}") from None
         except ValueError as error:
             raise ValueError(message_of(error, uploads.MONITOR_HINTS).replace(str(path), "the checkpoint")) from None
     return monitor

@@ -17,12 +17,15 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import numpy as np
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from starlette.exceptions import HTTPException
 
-from trueup.core.arrays import as_tensors
+from trueup._core.arrays import as_arrays, take_rows
+from trueup.io.artifacts import load_artifact
 from trueup.io.atomic import atomic_write
-from trueup.monitor import Monitor, Status, load_monitor, save_monitor
+from trueup.io.load_save import save
+from trueup.monitor import Monitor, Status
 from trueup.serve.settings import Settings
 
 log = logging.getLogger("trueup.serve")
@@ -105,7 +108,7 @@ class MonitorSession:
 
     def update(self, logits: Any, labels: Any, *, awaited: bool = False) -> None:
         """Take in rows: all of them, or none if something is wrong."""
-        z, y = as_tensors(logits, labels, doubt=False)
+        z, y = as_arrays(logits, labels, doubt=False)
         draft = copy.copy(self.monitor)  # its parts are frozen
         total, block = len(y), draft.evidence.block
         # A look at the end of a block is one that the monitor takes itself, so pieces give the same as the whole.
@@ -115,7 +118,7 @@ class MonitorSession:
         try:
             for start, end in pairwise([0, *ends]):
                 self.replaying = (start, total)
-                points.append(draft.update(*as_tensors(z[start:end], y[start:end], doubt=False), awaited=awaited))
+                points.append(draft.update(*take_rows(z, y, np.arange(start, end)), awaited=awaited))
         finally:
             self.replaying = None
         self.monitor, self.updated = draft, time.time()
@@ -226,7 +229,7 @@ class MonitorStore:
 
     def _load(self, file: Path) -> None:
         """A checkpoint that someone put there by hand has no name beside it: its file's is taken."""
-        monitor, about = load_monitor(file), file.with_suffix(".json")
+        monitor, about = load_artifact(file, "monitor"), file.with_suffix(".json")
         try:
             name = str(json.loads(about.read_text(encoding="utf-8"))["name"]) if about.exists() else file.stem
         except (OSError, ValueError, KeyError, TypeError):
@@ -250,7 +253,7 @@ class MonitorStore:
                 if session.saved is None:
                     with atomic_write(about) as (draft,):
                         draft.write_text(json.dumps({"name": session.name}), encoding="utf-8")
-                save_monitor(monitor, checkpoint)
+                save(monitor, checkpoint)
             except Exception as error:  # a full disk shows itself in many ways; the next checkpoint tries again
                 session.problem = getattr(error, "strerror", None) or " ".join(str(error).split())
                 with self._lock:

@@ -13,7 +13,20 @@ LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 
 @dataclass(frozen=True)
-class Settings:
+class ReaderLimits:
+    """What reading one upload may take, and how much a file may hold."""
+
+    reader_bytes: int = 2 << 30
+    """Memory."""
+    reader_seconds: float = 60.0
+    rows: int = 1_000_000
+    classes: int = 20_000
+    numbers: int = 60_000_000
+    """The most rows × classes."""
+
+
+@dataclass(frozen=True)
+class Settings(ReaderLimits):
     """The limits of a server; the defaults suit one machine and a few users.
 
     >>> Settings(rows=1000).classes
@@ -22,14 +35,6 @@ class Settings:
 
     upload_bytes: int = 256 << 20
     """The largest file."""
-    reader_bytes: int = 2 << 30
-    """The memory that reading one upload may take."""
-    reader_seconds: float = 60.0
-    """The time that it may take."""
-    rows: int = 1_000_000
-    classes: int = 20_000
-    numbers: int = 60_000_000
-    """The most rows × classes."""
     json_bytes: int = 8 << 20
     """The largest body of a request that is no upload."""
     uploads: int = 64

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 _OURS = re.compile(r"trueup-[a-z]+-(\d+)-\w+")
@@ -14,6 +15,14 @@ _OURS = re.compile(r"trueup-[a-z]+-(\d+)-\w+")
 def temporary_prefix(purpose: str) -> str:
     """The beginning of the name of a temporary folder of this process."""
     return f"trueup-{purpose}-{os.getpid()}-"
+
+
+def written_bytes(write: Callable[[Path], object], name: str) -> bytes:
+    """What a function writes to a file of that name."""
+    with tempfile.TemporaryDirectory(prefix=temporary_prefix("file")) as folder:
+        path = Path(folder, name)
+        write(path)
+        return path.read_bytes()
 
 
 def sweep_temporary() -> int:

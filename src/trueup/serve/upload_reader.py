@@ -14,13 +14,13 @@ import os
 import shutil
 import sys
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trueup.core.errors import Hint, InputError
+from trueup._core.errors import Hint, InputError
 from trueup.io.atomic import errors_name_file, require_file, shorten
 from trueup.io.formats import FORMATS, npy_header
 from trueup.io.source import (
@@ -37,6 +37,7 @@ from trueup.io.source import (
     splits_in,
     suffix_of,
 )
+from trueup.serve.settings import ReaderLimits
 
 MEMORY, SPACE = "memory", "space"
 """What `result.json` says of a file that needs more memory than it may take, or more space than the disk has."""
@@ -45,33 +46,46 @@ MOST_GROUPS = 1000
 
 
 @dataclass(frozen=True)
+class Options:
+    """What a file does not say of itself."""
+
+    probs: bool = False
+    logits: str = "logits"
+    """The name of the array, or those of the columns with commas between."""
+    labels: str | None = "labels"
+    """None where the rows have none, or theirs are not read."""
+    groups: tuple[str, ...] = ()
+    """The columns whose groups are evaluated one by one."""
+    clusters: str | None = None
+    """The column that says which rows are correlated."""
+
+
+@dataclass(frozen=True)
 class Request:
-    """What to read of a file, and how much of the machine and of the settings' limits it may take."""
+    """What to read of a file, and what reading it may take."""
 
     path: str
     folder: str
     """Where the arrays go."""
-    logits: str
-    labels: str | None
-    """None where the rows have none, or theirs are not wanted."""
-    probs: bool
-    groups: list[str]
-    clusters: str | None
-    memory_bytes: int
-    seconds: float
-    rows: int
-    classes: int
-    numbers: int
+    options: Options
+    limits: ReaderLimits
 
     def to_json(self) -> str:
         """As the argument of the process."""
-        return json.dumps(asdict(self))
+        limits = {field.name: getattr(self.limits, field.name) for field in fields(ReaderLimits)}
+        return json.dumps([self.path, self.folder, asdict(self.options), limits])
+
+    @classmethod
+    def from_json(cls, text: str) -> Request:
+        """What `to_json` wrote."""
+        path, folder, options, limits = json.loads(text)
+        return cls(path, folder, Options(**options), ReaderLimits(**limits))
 
 
 def main() -> None:
     """Read the file that the only argument asks for."""
-    request = Request(**json.loads(sys.argv[1]))
-    _limit(request)
+    request = Request.from_json(sys.argv[1])
+    _limit(request.limits)
     result: dict[str, Any]
     try:
         result = {"splits": _read(request)}
@@ -80,13 +94,9 @@ def main() -> None:
     except InputError as error:
         fields = {name: getattr(error, name) for name in ("argument", "wanted", "got", "hint", "choices", "where")}
         result = {"error": {"kind": "input", **fields, "got": shorten(error.got)}}
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            result = {"error": {"kind": SPACE}}
-        else:
-            result = {"error": {"kind": "other", "message": shorten(str(error))}}
-    except (ValueError, ImportError) as error:
-        result = {"error": {"kind": "other", "message": shorten(str(error))}}
+    except (OSError, ValueError, ImportError) as error:
+        full = getattr(error, "errno", None) == errno.ENOSPC
+        result = {"error": {"kind": SPACE if full else "other", "message": shorten(str(error))}}
     Path(request.folder, "result.json").write_text(json.dumps(result), encoding="utf-8")
 
 
@@ -99,53 +109,52 @@ def error_from(result: dict[str, Any], file: str) -> ValueError:
     return ValueError(result["message"])
 
 
-def _limit(request: Request) -> None:
+def _limit(limits: ReaderLimits) -> None:
     """Where the system has no such limits, the server watches this process itself."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 
         for kind, most in (
-            (resource.RLIMIT_AS, request.memory_bytes),
-            (resource.RLIMIT_FSIZE, request.memory_bytes),
-            (resource.RLIMIT_CPU, 2 * math.ceil(request.seconds)),
+            (resource.RLIMIT_AS, limits.reader_bytes),
+            (resource.RLIMIT_FSIZE, limits.reader_bytes),
+            (resource.RLIMIT_CPU, 2 * math.ceil(limits.reader_seconds)),
             (resource.RLIMIT_CORE, 0),
         ):
             resource.setrlimit(kind, (most, most))
 
 
 def _read(request: Request) -> list[str | None]:
-    path = Path(request.path)
+    path, labels = Path(request.path), request.options.labels
     require_file(path)
     reader, _ = FORMATS[suffix_of(path)]
     with ExitStack() as stack:
         with errors_name_file(path):
-            if path.suffix == ".npy" and request.labels is not None:
+            if path.suffix == ".npy" and labels is not None:
                 _part_npy(path)
             source = stack.enter_context(reader(path))
-            splits = splits_in(source.columns, request.labels or "labels")
-            if request.labels is None:  # of a file with both halves, the one that stands for what is new
+            splits = splits_in(source.columns, labels or "labels")
+            if labels is None:  # of a file with both halves, the one that stands for what is new
                 both = all(any(name.startswith(f"{half}_") for name in source.columns) for half in ("val", "test"))
                 splits = ("test",) if both else splits[-1:]
         for number, split in enumerate(splits):
             with errors_name_file(path):
-                arrays = _read_split(source, split, request)
+                arrays = _read_split(source, split, request.options, request.limits)
             for name, array in arrays.items():
                 np.save(Path(request.folder, f"{number}.{name}.npy"), array, allow_pickle=False)
     return list(splits)
 
 
-def _read_split(source: Source, split: str | None, request: Request) -> dict[str, np.ndarray]:
+def _read_split(source: Source, split: str | None, options: Options, limits: ReaderLimits) -> dict[str, np.ndarray]:
     """`logits`, `labels`, for each column of groups the number of each row's and what they are called, and of clusters
     the numbers alone."""
-    columns = request.logits.split(",") if "," in request.logits else request.logits
-    names, label = find_columns(source.columns, columns, request.labels, request.probs, split)
-    beside = [*request.groups, *([request.clusters] if request.clusters else [])]
-    others = [column_of_split(source.columns, name, split) for name in beside]
+    columns = options.logits.split(",") if "," in options.logits else options.logits
+    names, label = find_columns(source.columns, columns, options.labels, options.probs, split)
+    others = [column_of_split(source.columns, name, split) for name in (*options.groups, options.clusters) if name]
     require_columns(source.columns, others)
-    if (width := source.width(names)) > request.classes:
-        raise ValueError(f"{names[0]} has {width:,} classes; at most {request.classes:,} are taken here")
-    parts, rows, most = [], 0, min(request.rows, request.numbers // max(1, width))
-    absent = math.nan if request.probs else -math.inf
+    if (width := source.width(names)) > limits.classes:
+        raise ValueError(f"{names[0]} has {width:,} classes; at most {limits.classes:,} are taken here")
+    parts, rows, most = [], 0, min(limits.rows, limits.numbers // max(1, width))
+    absent = math.nan if options.probs else -math.inf
     for chunk in source.read(Plan(names, label, list(dict.fromkeys(others)), absent=absent), most + 1):
         _, without = drop_missing(chunk)
         if without:
@@ -157,12 +166,12 @@ def _read_split(source: Source, split: str | None, request: Request) -> dict[str
     arrays = {"logits": _join([part.logits for part in parts])}
     if label is not None:
         arrays["labels"] = _join([np.asarray(part.labels) for part in parts])
-    for number, own in enumerate(others[: len(request.groups)]):
-        members, codes = _encode(parts, own)
+    for number, column in enumerate(others[: len(options.groups)]):
+        members, codes = _encode(parts, column)
         if len(members) > MOST_GROUPS:
-            raise ValueError(f"{own} has {len(members):,} groups; at most {MOST_GROUPS:,} are taken here")
+            raise ValueError(f"{column} has {len(members):,} groups; at most {MOST_GROUPS:,} are taken here")
         arrays |= {f"group{number}": codes, f"names{number}": members}
-    if request.clusters:
+    if options.clusters:
         _, arrays["clusters"] = _encode(parts, others[-1])
     return arrays
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,10 +23,11 @@ from typing import Any
 
 import numpy as np
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
-from trueup.core.arrays import as_logits, as_pair
-from trueup.core.conversion import from_probs
-from trueup.core.errors import Hint, InputError, message_of, record_warnings
+from trueup._core.arrays import as_logits, as_pair
+from trueup._core.errors import Hint, InputError, message_of, record_warnings
+from trueup.convert import from_probs
 from trueup.io.atomic import errors_name_file
 from trueup.io.formats import FORMATS
 from trueup.io.predictions import PredictionTable, looks_like_probabilities
@@ -34,6 +35,8 @@ from trueup.io.source import file_list, suffix_of
 from trueup.serve import upload_reader
 from trueup.serve.guard import SLOWEST
 from trueup.serve.settings import Settings
+from trueup.serve.temporary import temporary_prefix
+from trueup.serve.upload_reader import Options as Options
 
 HINTS = {
     Hint.BINARY_SCORE: "a binary score x needs two columns in the file, 0 and x",
@@ -47,10 +50,7 @@ HINTS = {
     Hint.SPLIT: "write their names under “What is in the file?”",
     Hint.NOT_PROBABILITIES: "untick “Probabilities, not logits” if they are logits",
     Hint.EXACT_ZEROS: "send probabilities with exact zeros as probabilities",
-    Hint.LOAD_CALIBRATOR: "",
-    Hint.LOAD_CLAMPED: "",
-    Hint.LOAD_RECALIBRATOR: "",
-    Hint.LOAD_MONITOR: "",
+    **dict.fromkeys((hint for hint in Hint if hint.name.startswith("LOAD_")), ""),
 }
 """What to do instead, in the words of the page."""
 MONITOR_HINTS = HINTS | {
@@ -58,6 +58,8 @@ MONITOR_HINTS = HINTS | {
     Hint.NOT_PROBABILITIES: "choose “logits” under “What is in the file?” if they are logits",
 }
 """The same on the page of monitors."""
+READERS = 2
+"""Files read at a time: each may take as much memory as the settings allow."""
 NO_SPACE = "there is no space left here for an upload"
 WATCH_SECONDS = 0.1
 """How often the reader's memory is looked at where the system does not limit it."""
@@ -72,18 +74,30 @@ class Upload(ABC):
 
     @property
     @abstractmethod
-    def shape(self) -> tuple[int, int]:
-        """Rows to calibrate on, or all, and classes."""
+    def arrays(self) -> list[np.ndarray]:
+        """All that it holds; first the logits to calibrate on, or all."""
 
     @property
-    @abstractmethod
-    def size(self) -> int:
-        """Bytes in memory."""
+    def shape(self) -> tuple[int, int]:
+        """Rows to calibrate on, or all, and classes."""
+        rows, classes = self.arrays[0].shape
+        return rows, classes
 
     @property
     def classes(self) -> int:
-        """How many there are."""
+        """The number of classes."""
         return self.shape[1]
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory."""
+        return sum(array.nbytes for array in self.arrays)
+
+    def info(self) -> dict[str, Any]:
+        """What the API says of it."""
+        rows, classes = self.shape
+        content: dict[str, Any] = {"rows": rows, "test_rows": None, "classes": classes, "labelled": False, "groups": []}
+        return {"name": self.name, "notes": list(self.notes), "clusters": None, **content}
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,17 +113,18 @@ class UploadedData(Upload):
         return self.test or self.val
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """Rows to calibrate on, and classes."""
-        rows, classes = self.val.logits.shape
-        return rows, classes
-
-    @property
-    def size(self) -> int:
-        """Bytes in memory."""
+    def arrays(self) -> list[np.ndarray]:
+        """Of both tables."""
         tables = [table for table in (self.val, self.test) if table is not None]
-        beside = [array for table in tables for array in (*table.groups.values(), table.clusters) if array is not None]
-        return sum(array.nbytes for array in (*(array for table in tables for array in table), *beside))
+        arrays = [array for table in tables for array in (*table, *table.groups.values(), table.clusters)]
+        return [array for array in arrays if array is not None]
+
+    def info(self) -> dict[str, Any]:
+        """With labels, groups and clusters."""
+        clusters = None if self.val.clusters is None else self.val.cluster_name
+        test_rows = None if self.test is None else len(self.test.labels)
+        more = {"labelled": True, "test_rows": test_rows, "groups": list(self.val.groups), "clusters": clusters}
+        return super().info() | more
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,29 +134,9 @@ class UnlabelledData(Upload):
     logits: np.ndarray
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and classes."""
-        rows, classes = self.logits.shape
-        return rows, classes
-
-    @property
-    def size(self) -> int:
-        """Bytes in memory."""
-        return int(self.logits.nbytes)
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a file does not say of itself."""
-
-    probs: bool = False
-    logits: str = "logits"
-    """The name of the array, or those of the columns with commas between."""
-    labels: str = "labels"
-    groups: tuple[str, ...] = ()
-    """The columns whose groups are judged one by one."""
-    clusters: str | None = None
-    """The column that says which rows are correlated."""
+    def arrays(self) -> list[np.ndarray]:
+        """The logits."""
+        return [self.logits]
 
 
 def clean_name(name: str) -> str:
@@ -192,14 +187,33 @@ class DiskBudget:
             self.used -= mine
 
 
-async def receive(chunks: AsyncIterator[bytes], path: Path, settings: Settings, take: Callable[[int], None]) -> None:
-    """Write what arrives to a file, as long as it arrives and is not too much."""
-    try:
-        await _write(chunks, path, settings, take)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        raise HTTPException(507, NO_SPACE) from None
+class Receiver:
+    """Receives uploads: so many at once, within the budget of the disk, and so many read at a time."""
+
+    def __init__(self, settings: Settings, disk: DiskBudget) -> None:
+        self._settings, self._disk = settings, disk
+        self._arriving, self._reading = asyncio.Semaphore(settings.uploads), asyncio.Semaphore(READERS)
+
+    @asynccontextmanager
+    async def receive(self, request: Request, name: str) -> AsyncIterator[tuple[Path, str]]:
+        """The body of a request as a temporary file, which is its turn to be read, and the name to call it by."""
+        name = clean_name(name)
+        suffix = require_suffix(name)
+        if int(request.headers.get("content-length") or 0) > self._settings.upload_bytes:
+            raise HTTPException(413, _too_large(self._settings))
+        if self._arriving.locked():
+            raise HTTPException(503, "too many files are arriving; please try again in a minute")
+        async with self._arriving:
+            with self._disk.share() as take, TemporaryDirectory(prefix=temporary_prefix("upload")) as folder:
+                path = Path(folder, f"upload{suffix}")
+                try:
+                    await _write(aiter(request.stream()), path, self._settings, take)
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    raise HTTPException(507, NO_SPACE) from None
+                async with self._reading:
+                    yield path, name
 
 
 async def _write(chunks: AsyncIterator[bytes], path: Path, settings: Settings, take: Callable[[int], None]) -> None:
@@ -215,15 +229,14 @@ async def _write(chunks: AsyncIterator[bytes], path: Path, settings: Settings, t
                 return
             total += len(chunk)
             if total > settings.upload_bytes:
-                raise HTTPException(413, too_large(settings))
+                raise HTTPException(413, _too_large(settings))
             if monotonic() - began > settings.patience + total / SLOWEST:
                 raise HTTPException(408, f"the upload came too slowly: {SLOWEST:,} bytes a second are the least")
             take(len(chunk))
             file.write(chunk)
 
 
-def too_large(settings: Settings) -> str:
-    """The message for a file that is too large."""
+def _too_large(settings: Settings) -> str:
     return f"the file is too large: at most {settings.upload_bytes / 2**20:,.0f} MB are taken here"
 
 
@@ -232,16 +245,16 @@ def read(
 ) -> UploadedData:
     """Read predictions from a file that may be damaged or hostile; errors call it by the name its owner knows."""
     with _errors_name_upload(path, name, hints):
-        return _check(_read_in_process(path, name, options, options.labels, settings), name, options)
+        return _check(_read_in_process(path, name, options, settings), name, options)
 
 
 def read_unlabelled(path: Path, name: str, options: Options, settings: Settings) -> UnlabelledData:
     """Read the logits alone, also of a file that has labels."""
     with _errors_name_upload(path, name, HINTS):
-        (arrays,) = _read_in_process(path, name, replace(options, groups=(), clusters=None), None, settings)
+        (arrays,) = _read_in_process(path, name, replace(options, labels=None, groups=(), clusters=None), settings)
         with record_warnings() as notes, errors_name_file(Path(name)):
             values = from_probs(arrays["logits"]) if options.probs else arrays["logits"]
-            logits = np.ascontiguousarray(as_logits(values, doubt=False).numpy())
+            logits = np.ascontiguousarray(as_logits(values, doubt=False))
         if not len(logits):
             raise ValueError(f"{name}: there are no rows")
         return UnlabelledData(name, logits, notes=tuple(dict.fromkeys([*notes, *_doubts(options, logits)])))
@@ -258,25 +271,10 @@ def _errors_name_upload(path: Path, name: str, hints: Mapping[Hint, str]) -> Ite
         raise ValueError(message) from None
 
 
-def _read_in_process(
-    path: Path, name: str, options: Options, labels: str | None, settings: Settings
-) -> list[dict[str, np.ndarray]]:
+def _read_in_process(path: Path, name: str, options: Options, settings: Settings) -> list[dict[str, np.ndarray]]:
     """The arrays of each split, as `upload_reader` wrote them."""
     with TemporaryDirectory(prefix="trueup-arrays-", dir=path.parent) as folder:
-        request = upload_reader.Request(
-            path=str(path),
-            folder=folder,
-            logits=options.logits,
-            labels=labels,
-            probs=options.probs,
-            groups=list(options.groups),
-            clusters=options.clusters,
-            memory_bytes=settings.reader_bytes,
-            seconds=settings.reader_seconds,
-            rows=settings.rows,
-            classes=settings.classes,
-            numbers=settings.numbers,
-        )
+        request = upload_reader.Request(str(path), folder, options, settings)
         return _run_reader(request, Path(folder), name, settings)
 
 
@@ -304,11 +302,13 @@ def _run_reader(
             {file.name.split(".")[1]: np.load(file) for file in sorted(folder.glob(f"{number}.*.npy"))}
             for number in range(len(result["splits"]))
         ]
-    if result["error"]["kind"] == upload_reader.MEMORY:
-        raise _needs_memory(name, settings)
-    if result["error"]["kind"] == upload_reader.SPACE:
-        raise HTTPException(507, NO_SPACE)
-    raise upload_reader.error_from(result["error"], name)
+    match result["error"]["kind"]:
+        case upload_reader.MEMORY:
+            raise _needs_memory(name, settings)
+        case upload_reader.SPACE:
+            raise HTTPException(507, NO_SPACE)
+        case _:
+            raise upload_reader.error_from(result["error"], name)
 
 
 def _wait(process: subprocess.Popen[bytes], name: str, settings: Settings) -> None:

@@ -227,7 +227,7 @@ function filled() {
   const number = (id) => ($(id).value === "" ? null : Number($(id).value));
   const fields = Object.fromEntries(["classes", "alpha", "window", "half_life", "block"].map((name) => [name, number(`new-${name}`)]));
   const each = $("new-classwise").value;
-  const promise = Object.fromEntries(["threshold", "at_most"].map((name) => [name, number(`new-${name}`)]).filter(([, value]) => value !== null));
+  const promise = Object.fromEntries(["threshold", "max_risk"].map((name) => [name, number(`new-${name}`)]).filter(([, value]) => value !== null));
   return { name: $("new-name").value, ...fields, classwise: each === "" ? null : each === "true", promise: Object.keys(promise).length ? promise : null };
 }
 

@@ -464,23 +464,23 @@ function allow() {
 }
 
 const sets = newest(async () => {
-  const alpha = Number($("alpha").value) / 100;
-  $("alpha-out").textContent = percent(alpha, 0);
-  $("alpha").setAttribute("aria-valuetext", percent(alpha, 0));
+  const coverage = Number($("coverage").value) / 100;
+  $("coverage-out").textContent = percent(coverage, 0);
+  $("coverage").setAttribute("aria-valuetext", percent(coverage, 0));
   const job = now.job;
   try {
-    const found = await ask(query(`/api/jobs/${job}/sets`, { alpha }));
+    const found = await ask(query(`/api/jobs/${job}/sets`, { coverage }));
     if (job !== now.job) return;
-    const { coverage, size, empty } = found.scores;
-    $("sets-text").textContent = `${found.note ? `${found.note} ` : ""}Sets of ${size.toFixed(2)} classes on average; they hold the truth in ${percent(coverage.value)} of ${coverage.rows.toLocaleString("en")} rows (95\u00a0% interval ${percent(coverage.low)} to ${percent(coverage.high)})${empty > 0 ? `; ${percent(empty)} are empty` : ""}.`;
-    $("sets-text").dataset.drawn = String(alpha);
+    const { coverage: held, size, empty } = found.scores;
+    $("sets-text").textContent = `${found.note ? `${found.note} ` : ""}Sets of ${size.toFixed(2)} classes on average; they hold the truth in ${percent(held.value)} of ${held.rows.toLocaleString("en")} rows (95\u00a0% interval ${percent(held.low)} to ${percent(held.high)})${empty > 0 ? `; ${percent(empty)} are empty` : ""}.`;
+    $("sets-text").dataset.drawn = String(coverage);
   } catch (error) {
     if (job === now.job) complain(error);
   }
 });
 
 $("allowed").addEventListener("input", () => { if (promised) allow(); });
-$("alpha").addEventListener("input", () => sets());
+$("coverage").addEventListener("input", () => sets());
 $("example").addEventListener("click", () => begin(async () => [await ask("/api/example", { method: "POST" })]));
 $("file").addEventListener("change", () => {
   const files = [...$("file").files];

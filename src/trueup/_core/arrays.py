@@ -1,0 +1,678 @@
+"""Validation of arrays: every public function passes `logits, labels` through here first.
+
+Any array of numbers is taken: NumPy, torch, pandas, polars, xarray, Arrow, JAX, lists. Whatever has `__array__`,
+`__dlpack__` or `__arrow_array__` shares its memory where NumPy can. Inside, all arrays are NumPy's.
+
+What comes back has the right shape, type and range and holds no NaN, so that inner functions check nothing. A logit of
+−∞ is an option that its row does not have: `find_absent` says where they are, and nothing else is infinite. A pair is
+checked once: the arrays that come back are views that are marked as checked, and marked ones are returned as they are.
+The caller's own arrays are never marked.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+import weakref
+from functools import lru_cache
+from numbers import Real
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from trueup._core import native
+from trueup._core.errors import Hint, InputError, LooksLikeProbabilities, PaddedOptions
+
+Array: TypeAlias = Any
+"""An array of any kind that the functions here take."""
+
+NEVER = -1e15
+"""A logit, less the largest of its row, that stands for −∞ where 0 · ∞ would be no number: its square is finite."""
+
+MIN_PADDING = 9000.0
+"""Finite logits read as absent options are at least so far below zero."""
+
+_PADDING_RATIO = 10.0
+"""And so many times as far from zero as any other logit of their row."""
+
+ROUNDING = 1e-6
+"""How far probabilities may stray from [0, 1] and their rows from a sum of one before they are refused."""
+
+_NUMBERS = "be an array of real numbers"
+
+
+def as_pair(
+    logits: Any, labels: Any, *, soft: bool = False, at_least: int = 0, doubt: bool = True, padding: bool = True
+) -> tuple[Any, Any]:
+    """Check a pair of logits (n, classes) and labels (n,): torch tensors stay tensors, all else becomes NumPy.
+
+    Integer labels come back as int64. With `soft=True` labels may also be a distribution a row, (n, classes).
+    Memory is shared with the input wherever its type allows. Logits that look like probabilities are doubted in a
+    warning, unless the caller does that. `padding=False` leaves numbers that code pads with to whoever is next.
+
+    >>> as_pair([[2.0, 1.0]], [2])
+    Traceback (most recent call last):
+        ...
+    trueup._core.errors.InputError: labels must lie in 0..1, got 2..2
+    """
+    array = to_array(logits, "logits")
+    z, y = as_arrays(array, labels, soft=soft, at_least=at_least, doubt=doubt, padding=padding)
+    if not is_tensor(logits):
+        return z.view(), y.view()
+    unchanged = np.may_share_memory(z, array)
+    return logits.detach() if unchanged else match_kind(z, logits), _to_torch(y).to(logits.device)
+
+
+def as_arrays(
+    logits: Any, labels: Any, *, soft: bool = False, at_least: int = 0, doubt: bool = True, padding: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
+    """Check a pair as `as_pair` does, and view it as NumPy arrays. A pair that came from here is returned as it is.
+
+    >>> z, y = as_arrays([[2.0, 1.0]], [0])
+    >>> again = as_arrays(z, y)
+    >>> again[0] is z, again[1] is y
+    (True, True)
+    """
+    z = as_logits(logits, doubt=doubt, padding=padding)
+    if len(z) < at_least:
+        raise ValueError(f"logits must have at least {at_least} rows, got {len(z)}")
+    if _are_checked_labels(labels, z, soft=soft):
+        return z, labels
+    y = to_array(labels, "labels")
+    y = _check_soft_labels(y, z) if soft and y.ndim == 2 else _check_labels(y, z)
+    return z, _mark_checked(y, z.shape[1])
+
+
+def take_logits(logits: np.ndarray, rows: Any) -> np.ndarray:
+    """Some rows of logits that came from `as_logits`: they need no second check."""
+    mark = _mark_of(logits)
+    return _mark_checked(logits[rows], logits.shape[1], absent=mark is None or mark.absent)
+
+
+def take_rows(logits: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Some rows of a pair that came from `as_arrays`: they need no second check.
+
+    >>> z, y = take_rows(*as_arrays([[2.0, 1.0], [0.0, 1.0]], [0, 1]), np.array([1]))
+    >>> as_arrays(z, y)[0] is z
+    True
+    """
+    return take_logits(logits, rows), _mark_checked(labels[rows], logits.shape[1])
+
+
+def as_weighted(
+    logits: Any, labels: Any, weights: Any, *, at_least: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Check a pair and its weights for a fit: rows of weight zero are gone, and n is the sum of the weights.
+
+    The weights come back scaled so that they add up to the effective number of rows, (Σw)²/Σw². So what a fit counts
+    of rows it may sum of weights, and a common factor changes nothing. Equal ones come back as None.
+
+    >>> as_weighted([[2.0, 1.0], [0.0, 1.0], [0.0, 2.0]], [0, 1, 0], [3.0, 0.0, 1.0])[1:]
+    (array([0, 0]), array([1.2, 0.4]))
+    """
+    if weights is None:
+        return *as_arrays(logits, labels, at_least=at_least), None
+    z, y = as_arrays(logits, labels)
+    w = as_weights(weights, len(z))
+    assert w is not None
+    if (w == 0).any():
+        kept = w > 0
+        (z, y), w = take_rows(z, y, kept), w[kept]
+    if len(z) < at_least:
+        raise ValueError(f"logits must have at least {at_least} rows of positive weight, got {len(z)}")
+    if (w == w[:1]).all():
+        return z, y, None
+    w = w / w.max()
+    return z, y, w * (w.sum() / (w @ w))
+
+
+def take_weighted(
+    logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None, rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Some rows of what came from `as_weighted`."""
+    return *take_rows(logits, labels, rows), None if weights is None else weights[rows]
+
+
+def given(weights: Any) -> dict[str, Any]:
+    """Weights as a keyword argument, if there are any: functions that take none can still be called without."""
+    return {} if weights is None else {"weights": weights}
+
+
+def trusted_arrays(logits: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+    """View a pair that has passed here as NumPy arrays, without a second look at every number."""
+    return read_padding(to_array(logits, "logits")), to_array(labels, "labels")
+
+
+def as_labels(labels: Any, logits: Any) -> Any:
+    """Check labels (n,) of logits that have passed here; tensors beside logits that are a tensor, else NumPy."""
+    y = _check_labels(to_array(labels, "labels"), to_array(logits, "logits"))
+    return _to_torch(y).to(logits.device) if is_tensor(logits) else y
+
+
+def as_logits(logits: Any, name: str = "logits", *, doubt: bool = True, padding: bool = True) -> np.ndarray:
+    """Check logits (n, classes): floating point, at least two classes; −∞ is an option that the row does not have.
+
+    Each row has at least two options. A finite logit is read as −∞ too if it is a number that code pads with: −10⁴,
+    −10⁵, … , −9999, −99999, … , or the least number of a floating-point type. It must be ten times as far from zero as
+    what else is in the row, at least two logits; a warning says so.
+
+    >>> as_logits([[2.0, 1.0, -np.inf]])
+    array([[  2.,   1., -inf]])
+    >>> as_logits([[2.0, 1.0, 0.0], [2.0, -np.inf, -np.inf]])
+    Traceback (most recent call last):
+        ...
+    trueup._core.errors.InputError: logits must have at least 2 options in each row, got 1 in row 1 (an absent one is \
+-inf, or empty in a table); log-probabilities of exact zeros come through from_probs
+    """
+    if _mark_of(logits) is not None and logits.ndim == 2 and logits.dtype.kind == "f":
+        checked: np.ndarray = logits
+        return checked
+    z = to_array(logits, name)
+    if z.ndim != 2:
+        of_one = Hint.CONFIDENCE if lies_in_unit_interval(z) else Hint.BINARY_SCORE
+        hint = {1: of_one, 3: Hint.FLATTEN, 4: Hint.FLATTEN}.get(z.ndim)
+        raise InputError(name, "have shape (n, classes)", shape_of(z), hint)
+    if z.shape[1] < 2:
+        hint = Hint.CONFIDENCE if lies_in_unit_interval(z) else Hint.BINARY_SCORE
+        raise InputError(name, "have at least 2 classes", f"shape {shape_of(z)}", hint)
+    if z.dtype.kind != "f":
+        raise ValueError(f"{name} must be floating point, got {z.dtype}")
+    plain = native.all_within(z, -MIN_PADDING)  # nearly always: then they are read once
+    z, absent = (z, False) if plain else _check_options(z, name, padding=padding)
+    if doubt and not absent and _look_like_probabilities(z):
+        warn_users(
+            f"each row of {name} sums to 1 like probabilities, but is read as logits; probabilities go through "
+            "from_probs",
+            LooksLikeProbabilities,
+        )
+    if not padding and not plain and z.size and z.min() <= -MIN_PADDING:
+        return z  # to be looked at again
+    return _mark_checked(z, z.shape[1], absent=absent)
+
+
+def find_absent(logits: np.ndarray) -> np.ndarray | None:
+    """Where a row does not have an option, which is where its logit is −∞, as a mask; None where all rows have all.
+
+    >>> find_absent(np.array([[2.0, 1.0, -np.inf]]))
+    array([[False, False,  True]])
+    """
+    mark = _mark_of(logits)
+    if (mark is not None and not mark.absent) or not logits.size or logits.min() > -np.inf:
+        return None
+    absent: np.ndarray = logits == -np.inf
+    return absent
+
+
+def fill_absent(values: np.ndarray, absent: np.ndarray | None) -> np.ndarray:
+    """The mean of what a row has where an option is absent, which then says nothing, and is finite.
+
+    >>> fill_absent(np.array([[2.0, 1.0, -np.inf]]), np.array([[False, False, True]]))
+    array([[2. , 1. , 1.5]])
+    """
+    if absent is None:
+        return values
+    total = np.where(absent, 0, values).sum(axis=1, keepdims=True)
+    options = (~absent).sum(axis=1, keepdims=True).astype(values.dtype)
+    return np.where(absent, total / options, values)
+
+
+def count_options(logits: np.ndarray) -> np.ndarray | int:
+    """How many options a row has: the classes, or, where some are absent, a column (n, 1) in the logits' type."""
+    absent = find_absent(logits)
+    return logits.shape[1] if absent is None else (~absent).sum(axis=1, keepdims=True).astype(logits.dtype)
+
+
+def read_padding(logits: Any) -> Any:
+    """Trusted logits, with −∞ where a finite number stands for an absent option; themselves where there is none.
+
+    >>> read_padding(np.array([[2.0, 1.0, -1e9]]))
+    array([[  2.,   1., -inf]])
+    """
+    z = to_array(logits, "logits")
+    if native.all_within(z, -MIN_PADDING):
+        return logits
+    filled, padded, _ = _read_padded_rows(z)
+    return match_kind(filled, logits) if padded else logits
+
+
+@lru_cache(maxsize=1)
+def _padding_numbers() -> np.ndarray:
+    """Numbers that code pads with, also as the narrower types round them."""
+    written = [-(10.0**power) + nine for power in range(4, 39) for nine in ((0.0, 1.0) if power <= 9 else (0.0,))]
+    least = [float(np.finfo(kind).min) for kind in (np.float64, np.float32, np.float16)] + [-(2.0**128 - 2.0**120)]
+    numbers = np.array(least + written)
+    with np.errstate(over="ignore"):
+        narrow = numbers.astype(np.float32)
+        bits = narrow.view(np.uint32)  # the first half of a float32, rounded to even, is a bfloat16
+        brain = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+        rounded = np.concatenate([x.astype(np.float64) for x in (numbers, narrow, brain, numbers.astype(np.float16))])
+    return np.unique(rounded[np.isfinite(rounded)])
+
+
+def find_padding(z: np.ndarray) -> np.ndarray:
+    """Which finite logits stand for absent options."""
+    low = (z <= -MIN_PADDING) & (z > -np.inf)
+    padding = np.zeros_like(low)
+    rows = np.flatnonzero(low.any(axis=1))
+    some = z[rows].astype(np.float64)
+    is_number = low[rows] & np.isin(some, _padding_numbers())
+    other = ~is_number & (some > -np.inf)
+    largest = np.where(other, np.abs(some), 0.0).max(axis=1, keepdims=True)
+    several = other.sum(axis=1, keepdims=True) >= 2
+    padding[rows] = is_number & (np.abs(some) / _PADDING_RATIO >= largest) & several
+    return padding
+
+
+def _read_padded_rows(z: np.ndarray) -> tuple[np.ndarray, int, float]:
+    """Logits with −∞ where finite ones stand for absent options; how many do, and one of them."""
+    filled, padded, number = z, 0, 0.0
+    for some in native.row_chunks(len(z), z.shape[1]):
+        padding = find_padding(z[some])
+        if not padding.any():
+            continue
+        if filled is z:
+            filled, number = z.copy(), float(z[some][padding][0])
+        padded += int(padding.sum())
+        filled[some][padding] = -np.inf
+    return filled, padded, number
+
+
+def _check_options(z: np.ndarray, name: str, *, padding: bool = True) -> tuple[np.ndarray, bool]:
+    """Logits in which −∞ alone is not finite, and whether there is one; padding becomes −∞, unless it is left."""
+    if not z.size:
+        return z, False
+    low, high = z.min(), z.max()
+    if low > -MIN_PADDING and high < np.inf:
+        return z, False
+    if not high < np.inf:
+        check_finite(np.where(z == -np.inf, z.dtype.type(0), z), name)
+    # Some rows at a time: of a whole vocabulary a mask, and all the more a copy in float64, is large.
+    z, padded, number = _read_padded_rows(z) if padding else (z, 0, 0.0)
+    if padded:
+        warn_users(
+            f"{padded:,} {name} are {number:g} or another number that code pads with; they are read as absent options, "
+            "as -inf is",
+            PaddedOptions,
+        )
+    options = np.concatenate([(z[some] > -np.inf).sum(axis=1) for some in native.row_chunks(len(z), z.shape[1])])
+    if (options < 2).any():
+        row = int(np.argmax(options < 2))
+        got = f"{int(options[row])} in row {row} (an absent one is -inf, or empty in a table)"
+        raise InputError(name, "have at least 2 options in each row", got, Hint.EXACT_ZEROS)
+    return z, bool((options < z.shape[1]).any())
+
+
+def _look_like_probabilities(z: np.ndarray) -> bool:
+    """Whether rows are distributions: a few are looked at first, and one-hot rows alone say nothing."""
+    between = False
+    for few in (z[:3], z[:1000]):
+        for some in native.row_chunks(len(few), z.shape[1]):
+            rows = few[some].astype(np.float64)
+            if not len(rows) or rows.min() < 0 or rows.max() > 2 or (np.abs(rows.sum(axis=1) - 1) > 1e-3).any():
+                return False
+            between = between or bool(((rows > 0) & (rows < 1)).any())
+    return between
+
+
+def lies_in_unit_interval(x: np.ndarray) -> bool:
+    """Whether all numbers lie in [0, 1], and not only at its ends."""
+    return bool(x.size and x.dtype.kind == "f" and x.min() >= 0 and x.max() <= 1 and ((x > 0) & (x < 1)).any())
+
+
+def warn_users(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line outside this package that called it, so that each such line warns once."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("trueup."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
+
+
+def as_vector(values: Any, name: str, *, length: int | None = None) -> np.ndarray:
+    """Check a finite vector (n,) of numbers and return it in float64."""
+    x = to_array(values, name)
+    if x.ndim != 1:
+        raise ValueError(f"{name} must have shape (n,), got {shape_of(x)}")
+    if length is not None and len(x) != length:
+        raise ValueError(f"{name} must have {length} entries, one a row, got {len(x)}")
+    return check_finite(x.astype(np.float64, copy=False), name)
+
+
+def check_share(value: float, name: str) -> float:
+    """A number strictly between 0 and 1."""
+    if not (isinstance(value, Real) and 0 < value < 1):
+        raise InputError(name, "lie between 0 and 1", repr(value))
+    return float(value)
+
+
+def as_weights(weights: Any, rows: int) -> np.ndarray | None:
+    """Check one weight a row, (n,): finite, not negative, not all zero; None stays None, which is a weight of 1 each.
+
+    >>> as_weights([1, 0, 2.5], 3)
+    array([1. , 0. , 2.5])
+    >>> as_weights([1, -1], 2)
+    Traceback (most recent call last):
+        ...
+    trueup._core.errors.InputError: weights must not be negative, got -1 in row 1
+    """
+    if weights is None:
+        return None
+    w = np.ascontiguousarray(as_vector(weights, "weights", length=rows))
+    if len(w) and w.min() < 0:
+        row = int(np.argmax(w < 0))
+        raise InputError("weights", "not be negative", f"{w[row]:g} in row {row}")
+    if len(w) and not w.max() > 0:
+        raise InputError("weights", "not all be zero", f"{len(w)} zeros")
+    return w
+
+
+def effective_rows(weights: np.ndarray | None, rows: int) -> float:
+    """How many rows of equal weight tell as much: (Σw)²/Σw².
+
+    >>> effective_rows(np.array([2.0, 2.0, 0.0]), 3)
+    2.0
+    """
+    if weights is None or not rows:
+        return float(rows)
+    share = weights / weights.max()
+    return float(share.sum() ** 2 / (share @ share))
+
+
+def as_matrix(values: Any, name: str, *, rows: int) -> np.ndarray:
+    """Check a finite matrix (rows, any width), such as features, keeping its dtype."""
+    x = to_array(values, name)
+    if x.ndim != 2 or len(x) != rows:
+        raise ValueError(f"{name} must have shape ({rows}, width), got {shape_of(x)}")
+    return check_finite(x if x.dtype.kind == "f" else x.astype(np.float64), name)
+
+
+def match_kind(result: np.ndarray, like: Any) -> Any:
+    """A result as the kind of array that came in: a torch tensor or a JAX array like it, else NumPy.
+
+    Floating-point results take the type and the device of a tensor or a JAX array of floating point.
+    """
+    if is_tensor(like):
+        tensor = _to_torch(result).to(like.device)
+        return tensor.to(like.dtype) if like.is_floating_point() and tensor.is_floating_point() else tensor
+    if _is_jax(like):
+        floating = result.dtype.kind == "f" and sys.modules["jax"].numpy.issubdtype(like.dtype, np.floating)
+        return sys.modules["jax"].numpy.asarray(result, dtype=like.dtype if floating else None)
+    return result if _mark_of(result) is None else result.view()  # whoever gets it may write to it
+
+
+def upcast_half(x: np.ndarray) -> np.ndarray:
+    """Half precision is computed in float32; other types stay as they are."""
+    return x.astype(np.float32) if x.dtype == np.float16 else x
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether it is a torch tensor; torch is not imported for that."""
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    return tensor is not None and isinstance(x, tensor)
+
+
+def _is_jax(x: Any) -> bool:
+    array = getattr(sys.modules.get("jax"), "Array", None)
+    return array is not None and isinstance(x, array)
+
+
+def _to_torch(x: np.ndarray) -> Any:
+    """A tensor that shares the memory of an array, if that can be written to."""
+    return sys.modules["torch"].from_numpy(x if x.flags.writeable and min(x.strides, default=0) >= 0 else x.copy())
+
+
+class _Mark(NamedTuple):
+    """What is known of an array that was checked."""
+
+    array: weakref.ref[np.ndarray]
+    classes: int
+    absent: bool
+    """Whether options may be absent."""
+
+
+_marks: dict[int, _Mark] = {}
+"""Of the arrays that were checked, by their identity; gone with them."""
+
+
+def _mark_checked(x: np.ndarray, classes: int, *, absent: bool = True) -> np.ndarray:
+    """Mark a view of an array as checked, for so many classes."""
+    view = x.view()
+    key = id(view)
+    _marks[key] = _Mark(weakref.ref(view, lambda _: _marks.pop(key, None)), classes, absent)
+    return view
+
+
+def _mark_of(x: Any) -> _Mark | None:
+    mark = _marks.get(id(x))
+    return mark if mark is not None and mark.array() is x else None
+
+
+def is_checked(x: Any) -> bool:
+    """Whether an array came from here: its numbers need no second look."""
+    return _mark_of(x) is not None
+
+
+def _are_checked_labels(y: Any, z: np.ndarray, *, soft: bool) -> bool:
+    """Whether labels were checked against as many rows and no more classes."""
+    labels, logits = _mark_of(y), _mark_of(z)
+    if labels is None or logits is None or logits.absent or len(y) != len(z):
+        return False  # absent options: they may have been checked beside other logits
+    if y.ndim == 2:
+        return soft and y.dtype == np.float64 and y.shape == z.shape
+    return y.dtype == np.int64 and labels.classes <= z.shape[1]
+
+
+def shape_of(x: Any) -> str:
+    """The shape as errors write it."""
+    return str(tuple(x.shape))
+
+
+def check_finite(x: np.ndarray, name: str) -> np.ndarray:
+    """An array of floating point in which every number is finite."""
+    if x.dtype.kind != "f":
+        raise ValueError(f"{name} must be floating point, got {x.dtype}")
+    if x.size and not native.all_within(x, -np.inf):
+        bad = ~np.isfinite(x)
+        at = tuple(int(i) for i in np.argwhere(bad)[0])
+        got = f"{x[at]} at {list(at)} and {int(bad.sum())} such in all"
+        raise InputError(name, "be finite", got, Hint.EXACT_ZEROS if x[at] == -np.inf else None)
+    return x
+
+
+def _check_labels(y: np.ndarray, z: np.ndarray) -> np.ndarray:
+    n, classes = z.shape
+    if y.ndim != 1:
+        hint = "soft labels are defined for nll and brier only" if y.shape == z.shape else None
+        raise InputError("labels", f"have shape ({n},)", shape_of(y), hint)
+    if len(y) != n:
+        raise ValueError(f"labels must have {n} entries, one for each row of logits, got {len(y)}")
+    if y.dtype.kind == "f" and n:  # an empty list has no type to speak of
+        if missing := int(np.isnan(y).sum()):
+            raise InputError("labels", "be integers", f"{missing} missing", "leave out those rows")
+        raise ValueError(f"labels must be integers, got {y.dtype}")
+    y = y.astype(np.int64, copy=False)
+    if n:
+        low, high = int(y.min()), int(y.max())
+        if low < 0 or high >= classes:
+            hint = Hint.IGNORE_INDEX if low < 0 or high == 255 else None  # 255 marks pixels of no class
+            raise InputError("labels", f"lie in 0..{classes - 1}", f"{low}..{high}", hint)
+        if (mark := _mark_of(z)) is None or mark.absent:
+            _check_offered(z[np.arange(n), y] == -np.inf, y)
+    return y
+
+
+def _check_offered(wrong: np.ndarray, y: np.ndarray) -> None:
+    """Refuse labels of absent options, by the mask (n,) of them."""
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        got = f"{y[row]} in row {row}, where that option is absent" if y.ndim == 1 else f"an absent one in row {row}"
+        got += f" (-inf), and {int(wrong.sum())} such in all"
+        raise InputError("labels", "be options that their rows have", got, Hint.EXACT_ZEROS)
+
+
+def _check_soft_labels(y: np.ndarray, z: np.ndarray) -> np.ndarray:
+    if y.shape != z.shape:
+        raise ValueError(f"soft labels must have the logits' shape {shape_of(z)}, got {shape_of(y)}")
+    y = check_finite(y.astype(np.float64, copy=False), "labels")
+    if len(y) and (y.min() < -ROUNDING or (np.abs(y.sum(axis=1) - 1) > ROUNDING).any()):
+        raise ValueError("soft labels must be distributions: non-negative rows that sum to 1")
+    if (absent := find_absent(z)) is not None:
+        wrong: np.ndarray = np.any(absent & (y > ROUNDING), axis=1)
+        _check_offered(wrong, y)
+    return y
+
+
+def to_array(x: Any, name: str) -> np.ndarray:
+    """View an array of any kind as NumPy's, by the name of the argument it came as.
+
+    Whole numbers in lists become floating point, unless they are labels. bfloat16 becomes float32.
+
+    >>> to_array([[1, 2]], "logits")
+    array([[1., 2.]])
+    >>> to_array(np.array([[1, "a"]], dtype=object), "logits")
+    Traceback (most recent call last):
+        ...
+    trueup._core.errors.InputError: logits must be an array of real numbers, got an ndarray of Python objects; \
+.astype(float) makes numbers of them
+    """
+    if is_tensor(x):
+        return _from_torch(x, name)
+    a = x if type(x) is np.ndarray else _to_numpy(x, name)
+    kind, size = a.dtype.kind, a.dtype.itemsize
+    if kind == "f" and size > 8:
+        a = a.astype(np.float64)
+    elif a.dtype.name == "bfloat16":  # of JAX, by way of ml_dtypes
+        return a.astype(np.float32)
+    elif kind not in "fiub" or size > 8:
+        raise InputError(name, _NUMBERS, _describe(a), _remedy(a, name))
+    if kind == "u" and size == 8:
+        if a.size and a.max() > np.iinfo(np.int64).max:
+            raise InputError(name, f"be at most {np.iinfo(np.int64).max}", f"{a.max()}")
+        a = a.astype(np.int64)
+    if isinstance(x, (list, tuple)) and name != "labels" and kind in "iu":
+        a = a.astype(np.float64)
+    if not (a.dtype.isnative and a.flags.aligned):
+        a = a.astype(a.dtype.newbyteorder("="))
+    return a
+
+
+def _from_torch(x: Any, name: str) -> np.ndarray:
+    """A tensor as an array: of the same memory, or copied a part at a time from devices and from bfloat16."""
+    torch = sys.modules["torch"]
+    if x.layout is not torch.strided or x.is_quantized or x.is_nested:
+        kind = "a quantised tensor" if x.is_quantized else "a nested tensor" if x.is_nested else f"layout {x.layout}"
+        raise InputError(name, "be a dense tensor", kind)
+    if x.is_complex():
+        raise InputError(name, _NUMBERS, f"{x.dtype}".removeprefix("torch."))
+    if x.is_floating_point() and x.dtype.itemsize == 1:
+        raise InputError(name, "have at least 16 bits a number", f"{x.dtype}".removeprefix("torch."))
+    if x.device.type == "meta":
+        raise InputError(name, "hold numbers", "a tensor of the meta device, which has none")
+    x = x.detach().resolve_neg()
+    is_brain = x.dtype == torch.bfloat16
+    if not x.ndim or (x.device.type == "cpu" and not is_brain):
+        array = (x.float() if is_brain else x).cpu().numpy()
+    else:
+        array = np.empty(tuple(x.shape), np.float32 if is_brain else x[:0].cpu().numpy().dtype)
+        for rows in native.row_chunks(len(x), x[:1].numel()):
+            array[rows] = (x[rows].float() if is_brain else x[rows]).cpu().numpy()
+    return array.astype(np.int64) if array.dtype == np.uint64 else array
+
+
+def _to_numpy(x: Any, name: str) -> np.ndarray:
+    """What an object says of itself as an array."""
+    if isinstance(x, np.ma.MaskedArray):
+        return _from_masked(x, name)
+    if (arrow := sys.modules.get("pyarrow")) is not None and isinstance(x, (arrow.Array, arrow.ChunkedArray)):
+        return _from_arrow(x, name)
+    if not hasattr(x, "__array__"):
+        if hasattr(x, "__dlpack__"):
+            return _from_dlpack(x, name)
+        if any(hasattr(x, way) for way in ("__arrow_array__", "__arrow_c_array__", "__arrow_c_stream__")):
+            return _from_arrow(_read_arrow(x), name)
+    try:
+        a = np.asarray(x)
+    except TypeError:  # CuPy, and JAX on a device that NumPy cannot read
+        if not hasattr(x, "__dlpack__"):
+            raise
+        return _from_dlpack(x, name)
+    except ValueError as error:
+        raise ValueError(f"{name} must be a rectangular array of numbers: {error}") from None
+    if a.dtype.kind == "V" and a.dtype.type is np.void and a.dtype.names is None and hasattr(x, "__dlpack__"):
+        return _from_dlpack(x, name)  # a bfloat16 that NumPy knows only as bytes
+    if a.dtype == object and hasattr(x, "to_numpy"):
+        return _from_nullable(x, a, name)
+    return a
+
+
+def _from_dlpack(x: Any, name: str) -> np.ndarray:
+    """By way of DLPack; torch, where it is loaded, takes over where NumPy cannot follow, as on other devices."""
+    try:
+        return np.from_dlpack(x)
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        if "torch" not in sys.modules:
+            raise
+        return _from_torch(sys.modules["torch"].from_dlpack(x), name)
+
+
+def _describe(a: np.ndarray) -> str:
+    if a.ndim == 0:
+        return f"one {type(a.item()).__name__}"
+    if a.dtype == object:
+        return "an ndarray of Python objects"
+    return "texts" if a.dtype.kind in "US" else f"dtype {a.dtype}"
+
+
+def _remedy(a: np.ndarray, name: str) -> str | None:
+    if name == "labels" and a.ndim and a.dtype.kind in "USO":
+        return "number the classes by their columns, from 0"
+    if a.dtype == object and not a.ndim and hasattr(a.item(), "collect"):
+        return ".collect() makes a table of it"
+    return ".astype(float) makes numbers of them" if a.ndim and a.dtype == object else None
+
+
+def _from_masked(x: Any, name: str) -> np.ndarray:
+    if masked := int(np.ma.getmaskarray(x).sum()):
+        raise InputError(name, "hold a number everywhere", f"{masked} masked entries", "leave out those rows")
+    return np.asarray(x)
+
+
+def _from_nullable(x: Any, a: np.ndarray, name: str) -> np.ndarray:
+    """A pandas object of nullable or mixed columns: numbers if nothing is missing."""
+    try:
+        numbers: np.ndarray = x.to_numpy(dtype=np.float64, na_value=np.nan)
+    except (TypeError, ValueError):
+        raise InputError(name, _NUMBERS, f"a {type(x).__name__} of dtype object", _remedy(a, name)) from None
+    if missing := int(np.isnan(numbers).sum()):
+        raise InputError(name, "hold a number everywhere", f"{missing} missing", "leave out those rows")
+    return numbers
+
+
+def _read_arrow(x: Any) -> Any:
+    import pyarrow
+
+    if hasattr(x, "__arrow_array__"):
+        return pyarrow.array(x)
+    return pyarrow.array(x) if hasattr(x, "__arrow_c_array__") else pyarrow.chunked_array(x)
+
+
+def _from_arrow(x: Any, name: str) -> np.ndarray:
+    """An Arrow array of numbers, or of lists of one length, which are rows."""
+    import pyarrow
+
+    if isinstance(x, pyarrow.ChunkedArray):
+        x = x.combine_chunks()
+    rows = len(x)
+    is_list = pyarrow.types.is_fixed_size_list(x.type) or pyarrow.types.is_list(x.type)
+    missing = x.null_count
+    if is_list:
+        lengths = set(x.value_lengths().to_pylist()) - {None}
+        if len(lengths) > 1:
+            raise InputError(name, "have rows of one length", f"lists of {min(lengths)} to {max(lengths)}")
+        x = x.flatten()
+        missing += x.null_count
+    if missing:
+        raise InputError(name, "hold a number everywhere", f"{missing} missing", "leave out those rows")
+    if not (pyarrow.types.is_floating(x.type) or pyarrow.types.is_integer(x.type) or pyarrow.types.is_boolean(x.type)):
+        raise InputError(name, _NUMBERS, f"an Arrow array of {x.type}")
+    a: np.ndarray = x.to_numpy(zero_copy_only=False)
+    return a.reshape(rows, -1) if is_list and rows else a

@@ -1,0 +1,378 @@
+"""The only place that knows what a bin is.
+
+Equal-width bins are right-closed, (lo, hi], as in Guo et al. (2017), with 0 in the first; left-closed by option. Equal
+mass means chunks of sorted confidences whose sizes differ by at most one, except that equal confidences stay together.
+With weights a chunk's size is its weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from scipy.special import ndtr
+
+from trueup._core.arrays import as_arrays, as_vector, as_weights
+from trueup._core.native import count_below
+from trueup._core.row_scores import ClassCells, is_event, score_rows_and_classes, scores_and_outcomes, top_label_tally
+
+Closed = Literal["right", "left"]
+
+BINS = 15
+"""The number of bins by default: what the papers use."""
+
+SLACK = 4
+"""Confidences computed from logits that lie this many units of rounding beyond an edge count as lying on it: the
+probability 0.6 given as log 0.6 comes back as 0.6000000000000001, and belongs where 0.6 does."""
+
+
+def equal_width(bins: int = BINS) -> np.ndarray:
+    """Edges b/B for b = 0..B, each the double nearest to the fraction.
+
+    >>> equal_width(4)
+    array([0.  , 0.25, 0.5 , 0.75, 1.  ])
+    """
+    if isinstance(bins, bool) or not isinstance(bins, (int, np.integer)) or bins < 1:
+        raise ValueError(f"bins must be a whole number of at least 1, got {bins!r}")
+    edges: np.ndarray = np.arange(int(bins) + 1) / int(bins)
+    return edges
+
+
+def equal_mass(confidence: np.ndarray, bins: int = BINS, weights: np.ndarray | None = None) -> np.ndarray:
+    """Edges midway between chunks of the sorted confidences; equal confidences are never parted.
+
+    With weights, all positive, a chunk ends where its share of their sum is reached.
+
+    >>> equal_mass(np.array([0.1, 0.2, 0.3, 0.3, 0.3, 0.9]), 3)
+    array([0. , 0.25, 0.6 , 1. ])
+    """
+    equal_width(bins)  # the same demand on the number of bins
+    if weights is None:
+        c, below = np.sort(confidence), None
+    else:
+        some = weights > 0  # a row without weight is not there
+        order = np.argsort(confidence[some], kind="stable")
+        c, below = confidence[some][order], np.concatenate([[0.0], np.cumsum(weights[some][order])])
+    if len(c) == 0:
+        return equal_width(1)
+    starts = equal_mass_starts(c, bins, below)[1:]
+    low, high = c[starts - 1], c[starts]
+    middle = low + (high - low) / 2
+    edges: np.ndarray = np.concatenate([[0.0], np.where(middle < high, middle, low), [1.0]])
+    return edges
+
+
+def equal_mass_starts(ordered: np.ndarray, bins: int, below: np.ndarray | None = None) -> np.ndarray:
+    """The places in ascending values at which bins of equal mass start; equal values are never parted.
+
+    `below` is the weight below each place and, at its end, that of all; without it each value counts one.
+
+    >>> equal_mass_starts(np.array([0.1, 0.2, 0.3, 0.3, 0.3, 0.9]), 3)
+    array([0, 2, 5])
+    """
+    runs = np.concatenate([[0], np.flatnonzero(tie_ends(ordered))[:-1] + 1])  # of equal values
+    mass, total = (runs, len(ordered)) if below is None else (below[runs], below[-1])
+    chunk = equal_mass_chunks(mass, total, bins)
+    starts: np.ndarray = runs[np.concatenate([[True], np.diff(chunk) > 0])]
+    return starts
+
+
+def weighted_places(cumulative: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """The first place at which cumulative weights reach each share of their end, but for rounding.
+
+    >>> weighted_places(np.array([1.0, 1.5, 4.0]), np.array([0.25, 0.3, 1.0]))
+    array([0, 1, 2])
+    """
+    return np.searchsorted(cumulative, shares * (cumulative[-1] * (1 - 1e-12)))
+
+
+def equal_mass_chunks(below: np.ndarray, total: float, bins: int) -> np.ndarray:
+    """The chunk ⌊B·below/total⌋ of rows that have so much weight below them: sizes differ by at most one row.
+
+    Neither a factor in all weights nor a row given twice for twice its weight changes it.
+
+    >>> equal_mass_chunks(np.arange(5.0), 5.0, 2)
+    array([0, 0, 0, 1, 1])
+    """
+    chunk: np.ndarray = np.floor(below * (bins / total) + 1e-9).astype(np.int64)  # sums of weights round
+    return np.minimum(chunk, bins - 1)
+
+
+def tie_ends(ordered: np.ndarray) -> np.ndarray:
+    """Mark the last of each run of equal values in an ascending array (equal up to rounding)."""
+    last = np.ones(len(ordered), dtype=bool)
+    last[:-1] = np.diff(ordered) > SLACK * np.finfo(np.float64).eps * np.abs(ordered[1:])
+    return last
+
+
+def rounding_error(logits: Any) -> float:
+    """The unit of rounding in which these logits are known; half precision is computed in float32."""
+    return float(np.finfo(np.float64 if logits.dtype.itemsize == 8 else np.float32).eps)
+
+
+def cut_points(edges: np.ndarray, *, closed: Closed = "right", rounding: float = 0.0) -> np.ndarray:
+    """The inner edges moved so that a value lies in bin #{cuts < value}, whichever side is closed."""
+    inner = edges[1:-1]
+    if closed == "right":
+        return np.ascontiguousarray(inner * (1 + SLACK * rounding))
+    if closed == "left":
+        return np.nextafter(inner * (1 - SLACK * rounding), -np.inf)
+    raise ValueError(f'closed must be "right" or "left", got {closed!r}')
+
+
+def bin_index(values: np.ndarray, edges: np.ndarray, *, closed: Closed = "right", rounding: float = 0.0) -> np.ndarray:
+    """The bin of each value, 0..B−1; exact at the edges."""
+    return count_below(cut_points(edges, closed=closed, rounding=rounding), values)
+
+
+def equal_mass_index(values: np.ndarray, bins: int) -> np.ndarray:
+    """The equal-mass bin of each positive value, of any range; equal values are never parted.
+
+    >>> equal_mass_index(np.array([3.0, 1.0, 8.0, 2.0]), 2)
+    array([1, 0, 1, 0])
+    """
+    part = values / values.max(initial=np.finfo(np.float64).tiny)  # in [0, 1], where bins know what rounding is
+    return bin_index(part, equal_mass(part, bins))
+
+
+def equal_width_index(values: np.ndarray, bins: int) -> np.ndarray:
+    """The bin of each value among bins of equal width between the least and the greatest.
+
+    >>> equal_width_index(np.array([3.0, 1.0, 9.0, 2.0]), 2)
+    array([0, 0, 1, 0])
+    """
+    edges = equal_width(bins)
+    eps, least, greatest = np.finfo(np.float64).eps, values.min(initial=np.inf), values.max(initial=0.0)
+    if greatest - least <= SLACK * eps * greatest:  # constant but for rounding, which must not fill bins of its own
+        return np.zeros(len(values), dtype=np.int64)
+    return bin_index((values - least) / (greatest - least), edges, rounding=eps)
+
+
+@dataclass(frozen=True, eq=False)
+class Bins:
+    """A mergeable tally of confidence against hits in bins: of an event or a prediction (B,), or class-wise (K, B).
+
+    The laws: `+` is associative and commutative, and the parts of a data set add up to the whole.
+
+    >>> half = Bins.of_scores([0.9, 0.7], [1, 0], bins=2)
+    >>> whole = half + Bins.of_scores([0.2, 0.6], [0, 1], bins=2)
+    >>> whole.count, round(whole.ece(), 4)
+    (array([1., 3.]), 0.1)
+    """
+
+    edges: np.ndarray
+    count: np.ndarray
+    confidence: np.ndarray
+    """Sum of the confidences in each bin."""
+    hits: np.ndarray
+    """How often the event came true in each bin."""
+    closed: Closed = "right"
+
+    @classmethod
+    def of(
+        cls,
+        logits: Any,
+        labels: Any,
+        *,
+        bins: int | np.ndarray = BINS,
+        closed: Closed = "right",
+        classwise: bool = False,
+        fold: bool = False,
+        weights: Any = None,
+    ) -> Bins:
+        """Tally a pair of logits and labels; `bins` is a number of equal-width bins, or the edges themselves.
+
+        Of two classes it is the probability of class 1 against how often that happens; with `fold`, and of more
+        classes, the confidence of the predicted class against how often it is right.
+        """
+        z, y = as_arrays(logits, labels)
+        w = as_weights(weights, len(z))
+        edges, unit = _edges(bins), rounding_error(z)
+        inner = cut_points(edges, closed=closed, rounding=unit)
+        if classwise:
+            tally = score_rows_and_classes(z, y, ClassCells(inner, weights=w))[1]
+            return cls(edges, tally.counts, tally.confidence, tally.hits, closed)
+        if w is None and not is_event(z, fold):
+            count, confidence, hits = top_label_tally(z, y, inner)
+            return cls(edges, count, confidence, hits, closed)
+        score, outcome = scores_and_outcomes(z, y, fold=fold, quick=True)
+        return cls.from_indices(count_below(inner, score), score, outcome, edges, closed, w)
+
+    @classmethod
+    def of_scores(
+        cls, scores: Any, hits: Any, *, bins: int | np.ndarray = BINS, closed: Closed = "right", weights: Any = None
+    ) -> Bins:
+        """Tally confidences in [0, 1] with what came true (1 or 0)."""
+        c = as_vector(scores, "scores")
+        a = as_vector(hits, "hits", length=len(c))
+        if len(c) and (c.min() < -1e-6 or c.max() > 1 + 1e-6):
+            raise ValueError(f"scores must lie in [0, 1], got {c.min():.6g}..{c.max():.6g}")
+        if not np.isin(a, (0.0, 1.0)).all():
+            raise ValueError("hits must be 0 or 1")
+        return cls.from_scores(np.clip(c, 0.0, 1.0), a, _edges(bins), closed, weights=as_weights(weights, len(c)))
+
+    @classmethod
+    def from_scores(
+        cls,
+        confidence: np.ndarray,
+        hits: np.ndarray,
+        edges: np.ndarray,
+        closed: Closed = "right",
+        rounding: float = 0.0,
+        weights: np.ndarray | None = None,
+    ) -> Bins:
+        """Tally trusted arrays."""
+        index = bin_index(confidence, edges, closed=closed, rounding=rounding)
+        return cls.from_indices(index, confidence, hits, edges, closed, weights)
+
+    @classmethod
+    def from_indices(
+        cls,
+        index: np.ndarray,
+        confidence: np.ndarray,
+        hits: np.ndarray,
+        edges: np.ndarray,
+        closed: Closed = "right",
+        weights: np.ndarray | None = None,
+    ) -> Bins:
+        """Tally trusted arrays whose bins are known."""
+        size = len(edges) - 1
+        count = np.bincount(index, weights, minlength=size).astype(np.float64)
+        if weights is not None:
+            confidence, hits = weights * confidence, weights * hits
+        confidence, hits = (np.bincount(index, weights=w, minlength=size) for w in (confidence, hits))
+        return cls(edges, count, confidence, hits, closed)
+
+    def __add__(self, other: Bins) -> Bins:
+        if not isinstance(other, Bins):
+            return NotImplemented
+        if (
+            self.closed != other.closed
+            or not np.array_equal(self.edges, other.edges)
+            or self.count.shape != other.count.shape
+        ):
+            raise ValueError(
+                f"tallies must have the same bins to be added, got {self.count.shape} {self.closed}-closed "
+                f"and {other.count.shape} {other.closed}-closed, or edges that differ"
+            )
+        sums = self.count + other.count, self.confidence + other.confidence, self.hits + other.hits
+        return Bins(self.edges, *sums, self.closed)
+
+    @property
+    def n(self) -> float:
+        """How many rows were tallied, or their weight."""
+        return float(self.count.sum(axis=-1).max())
+
+    @property
+    def accuracy(self) -> np.ndarray:
+        """Share of hits in each bin; NaN where it is empty."""
+        return self.hits / self._filled
+
+    @property
+    def mean_confidence(self) -> np.ndarray:
+        """Mean confidence in each bin; NaN where it is empty."""
+        return self.confidence / self._filled
+
+    @property
+    def gap(self) -> np.ndarray:
+        """Accuracy − mean confidence in each bin; NaN where it is empty."""
+        return (self.hits - self.confidence) / self._filled
+
+    @property
+    def _filled(self) -> np.ndarray:
+        filled: np.ndarray = np.where(self.count > 0, self.count, np.nan)
+        return filled
+
+    def error(self, name: str) -> float:
+        """One of `BINNED_ERRORS`, averaged over the classes if class-wise; NaN of nothing."""
+        if not self.n:
+            return float("nan")
+        return float(np.mean(BINNED_ERRORS[name](self.count, self.confidence, self.hits)))
+
+    def ece(self) -> float:
+        """Expected calibration error."""
+        return self.error("ece")
+
+    def mce(self) -> float:
+        """Maximum calibration error."""
+        return self.error("mce")
+
+    def rmsce(self) -> float:
+        """Root mean square calibration error."""
+        return self.error("rmsce")
+
+    def ace(self) -> float:
+        """Average calibration error."""
+        return self.error("ace")
+
+
+def _ece(count: np.ndarray, confidence: np.ndarray, hits: np.ndarray) -> np.ndarray:
+    """Σ_b (n_b/n) |acc_b − conf_b|."""
+    return _per_row(np.abs(hits - confidence), count)
+
+
+def _overconfidence(count: np.ndarray, confidence: np.ndarray, hits: np.ndarray) -> np.ndarray:
+    """Σ_b (n_b/n) max(conf_b − acc_b, 0)."""
+    return _per_row(np.maximum(confidence - hits, 0.0), count)
+
+
+def _underconfidence(count: np.ndarray, confidence: np.ndarray, hits: np.ndarray) -> np.ndarray:
+    """Σ_b (n_b/n) max(acc_b − conf_b, 0)."""
+    return _per_row(np.maximum(hits - confidence, 0.0), count)
+
+
+def _rmsce(count: np.ndarray, confidence: np.ndarray, hits: np.ndarray) -> np.ndarray:
+    """The root of Σ_b (n_b/n) (acc_b − conf_b)²."""
+    return np.sqrt(_per_row((hits - confidence) ** 2 / _divisor(count), count))
+
+
+def _mce(count: np.ndarray, confidence: np.ndarray, hits: np.ndarray) -> np.ndarray:
+    """The largest |acc_b − conf_b|; empty bins have none."""
+    largest: np.ndarray = (np.abs(hits - confidence) / _divisor(count)).max(axis=-1)
+    return largest
+
+
+def _ace(count: np.ndarray, confidence: np.ndarray, hits: np.ndarray) -> np.ndarray:
+    """The mean |acc_b − conf_b| over the bins that are not empty."""
+    mean: np.ndarray = (np.abs(hits - confidence) / _divisor(count)).sum(axis=-1) / (count > 0).sum(axis=-1)
+    return mean
+
+
+def _divisor(count: np.ndarray) -> np.ndarray:
+    """1 where a bin is empty; weights may be of any size."""
+    return np.where(count > 0, count, 1.0)
+
+
+def _per_row(sums: np.ndarray, count: np.ndarray) -> np.ndarray:
+    ratio: np.ndarray = sums.sum(axis=-1) / count.sum(axis=-1)
+    return ratio
+
+
+BINNED_ERRORS: Mapping[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {
+    "ece": _ece,
+    "mce": _mce,
+    "rmsce": _rmsce,
+    "ace": _ace,
+    "overconfidence": _overconfidence,
+    "underconfidence": _underconfidence,
+}
+"""What is computed from sums (count, confidence, hits) over the bins on the last axis; other axes stay, so that one
+formula serves a data set, its classes, and a thousand resamples of it."""
+
+
+def folded_mean(mean: np.ndarray, sigma: np.ndarray) -> np.ndarray:
+    """The mean of |N(mean, sigma²)|: what an absolute gap becomes on average when noise is added to it."""
+    t = np.clip(np.divide(mean, sigma, out=np.zeros_like(mean), where=sigma > 0), -40.0, 40.0)  # exp(−800) is 0
+    noisy = sigma * np.sqrt(2 / np.pi) * np.exp(-(t**2) / 2) + mean * (1 - 2 * ndtr(-t))
+    return np.where(sigma > 0, noisy, np.abs(mean))
+
+
+def _edges(bins: int | np.ndarray) -> np.ndarray:
+    if isinstance(bins, (int, np.integer)):
+        return equal_width(bins)
+    edges = np.asarray(bins, dtype=np.float64)
+    if edges.ndim != 1 or len(edges) < 2 or edges[0] != 0 or edges[-1] != 1 or not (np.diff(edges) > 0).all():
+        raise ValueError(f"bins must be a whole number, or edges that rise from 0 to 1, got {bins!r}")
+    return edges

@@ -1,0 +1,188 @@
+"""Clusters: rows that are correlated with each other, such as the pixels of an image or the visits of a patient.
+
+Intervals and tests then rest on how the clusters differ, not the rows. Sums are kept by block, which is a cluster or,
+where there are very many, several whole clusters: memory does not grow with their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from scipy.special import ndtri, stdtr, stdtrit
+
+from trueup._core.arrays import is_tensor, to_array
+from trueup._core.errors import InputError
+
+BLOCKS = 1024
+"""At most so many blocks; what they do not show of the noise is less than 5 %."""
+
+
+@dataclass(frozen=True, eq=False)
+class Clusters:
+    """The cluster of each row, by number."""
+
+    code: np.ndarray
+    """(n,): 0..count − 1."""
+    names: list[Hashable]
+    name: str = "cluster"
+    """What a cluster is: "image", "patient"."""
+
+    @property
+    def count(self) -> int:
+        """How many clusters there are."""
+        return len(self.names)
+
+    @property
+    def block(self) -> np.ndarray:
+        """The block of each row: its own cluster's up to `BLOCKS` clusters, else those of several in turn."""
+        return self.code % BLOCKS if self.count > BLOCKS else self.code
+
+    def hash_blocks(self, blocks: int = BLOCKS) -> np.ndarray:
+        """The block of each row by a hash of its cluster's name: the same in every chunk of a stream."""
+        of_name = np.array([crc32(str(name).encode()) % blocks for name in self.names], dtype=np.int64)
+        return of_name[self.code] if len(of_name) else self.code
+
+    def one_row_each(self, seed: int) -> np.ndarray:
+        """One row of each cluster, drawn at random: rows that are independent of each other, in their order.
+
+        >>> len(Clusters(np.array([0, 1, 0]), ["a", "b"]).one_row_each(0))
+        2
+        """
+        order = np.random.default_rng(seed).permutation(len(self.code))
+        rows: np.ndarray = np.sort(order[np.unique(self.code[order], return_index=True)[1]])
+        return rows
+
+    def take(self, rows: np.ndarray) -> Clusters:
+        """Those of some rows."""
+        kept, code = np.unique(self.code[rows], return_inverse=True)
+        return Clusters(code, [self.names[k] for k in kept.tolist()], self.name)
+
+
+def as_clusters(clusters: Any, rows: int, *, at_least: int = 1) -> Clusters | None:
+    """Check one hashable value a row; None stays None. A mapping of one name to them says what a cluster is.
+
+    >>> as_clusters({"image": ["a", "b", "a"]}, 3)
+    Clusters(code=array([0, 1, 0]), names=['a', 'b'], name='image')
+    >>> as_clusters([1, 2], 3)
+    Traceback (most recent call last):
+        ...
+    trueup._core.errors.InputError: clusters must have 3 entries, one for each row, got 2
+    """
+    if clusters is None:
+        return None
+    name = "cluster"
+    if isinstance(clusters, Mapping):
+        if len(clusters) != 1:
+            got = f"{len(clusters)} columns"
+            raise InputError("clusters", "be one column", got, "pairs of values, say tuples, are clusters of several")
+        ((name, clusters),) = clusters.items()
+    if isinstance(clusters, Clusters):
+        found = clusters
+    elif isinstance(clusters, (str, bytes)) or not isinstance(clusters, Iterable):
+        raise InputError("clusters", "have one value for each row", f"the single value {clusters!r}")
+    else:
+        found = replace(_encode(clusters), name=str(name))
+    if len(found.code) != rows:
+        raise InputError("clusters", f"have {rows} entries, one for each row", f"{len(found.code)}")
+    if rows and found.count < at_least:
+        got = f"{found.count}: all rows are of {found.names[0]!r}" if found.count == 1 else f"{found.count}"
+        raise InputError("clusters", f"be at least {at_least}", got, "a single cluster shows no noise")
+    return found
+
+
+def weighted_clusters(clusters: Any, weights: Any, rows: int, *, at_least: int = 1) -> Clusters | None:
+    """The clusters of the rows that have weight, as `as_weighted` keeps them."""
+    found = as_clusters(clusters, rows)
+    if found is not None and weights is not None:
+        found = found.take(np.asarray(weights) > 0)
+    return None if found is None else as_clusters(found, len(found.code), at_least=at_least)
+
+
+def _encode(clusters: Any) -> Clusters:
+    values = to_array(clusters, "clusters") if is_tensor(clusters) else clusters
+    if hasattr(values, "to_numpy"):  # a column of pandas
+        values = values.to_numpy()
+    array = values if isinstance(values, np.ndarray) else np.fromiter(values, dtype=object)
+    if array.ndim != 1:
+        raise InputError("clusters", "have one value for each row", f"shape {array.shape}")
+    if array.dtype.kind in "iubSU":
+        names, code = np.unique(array, return_inverse=True)
+        return Clusters(code.astype(np.int64), names.tolist())
+    values = array.tolist()
+    number: dict[Hashable, int] = {}
+    try:
+        code = np.fromiter((number.setdefault(value, len(number)) for value in values), np.int64, len(values))
+    except TypeError:
+        kinds = ", ".join(sorted({type(value).__name__ for value in values}))
+        raise InputError("clusters", "be numbers, text or other hashable values", kinds) from None
+    missing = [value for value in number if value is None or value != value]
+    if missing:
+        row = next(i for i, value in enumerate(values) if value is None or value != value)
+        raise InputError("clusters", "have a value in every row", f"{values[row]} in row {row}")
+    # By their names, so that the order of the rows does not matter.
+    order = sorted(range(len(number)), key=[str(name) for name in number].__getitem__)
+    place = np.argsort(order)
+    listed = list(number)
+    return Clusters(place[code] if len(place) else code, [listed[k] for k in order])
+
+
+def jackknife(whole: Any, without: np.ndarray) -> np.ndarray:
+    """What each cluster adds to the noise of an estimate, (clusters, …): their squares sum up to its variance.
+
+    `without` are the estimates that leave out each cluster in turn. Quenouille (1956); Tukey (1958). For few clusters
+    it is the safest of the common variances; MacKinnon, Nielsen & Webb (2023).
+
+    >>> x = np.array([1.0, 2.0, 6.0])
+    >>> parts = jackknife(x.mean(), (x.sum() - x) / 2)
+    >>> round(float((parts**2).sum()), 6), round(float(x.var(ddof=1)) / 3, 6)
+    (2.333333, 2.333333)
+    """
+    parts: np.ndarray = (without - whole) * np.sqrt((len(without) - 1) / len(without))
+    return parts
+
+
+def mean_error(sums: np.ndarray, weight: np.ndarray) -> float:
+    """The standard error of ΣS/ΣW, sums and weights of each cluster; NaN of fewer than two.
+
+    >>> round(mean_error(np.array([1.0, 2.0, 6.0]), np.ones(3)) ** 2, 6)
+    2.333333
+    """
+    if len(weight) < 2:
+        return float("nan")
+    whole, total = sums.sum(), weight.sum()
+    return float(np.sqrt((jackknife(whole / total, (whole - sums) / (total - weight)) ** 2).sum()))
+
+
+def block_sums(values: np.ndarray, weights: np.ndarray | None, clusters: Clusters) -> tuple[np.ndarray, np.ndarray]:
+    """Sums by block of one number a row, and the weight of each block that has any."""
+    block = clusters.block
+    weight = np.bincount(block, weights).astype(np.float64)
+    sums = np.bincount(block, values if weights is None else weights * values)
+    return sums[weight > 0], weight[weight > 0]
+
+
+def degrees_of_freedom(weight: np.ndarray) -> float:
+    """How many numbers a variance over clusters of these weights is as good as, less one: G − 1 of G equal ones.
+
+    (ΣW²)²/ΣW⁴ − 1, Satterthwaite's where whole clusters go up and down together; at least 1.
+
+    >>> degrees_of_freedom(np.ones(20))
+    19.0
+    """
+    square = (weight / weight.max()) ** 2
+    return float(max(square.sum() ** 2 / (square @ square) - 1, 1.0))
+
+
+def t_quantile(tail: float, df: float) -> float:
+    """How many standard errors an interval reaches, with so many degrees of freedom."""
+    return float(-stdtrit(df, tail))
+
+
+def z_of_t(t: float, df: float) -> float:
+    """The standard normal number that is as rare as Student's t."""
+    tail = stdtr(df, -abs(t))
+    return float(np.copysign(-ndtri(max(tail, 1e-300)), t)) if t == t else t

@@ -1,0 +1,286 @@
+"""The operations that maps of logits are written with: one set of names for NumPy, torch, JAX and other arrays.
+
+`namespace_of(x)` is array-api-compat's namespace of an array, with the few operations that it lacks. Nothing here
+imports torch or JAX: whoever has such an array has imported its package.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import array_api_compat
+import array_api_compat.numpy as compat_numpy
+import numpy as np
+
+
+class Namespace:
+    """The array API of one package, with operations that maps of logits need besides.
+
+    >>> xp = namespace_of(np.zeros(1))
+    >>> xp.log_softmax(np.array([[0.0, 0.0]])).round(4)
+    array([[-0.6931, -0.6931]])
+    """
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self.is_numpy, self.is_torch, self.is_jax = (
+            module.__name__.removeprefix("array_api_compat.").split(".")[0] == name
+            for name in ("numpy", "torch", "jax")
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._module, name)
+
+    def is_traced(self, x: Any) -> bool:
+        """Whether a compiler, an exporter or a transformation reads the operations: it cannot follow branches."""
+        if self.is_torch:
+            return _torch_is_traced()
+        return self.is_jax and isinstance(x, sys.modules["jax"].core.Tracer)
+
+    def double(self, x: Any) -> Any:
+        """The array in float64, or in the widest type that its device or package has."""
+        kind = self._double_type(x)
+        return x if x.dtype == kind else self.astype(x, kind)
+
+    def upcast_half(self, x: Any) -> Any:
+        """The array in float32 if it is of half precision, else itself."""
+        return self.astype(x, self.float32) if self.finfo(x.dtype).bits < 32 else x
+
+    def astype(self, x: Any, kind: Any) -> Any:
+        """The array in another type; itself if it is of that type."""
+        if x.dtype == kind:
+            return x
+        return x.to(kind) if self.is_torch else self._module.astype(x, kind)
+
+    def constant(self, value: Any, like: Any, *, dtype: Any = None) -> Any:
+        """A parameter as an array on the device of `like`, in float64 unless another type is asked for."""
+        kind = self._double_type(like) if dtype is None else dtype
+        if self.is_numpy:
+            return np.asarray(value, dtype=kind)
+        if self.is_torch:
+            torch = self._module
+            if isinstance(value, torch.Tensor):
+                return value.to(like.device, kind)
+            return torch.tensor(value, dtype=kind, device=like.device)
+        return self.asarray(value, dtype=kind, device=array_api_compat.device(like))
+
+    def _double_type(self, x: Any) -> Any:
+        if self.is_torch:
+            return self.float32 if x.device.type == "mps" else self.float64
+        if self.is_jax and not sys.modules["jax"].config.jax_enable_x64:
+            return self.float32
+        return self.float64
+
+    def softmax(self, x: Any, axis: int = 1) -> Any:
+        """exp(x) over its sum."""
+        if self.is_torch:
+            return self._module.softmax(x, dim=axis)
+        if self.is_numpy and axis == 1:
+            return _softmax(x, log=False)
+        rest = self.exp(x - self.max(x, axis=axis, keepdims=True))
+        return rest / self.sum(rest, axis=axis, keepdims=True)
+
+    def log_softmax(self, x: Any, axis: int = 1) -> Any:
+        """The logarithm of `softmax`."""
+        if self.is_torch:
+            return self._module.log_softmax(x, dim=axis)
+        if self.is_numpy and axis == 1:
+            return _softmax(x, log=True)
+        shifted = x - self.max(x, axis=axis, keepdims=True)
+        return shifted - self.log(self.sum(self.exp(shifted), axis=axis, keepdims=True))
+
+    def logsumexp(self, x: Any, axis: int = 1, *, keepdims: bool = False) -> Any:
+        """The logarithm of the sum of exp(x)."""
+        if self.is_torch:
+            return self._module.logsumexp(x, dim=axis, keepdim=keepdims)
+        top = self.max(x, axis=axis, keepdims=True)
+        top = self.where(top == -math.inf, 0.0, top)  # a sum of zeros
+        with np.errstate(divide="ignore"):
+            total = top + self.log(self.sum(self.exp(x - top), axis=axis, keepdims=True))
+        return total if keepdims else self.squeeze(total, axis=axis)
+
+    def softplus(self, x: Any) -> Any:
+        """ln(1 + eˣ), without overflow; its derivative at zero is a half.
+
+        >>> namespace_of(np.zeros(1)).softplus(np.array([-40.0, 0.0, 40.0]))
+        array([4.24835426e-18, 6.93147181e-01, 4.00000000e+01])
+        """
+        return self.maximum(x, self.zeros_like(x)) + self.log1p(self.exp(-self.abs(x)))
+
+    def sigmoid(self, x: Any) -> Any:
+        """1/(1 + e⁻ˣ), without overflow."""
+        if self.is_torch:
+            return self._module.sigmoid(x)
+        small = self.exp(-self.abs(x))
+        return self.where(x >= 0, 1.0, small) / (1.0 + small)
+
+    def put_along_axis(self, x: Any, index: Any, value: Any) -> Any:
+        """A copy of (n, K) with the value at the places (n, 1), one in each row."""
+        if self.is_numpy:
+            out = x.copy()
+            np.put_along_axis(out, index, value, axis=1)
+            return out
+        if self.is_torch:
+            value = value if isinstance(value, self._module.Tensor) else self.full_like(x[:, :1], value)
+            return x.scatter(1, index, value)
+        return self.where(self.arange_like(x.shape[1], index)[None, :] == index, value, x)
+
+    def take_along_axis(self, x: Any, index: Any, *, axis: int = 1) -> Any:
+        """Entries of each row of (n, K) at its indices (n, m)."""
+        return x.gather(axis, index) if self.is_torch else self._module.take_along_axis(x, index, axis=axis)
+
+    def sort(self, x: Any, *, axis: int = 1) -> Any:
+        """The entries of each row, rising."""
+        return x.sort(dim=axis).values if self.is_torch else self._module.sort(x, axis=axis)
+
+    def arange_like(self, n: int, like: Any) -> Any:
+        """0, 1, …, n − 1 in the type and on the device of an array."""
+        return self.arange(n, dtype=like.dtype, device=array_api_compat.device(like))
+
+    def take(self, values: Any, index: Any) -> Any:
+        """Entries of values (m,) at indices of any shape, or of values (rows, m) at indices (rows, n) row by row."""
+        if values.ndim == 2 and self.is_numpy and len(values):  # faster than take_along_axis
+            return np.stack([row.take(places) for row, places in zip(values, index, strict=True)])
+        if values.ndim == 2:
+            return self.take_along_axis(values, index, axis=1)
+        if self.is_numpy or self.is_torch or self.is_jax:
+            return values[index]
+        return self.reshape(self._module.take(values, self.reshape(index, (-1,))), index.shape)
+
+    def transpose(self, x: Any) -> Any:
+        """The columns of (n, K) as rows, contiguous in memory where the package knows of it."""
+        if self.is_numpy:
+            return np.ascontiguousarray(x.T)
+        return x.T.contiguous() if self.is_torch else x.T
+
+    def take_rows(self, x: Any, rows: np.ndarray) -> Any:
+        """The rows of an array with these numbers."""
+        if self.is_numpy:
+            return x[rows]
+        return self._module.take(x, self.constant(rows, x, dtype=self.int64), axis=0)
+
+    def top_k(self, x: Any, k: int) -> tuple[Any, Any]:
+        """The k largest entries of each row, the largest first, and their places; of equal ones the first."""
+        if self.is_torch:
+            return tuple(self._module.topk(x, k, dim=1))
+        places = self.argsort(x, axis=1, descending=True, stable=True)[:, :k]
+        return self.take_along_axis(x, places, axis=1), places
+
+    def restore_order(self, values: Any, order: Any) -> Any:
+        """Values (n, K) at the places that an order of each row took them from: the inverse of `take_along_axis`."""
+        if self.is_torch:
+            return self.zeros_like(values).scatter(1, order, values)
+        return self.take_along_axis(values, self.argsort(order, axis=1), axis=1)
+
+    def searchsorted(self, places: Any, x: Any, *, right: bool = False) -> Any:
+        """How many of the rising places lie below each x, #{places < x}, or with `right` #{places ≤ x}.
+
+        Places (m,) serve all x; places (rows, m) go with x (rows, n) row by row. Where the operations are traced, and
+        in packages other than NumPy and torch, the halving search is written out, in as many steps as m has bits.
+
+        >>> namespace_of(np.zeros(1)).searchsorted(np.array([0.2, 0.5, 0.8]), np.array([0.1, 0.5, 0.9]))
+        array([0, 1, 3])
+        """
+        if self.is_numpy:
+            side: Any = "right" if right else "left"
+            if places.ndim == 1:
+                return np.searchsorted(places, x, side=side)
+            rows = [np.searchsorted(row, values, side=side) for row, values in zip(places, x, strict=True)]
+            return np.stack(rows) if rows else np.zeros(x.shape, np.int64)
+        if self.is_torch and not self.is_traced(x):
+            return self._module.searchsorted(places, x, right=right)
+        return self.halving_search(places, x, right=right)
+
+    def halving_search(self, places: Any, x: Any, *, right: bool = False) -> Any:
+        """`searchsorted` made of comparisons."""
+        m = places.shape[-1]
+        narrow = self.is_jax and self._double_type(x) == self.float32
+        count = self.zeros_like(x, dtype=self.int32 if narrow else self.int64)
+        for bit in reversed(range(m.bit_length())):
+            more = count + (1 << bit)
+            place = self.take(places, self.clip(more, max=m) - 1)
+            below = place <= x if right else place < x
+            count = self.where(below & (more <= m), more, count)
+        return count
+
+    def find_absent(self, logits: Any) -> Any:
+        """Where a row does not have an option, its logit −∞, as a mask; None if all rows have all options."""
+        if not self.is_traced(logits) and (not math.prod(logits.shape) or bool(self.min(logits) > -math.inf)):
+            return None
+        return logits == -math.inf
+
+    def fill_absent(self, values: Any, absent: Any) -> Any:
+        """The mean of what a row has where an option is absent; `absent` is a mask or None.
+
+        >>> xp = namespace_of(np.zeros(1))
+        >>> xp.fill_absent(np.array([[2.0, 1.0, -np.inf]]), np.array([[False, False, True]]))
+        array([[2. , 1. , 1.5]])
+        """
+        if absent is None:
+            return values
+        total = self.sum(self.where(absent, 0.0, values), axis=1, keepdims=True)
+        return self.where(absent, total / self._count(~absent, values.dtype), values)
+
+    def count_options(self, logits: Any, absent: Any = None) -> Any:
+        """How many options a row has: the classes, or, where some are absent, a column (n, 1) in the logits' type."""
+        return logits.shape[1] if absent is None else self._count(~absent, logits.dtype)
+
+    def log_options(self, logits: Any, kind: Any) -> Any:
+        """The logarithm of `count_options`: a number, or a column (n, 1) of this type where options are absent."""
+        absent = self.find_absent(logits)
+        return math.log(logits.shape[1]) if absent is None else self.log(self._count(~absent, kind))
+
+    def _count(self, mask: Any, kind: Any) -> Any:
+        return self.sum(self.astype(mask, kind), axis=1, keepdims=True)
+
+
+_FEW_COLUMNS = 64
+"""Up to so many columns NumPy is several times faster on their transpose."""
+
+
+def _softmax(x: np.ndarray, *, log: bool) -> np.ndarray:
+    """The softmax of each row of (n, K), or its logarithm."""
+    few = x.shape[1] <= _FEW_COLUMNS
+    s, axis = (np.array(x.T, order="C"), 0) if few else (x.copy(), 1)
+    s -= s.max(axis=axis, keepdims=True)
+    weights = np.exp(s, out=None if log else s)
+    total = weights.sum(axis=0) if few else np.einsum("ij->i", weights)[:, None]
+    if log:
+        s -= np.log(total)
+    else:
+        s /= total
+    return np.ascontiguousarray(s.T) if few else s
+
+
+def namespace_of(x: Any) -> Namespace | None:
+    """The operations of an array's package; None of lists, tables and what else is no array.
+
+    >>> namespace_of([1.0]) is None, namespace_of(np.zeros(1)).is_numpy
+    (True, True)
+    """
+    if isinstance(x, np.ndarray):
+        return NUMPY
+    return _wrap(array_api_compat.array_namespace(x)) if array_api_compat.is_array_api_obj(x) else None
+
+
+@cache
+def _wrap(module: ModuleType) -> Namespace:
+    return Namespace(module)
+
+
+def _torch_is_traced() -> bool:
+    torch = sys.modules["torch"]
+    return bool(
+        torch.compiler.is_compiling()
+        or torch._C._is_tracing()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+NUMPY = _wrap(compat_numpy)

@@ -1,0 +1,240 @@
+"""The compiled passes, and how rows are shared out: to threads, and to chunks of so many numbers at a time.
+
+`compiled` is None where no C compiler was at hand at installation; NumPy then does the same work, only slower.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib import import_module
+from itertools import pairwise
+from threading import Thread
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from trueup._core.executors import count_cores
+
+compiled: Any
+try:
+    compiled = import_module("trueup._core._native")
+except ImportError:
+    compiled = None
+
+CACHE = 1 << 18
+"""Several small steps on the same numbers: they stay in the second-level cache."""
+PRODUCT = 1 << 19
+"""Matrix products of a likelihood."""
+STEP = 1 << 20
+"""Work in float64 that makes a few copies."""
+FIT = 1 << 21
+"""Columns of classes that are fitted together."""
+BLOCK = 1 << 22
+"""Curves, distances and probabilities of many classes."""
+KEPT = 1 << 25
+"""What is kept between the steps of a search; more is computed anew each time."""
+TILE_ROWS = 1024
+"""Rows and columns of the part of an n × n matrix that is in memory at once."""
+ONE_THREAD = 1 << 20
+"""Below this many numbers, waking a second core costs more than it saves."""
+
+
+def row_chunks(n: int, width: int, numbers: int = STEP, *, start: int = 0) -> Iterator[slice]:
+    """Slices of start..n, each of as many rows of this width as hold so many numbers, at least one row.
+
+    Without rows it is one empty slice, so that what is made of the chunks can be concatenated.
+
+    >>> list(row_chunks(5, 10, numbers=20))
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    rows = max(1, numbers // max(1, width))
+    return (slice(first, min(first + rows, n)) for first in range(start, max(n, start + 1), rows))
+
+
+_thread_limit: ContextVar[int | None] = ContextVar("thread_limit", default=None)
+
+
+@contextmanager
+def limit_threads(count: int) -> Iterator[None]:
+    """Keep `map_threads` to so many threads inside, as a worker beside others does."""
+    before = _thread_limit.set(count)
+    try:
+        yield
+    finally:
+        _thread_limit.reset(before)
+
+
+def count_threads() -> int:
+    """How many threads work on one array: OMP_NUM_THREADS if it is set, else as many as there are cores."""
+    setting = os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(setting) if setting.isdecimal() and int(setting) > 0 else count_cores()
+    return min(threads, _thread_limit.get() or threads)
+
+
+T = TypeVar("T")
+
+
+def map_threads(
+    logits: np.ndarray, part: Callable[[Iterator[tuple[int, np.ndarray]]], T], *, max_threads: int | None = None
+) -> Iterator[T]:
+    """Call `part` with the chunks of a share of the rows, on `count_threads` threads, or at most so many."""
+    workers = 1 if logits.size < ONE_THREAD else count_threads()
+    workers = workers if max_threads is None else min(workers, max_threads)
+    bounds = [len(logits) * i // workers for i in range(workers + 1)]
+    shares = [_contiguous_chunks(logits, start, stop) for start, stop in pairwise(bounds)]
+    results: list[Any] = [None] * workers
+    errors: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            results[number] = part(shares[number])
+        except BaseException as error:  # raised again below, in the caller's thread
+            errors.append(error)
+
+    # Plain threads: an executor costs as much again as a pass over a million numbers takes.
+    others = [Thread(target=run, args=(number,)) for number in range(1, workers)]
+    for thread in others:
+        thread.start()
+    run(0)
+    for thread in others:
+        thread.join()
+    if errors:
+        raise errors[0]
+    yield from results
+
+
+def _contiguous_chunks(logits: np.ndarray, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Rows start..stop as contiguous float32 or float64, each chunk with the number of its first row.
+
+    They come whole if they are that already, else copied a chunk at a time.
+    """
+    kind = np.float32 if logits.dtype == np.float16 else logits.dtype
+    if logits.flags.c_contiguous and logits.dtype == kind:
+        yield start, logits[start:stop]
+        return
+    for rows in row_chunks(stop, max(1, logits[:1].size), CACHE, start=start):
+        yield rows.start, np.ascontiguousarray(logits[rows], dtype=kind)
+
+
+def count_below(cuts: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """How many of the sorted cuts lie below each value."""
+    if compiled is None or not (values.flags.c_contiguous and values.dtype == np.float64):
+        return np.searchsorted(cuts, values, side="left")
+    count = np.empty(len(values), np.int64)
+    compiled.run_locate(_address(values), len(values), _address(cuts), len(cuts), _address(count))
+    return count
+
+
+def all_within(numbers: np.ndarray, least: float) -> bool:
+    """Whether all numbers are finite and above the least, read once."""
+
+    def part(parts: Iterator[tuple[int, np.ndarray]]) -> bool:
+        return all(_is_within(rows, least) for _, rows in parts)
+
+    return all(map_threads(np.atleast_1d(numbers), part))
+
+
+def _is_within(numbers: np.ndarray, least: float) -> bool:
+    if compiled is None or numbers.dtype not in (np.float32, np.float64):
+        return not numbers.size or bool(numbers.min() > least and numbers.max() < np.inf)
+    within: bool = compiled.run_within(_address(numbers), numbers.dtype == np.float64, numbers.size, least)
+    return within
+
+
+def hash_rows(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, bool] | None:
+    """The quick hash of each row (see splits.py), and whether any two rows share one; None where C cannot read them."""
+    if compiled is None or not logits.flags.c_contiguous or logits.dtype not in (np.float32, np.float64):
+        return None
+    mixed = np.empty(len(logits), np.uint64)
+    y, is_double = np.ascontiguousarray(labels), logits.dtype == np.float64
+    return mixed, compiled.run_hash(_address(logits), is_double, _address(y), *logits.shape, _address(mixed))
+
+
+class PassOptions(NamedTuple):
+    """How `score_pass` works: groups by a hash of the rows, in float32 where the logits are, and on softmax(βz)."""
+
+    hash_groups: bool
+    quick: bool
+    beta: float
+
+
+def score_pass(
+    logits: np.ndarray,
+    labels: np.ndarray | None,
+    scores: Sequence[np.ndarray],
+    cuts: np.ndarray | None,
+    sums: Sequence[np.ndarray],
+    weights: np.ndarray | None,
+    options: PassOptions,
+) -> None:
+    """Score contiguous rows of softmax(βz) and add their class-wise sums; arrays of results are written to.
+
+    `scores` are confidence, predicted class, NLL, Brier score, entropy, probability of the label and group; `sums` are
+    the counts and hits (bins, classes) and the gaps (groups, bins, classes), left alone without `cuts`; a row adds 1 to
+    them, or its weight.
+    """
+    compiled.run_pass(
+        _address(logits),
+        logits.dtype == np.float64,
+        *logits.shape,
+        len(sums[0]),
+        len(sums[2]),
+        *options,
+        _address(labels),
+        *map(_address, scores[:-1]),
+        _address(cuts),
+        _address(scores[-1]),
+        *(0 if cuts is None else _address(array) for array in sums),
+        _address(weights),
+    )
+
+
+def tally_pass(logits: np.ndarray, labels: np.ndarray, cuts: np.ndarray, sums: np.ndarray) -> None:
+    """Add count, confidence and hits of the predicted class of contiguous rows to sums (3, bins)."""
+    is_double, bins = logits.dtype == np.float64, len(cuts) + 1
+    compiled.run_top(_address(logits), is_double, _address(labels), *logits.shape, _address(cuts), bins, _address(sums))
+
+
+def temperature_pass(
+    logits: np.ndarray, labels: np.ndarray, beta: float, weights: np.ndarray | None, *, quick: bool
+) -> tuple[float, float, float]:
+    """The loss of softmax(βz) summed over contiguous rows, and its first two derivatives in β."""
+    is_double = logits.dtype == np.float64
+    sums: tuple[float, float, float] = compiled.run_temperature(
+        _address(logits), is_double, _address(labels), *logits.shape, beta, _address(weights), quick
+    )
+    return sums
+
+
+def vector_pass(
+    logits: np.ndarray,
+    labels: np.ndarray,
+    parameters: tuple[np.ndarray, np.ndarray],
+    scale: float,
+    shift: np.ndarray | None,
+    weights: np.ndarray | None,
+    sums: np.ndarray,
+    *,
+    quick: bool,
+) -> None:
+    """Add the loss of softmax(w ⊙ (scale·z − shift) + b) of contiguous rows and its gradient to sums (1 + 2K,)."""
+    compiled.run_vector(
+        _address(logits),
+        logits.dtype == np.float64,
+        _address(labels),
+        *logits.shape,
+        *map(_address, parameters),
+        scale,
+        _address(shift),
+        _address(weights),
+        _address(sums),
+        quick,
+    )
+
+
+def _address(array: np.ndarray | None) -> int:
+    """Where an array begins in memory; 0 of none."""
+    return 0 if array is None else int(array.ctypes.data)

@@ -1,0 +1,257 @@
+"""The only minimisers: a safeguarded Newton in one dimension, and L-BFGS in many. Each returns a certificate."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How a fit ended, and what it cost."""
+
+    status: Literal["converged", "bound"]
+    gradient: float
+    """Size of the gradient of the mean loss at the end."""
+    iterations: int
+    passes: int
+    """How often the data were read whole."""
+    loss: float
+    """The objective at the end, per row."""
+
+
+_NEARLY = 1000
+"""So many tolerances of gradient are near enough to a minimum where no further step helps."""
+_HUGE = 1e10
+_TOO_LARGE = "; are some of the numbers too large?"
+
+
+class FitError(ValueError):
+    """A fit that did not end at a minimum; the message names the cause."""
+
+
+def warn_at_bound(name: str, value: float, reason: str = "", *, stacklevel: int = 2) -> None:
+    """Warn that a search stopped at a bound of its parameter, and why; `stacklevel` counts from the caller."""
+    because = f": {reason}" if reason else ""
+    warnings.warn(f"{name} stopped at its bound, {value:.3g}{because}", stacklevel=stacklevel + 1)
+
+
+def newton(
+    derivatives: Callable[[float], tuple[float, float, float]],
+    start: float,
+    *,
+    low: float,
+    high: float,
+    tolerance: float = 1e-6,
+    max_iter: int = 100,
+) -> tuple[float, Certificate]:
+    """Minimise a convex function of one positive number, given its value, slope and curvature.
+
+    Newton's step in ln x, kept inside a bracket of the slope's root that every evaluation tightens; where it leaves the
+    bracket, or the slope has hardly fallen, the bracket is cut in the middle (of the logarithm). Ends with a step of
+    less than `tolerance`, or at an end of [low, high]. The last step is Halley's, the third derivative taken from the
+    two curvatures seen last, and leaves an error of much less than its square.
+    """
+    left, right = low, high
+    x = min(max(start, low), high)
+    last_slope, before = math.inf, (x, 0.0)
+    for iteration in range(1, max_iter + 1):
+        value, slope, curvature = derivatives(x)
+        if not math.isfinite(value + slope + curvature):
+            raise FitError(f"the loss is not finite at {x:g}: value {value}, slope {slope}, curvature {curvature}")
+        left, right = (x, right) if slope < 0 else (left, x)
+        # In u = ln x the slope is x·f′ and the curvature x²f″ + x·f′; where that is not positive, x²f″ alone is.
+        bend = curvature * x + slope if curvature * x + slope > 0 else curvature * x
+        step = -slope / bend if bend > 0 else math.copysign(math.inf, -slope)
+        if slope == 0 or abs(step) <= tolerance:
+            end = x * math.exp(step if slope else 0.0)
+            if iteration > 1 and slope:
+                last = halley(slope, curvature, (curvature - before[1]) / (x - before[0]))
+                end = x + last if abs(last) <= 2 * tolerance * x else end
+            return end, Certificate("converged", abs(slope), iteration, iteration, value)
+        if right <= left * (1 + tolerance):
+            status: Literal["converged", "bound"] = "bound" if left <= low or right >= high else "converged"
+            return x, Certificate(status, abs(slope), iteration, iteration, value)
+        following = x * math.exp(min(max(step, -50.0), 50.0))
+        if not left < following < right or abs(slope) > 0.9 * last_slope:
+            following = math.sqrt(left * right)
+        last_slope, before = abs(slope), (x, curvature)
+        x = following
+    raise FitError(f"no minimum was found in {max_iter} steps: slope {slope:g} at {x:g}")
+
+
+def halley(slope: float, curvature: float, third: float) -> float:
+    """The step to where the slope vanishes if the third derivative stays as it is: it leaves about its own cube.
+
+    >>> f"{halley(-0.39, 3.8, 2.0):.4f}"  # of x³/3 + x² − 3x at 0.9, whose minimum is at 1
+    '0.0999'
+    """
+    denominator = 2 * curvature * curvature - slope * third
+    return -2 * slope * curvature / denominator if denominator > 0 else math.inf
+
+
+Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
+"""Value and gradient at a point."""
+Curvature = Callable[[np.ndarray], np.ndarray]
+"""Its inverse times a gradient."""
+_MEMORY = 20  # steps whose curvature is remembered
+_MAX_IDLE_STEPS = 10  # steps in a row that lowered the value by no more than its rounding
+_REFRESH_EVERY = 40  # steps after which the curvature known at the start says little
+
+
+@dataclass(frozen=True)
+class Stage:
+    """An objective, and how far its precision carries."""
+
+    objective: Objective
+    ftol: float = 0.0
+    """The search is over where the next step promises to lower the value by no more than this."""
+    f_noise: float = 1e-15
+    """Relative rounding of the value."""
+
+
+def lbfgs(
+    objective: Objective | Stage,
+    start: np.ndarray,
+    *,
+    tolerance: float = 1e-7,
+    max_iter: int = 500,
+    precondition: Curvature | None = None,
+    refresh: Callable[[np.ndarray], Curvature] | None = None,
+    coarse: Stage | None = None,
+    step_growth: float = math.inf,
+) -> tuple[np.ndarray, Certificate]:
+    """Minimise a smooth function of many numbers, given its value and gradient, to a gradient norm of `tolerance`.
+
+    A `Stage` says how far the precision of an objective carries. `coarse`, a cheaper one of less precision, does the
+    descent until its own end.
+    `precondition` multiplies a gradient by an approximate inverse of the curvature, if one is known; `refresh` makes
+    another at the point to which a search of many steps has come. `step_growth` is how many times the last step's
+    length the next one is tried at first, for functions that are far from quadratic.
+    Limited-memory BFGS with a line search that satisfies the Wolfe conditions. Ends converged, also where rounding
+    allows no further descent and the gradient is within a thousand tolerances, or has allowed none for ten steps;
+    anything else raises.
+    Nocedal & Wright, "Numerical optimization" (2006), chapters 3 and 7.
+    """
+    exact = objective if isinstance(objective, Stage) else Stage(objective)
+    f_noise = exact.f_noise
+    stage = coarse or exact
+    x = start.astype(np.float64).copy()
+    value, gradient = stage.objective(x)
+    passes, last, idle = 1, math.inf, 0
+    steps: list[np.ndarray] = []
+    changes: list[np.ndarray] = []
+    for iteration in range(max_iter + 1):
+        size = _norm(gradient)
+        if not math.isfinite(value + size):
+            raise FitError(
+                f"the loss is not finite after {iteration} steps: value {value}, gradient norm {size}{_TOO_LARGE}"
+            )
+        if refresh and iteration and iteration % _REFRESH_EVERY == 0:
+            steps, changes, precondition = [], [], refresh(x)
+        direction = -_two_loops(gradient, steps, changes, precondition)
+        if _dot(direction, gradient) >= 0:
+            steps, changes, precondition, direction = [], [], None, -gradient
+        done = size <= tolerance or (iteration > 0 and -(_dot(direction, gradient)) <= 2 * stage.ftol)
+        if done and stage is exact:
+            return x, Certificate("converged", size, iteration, passes, value)
+        if done:
+            stage, passes = exact, passes + 1  # the curvature seen so far is still good
+            value, gradient = stage.objective(x)
+            continue
+        first = 1.0 if steps or precondition else min(1.0, 1.0 / size)
+        if step_growth * last < first * _norm(direction):
+            first = step_growth * last / _norm(direction)
+        trial = _line_search(stage, x, value, gradient, direction, first)
+        passes += trial.evaluations
+        if stage is not exact and value - trial.value <= stage.ftol:
+            # What it promised was rounding, so its precision has come to its end.
+            x = x + trial.length * direction
+            stage, passes = exact, passes + 1
+            value, gradient = stage.objective(x)
+            continue
+        if trial.value >= value and trial.length == 0:
+            if steps or precondition:  # the curvature collected may be stale: once more along the gradient
+                steps, changes, precondition = [], [], None
+                continue
+            if size <= _NEARLY * tolerance or size**2 <= 1000 * f_noise * abs(value):
+                return x, Certificate("converged", size, iteration, passes, value)
+            large = _TOO_LARGE if size > _HUGE else ""
+            raise FitError(f"no descent is possible at a gradient norm of {size:g}, wanted {tolerance:g}{large}")
+        idle = idle + 1 if value - trial.value <= f_noise * abs(value) else 0
+        if idle == _MAX_IDLE_STEPS:
+            return x, Certificate("converged", size, iteration, passes, value)
+        step, change = trial.length * direction, trial.gradient - gradient
+        if _dot(step, change) > 1e-12 * _norm(step) * _norm(change):
+            steps, changes = [*steps, step][-_MEMORY:], [*changes, change][-_MEMORY:]
+        x, value, gradient, last = x + step, trial.value, trial.gradient, _norm(step)
+    if size <= _NEARLY * tolerance:  # rows that are all but separable: the loss falls for ever, by next to nothing
+        return x, Certificate("converged", size, max_iter, passes, value)
+    raise FitError(f"no minimum was found in {max_iter} steps: the gradient norm is {size:g}, wanted {tolerance:g}")
+
+
+def _dot(a: np.ndarray, b: np.ndarray) -> float:
+    """A sum of products on one core: waking another takes longer than the sum, the more so if it has other work."""
+    return float(np.einsum("i,i", a, b))
+
+
+def _norm(a: np.ndarray) -> float:
+    return math.sqrt(_dot(a, a))
+
+
+def _two_loops(
+    gradient: np.ndarray, steps: list[np.ndarray], changes: list[np.ndarray], precondition: Curvature | None
+) -> np.ndarray:
+    """The inverse Hessian, as the last steps show it, times the gradient."""
+    q = gradient.copy()
+    weights = []
+    for step, change in zip(reversed(steps), reversed(changes), strict=True):
+        weight = _dot(step, q) / _dot(step, change)
+        q -= weight * change
+        weights.append(weight)
+    if precondition is not None:
+        q = precondition(q)
+    elif steps:
+        q *= _dot(steps[-1], changes[-1]) / _dot(changes[-1], changes[-1])
+    for step, change, weight in zip(steps, changes, reversed(weights), strict=True):
+        q += (weight - _dot(change, q) / _dot(step, change)) * step
+    return q
+
+
+@dataclass(frozen=True)
+class _LineSearchResult:
+    length: float
+    value: float
+    gradient: np.ndarray
+    evaluations: int
+
+
+def _line_search(
+    stage: Stage, x: np.ndarray, value: float, gradient: np.ndarray, direction: np.ndarray, length: float
+) -> _LineSearchResult:
+    """A length that lowers the value enough and flattens the slope enough; 0 if none does within rounding."""
+    slope, rounding = _dot(gradient, direction), stage.f_noise * abs(value)
+    low, high = 0.0, math.inf
+    best = _LineSearchResult(0.0, value, gradient, 0)
+    for evaluation in range(1, 31):
+        new_value, new_gradient = stage.objective(x + length * direction)
+        new_slope = _dot(new_gradient, direction)
+        lower = math.isfinite(new_value) and new_value <= value + 1e-4 * length * slope + rounding
+        if lower:
+            if new_value <= best.value + rounding:
+                best = _LineSearchResult(length, new_value, new_gradient, evaluation)
+            if abs(new_slope) <= -0.9 * slope:
+                return _LineSearchResult(length, new_value, new_gradient, evaluation)
+        low, high = (length, high) if lower and new_slope < 0 else (low, length)
+        if math.isinf(high):
+            length *= 2
+        elif low == 0 and new_value > value:  # where a parabola through both ends has its lowest point
+            length *= min(max(-slope * length / (2 * (new_value - value - slope * length)), 0.05), 0.5)
+        else:
+            length = (low + high) / 2
+    return _LineSearchResult(best.length, best.value, best.gradient, 30)

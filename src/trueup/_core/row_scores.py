@@ -1,0 +1,349 @@
+"""One pass over the logits: everything that is scored per row, and the class-wise tally, while a row is in the cache.
+
+The compiled pass (`_native.c`) and the NumPy pass give the same numbers; the latter runs where nothing was compiled.
+Results are float64 arrays: n numbers each, small beside the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import expit
+
+from trueup._core import native
+from trueup._core.arrays import NEVER, to_array, upcast_half
+from trueup._core.errors import InputError
+from trueup._core.native import map_threads
+from trueup._core.splits import hash_groups
+
+_MOST_NAMED = 12
+"""Of so many classes an error lists them all."""
+_SUMS = 1 << 22  # numbers in the class-wise sums of all threads together
+
+
+class RowScores(NamedTuple):
+    """What the pass says of each row."""
+
+    confidence: np.ndarray
+    """The largest probability."""
+    predicted: np.ndarray
+    """Its class; of equal ones the lowest."""
+    nll: np.ndarray
+    brier: np.ndarray
+    entropy: np.ndarray
+    label_prob: np.ndarray
+    """The probability of the label."""
+    group: np.ndarray
+    """The group of the row, where class-wise tallies were asked for."""
+    correct: np.ndarray
+    """1.0 where predicted equals the label, else 0.0."""
+    score: np.ndarray
+    """The probability that is held against what happened: that of class 1 where there are two classes, the confidence
+    where there are more, or where the two are folded."""
+    outcome: np.ndarray
+    """1.0 where it happened, else 0.0: the label is class 1, or the prediction is right."""
+
+    @classmethod
+    def empty(cls, n: int) -> RowScores:
+        """Room for n rows."""
+        confidence, correct, nll, brier, entropy, label_prob = (np.empty(n) for _ in range(6))
+        predicted, group = np.empty(n, np.int64), np.zeros(n, np.int64)
+        return cls(confidence, predicted, nll, brier, entropy, label_prob, group, correct, confidence, correct)
+
+
+@dataclass(frozen=True)
+class ClassCells:
+    """What a class-wise tally counts: p lies in bin #{cuts < p}; rows go to groups by their hash, or come with them."""
+
+    cuts: np.ndarray
+    groups: int = 1
+    group: np.ndarray | None = None
+    weights: np.ndarray | None = None
+    """Of the rows; each counts 1 without them."""
+
+
+class _How(NamedTuple):
+    """Options of the confidence pass."""
+
+    beta: float = 1.0
+    quick: bool = False
+
+
+class ClassTally(NamedTuple):
+    """Sums over the rows for each class and bin of its probability, arrays (classes, bins)."""
+
+    counts: np.ndarray
+    confidence: np.ndarray
+    hits: np.ndarray
+    gap: np.ndarray
+    """Sum of hits − probability, apart for each group of rows: (groups, classes, bins)."""
+
+
+class _Sums(NamedTuple):
+    """Class-wise sums as the passes add them up: bins before classes, so that bin 0 is one run of memory."""
+
+    counts: np.ndarray
+    hits: np.ndarray
+    gap: np.ndarray
+
+    @classmethod
+    def zero(cls, classes: int, cells: ClassCells | None) -> _Sums:
+        bins, groups = (0, 0) if cells is None else (len(cells.cuts) + 1, cells.groups)
+        return cls(np.zeros((bins, classes)), np.zeros((bins, classes)), np.zeros((groups, bins, classes)))
+
+    def add(self, other: _Sums) -> None:
+        for mine, theirs in zip(self, other, strict=True):
+            mine += theirs
+
+
+def score_rows(logits: Any, labels: Any, *, fold: bool = False) -> RowScores:
+    """Score each row of a trusted pair; `fold` takes two classes by the predicted one, as more are."""
+    z, y = to_array(logits, "logits"), to_array(labels, "labels")
+    return _with_event(_run(z, y, None)[0], z, y, fold)
+
+
+def is_event(logits: Any, fold: bool) -> bool:
+    """Whether a pair is about the probability of class 1: of two classes, unless they are folded."""
+    return logits.shape[1] == 2 and not fold
+
+
+def event_class(event: int | str, classes: int, names: Sequence[str] | None = None) -> int:
+    """The number of the class that is meant: by its number, or by its name where the classes have names.
+
+    >>> event_class("ill", 2, ["well", "ill"])
+    1
+    """
+    if names is not None and len(names) != classes:
+        raise InputError("names", f"have {classes} entries, one a class", str(len(names)))
+    if names is not None and isinstance(event, str) and event in names:
+        return list(names).index(event)
+    if isinstance(event, bool) or not isinstance(event, (int, np.integer)) or not 0 <= event < classes:
+        known = "" if names is None else f": {_listing(names)}"
+        hint = "names= names the classes" if isinstance(event, str) and names is None else None
+        raise InputError("event", f"be a class, 0..{classes - 1}{known}", repr(event), hint)
+    return int(event)
+
+
+def event_name(event: int | str | None, classes: int, names: Sequence[str] | None = None) -> str:
+    """How the event is called; None is class 1 of two.
+
+    >>> event_name(3, 5), event_name(None, 2, ["well", "ill"])
+    ('class 3', 'ill')
+    """
+    number = 1 if event is None else event_class(event, classes, names)
+    return f"class {number}" if names is None or len(names) != classes else str(names[number])
+
+
+def _listing(names: Sequence[str]) -> str:
+    few = ", ".join(map(str, names[:_MOST_NAMED]))
+    return f"{few}, …" if len(names) > _MOST_NAMED else few
+
+
+def event_log_odds(logits: Any) -> np.ndarray:
+    """The log-odds of class 1 of two, in float64: a difference of logits, exact where probabilities round to 0 or 1."""
+    z = to_array(logits, "logits")
+    return z[:, 1].astype(np.float64) - z[:, 0].astype(np.float64)
+
+
+def scores_and_outcomes(
+    logits: Any, labels: Any, *, fold: bool = False, quick: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """The probability of each row that is held against what happened, and 1.0 where it did, else 0.0.
+
+    P(class 1) and 1[y = 1] for two classes; confidence and whether the prediction is right for more, or with `fold`.
+    """
+    if not is_event(logits, fold):
+        return confidences_and_hits(logits, labels, quick=quick)
+    return event_probs(logits), to_array(labels, "labels").astype(np.float64)
+
+
+def _with_event(scored: RowScores, logits: np.ndarray, labels: np.ndarray, fold: bool) -> RowScores:
+    if not is_event(logits, fold):
+        return scored
+    score, outcome = scores_and_outcomes(logits, labels)
+    return scored._replace(score=score, outcome=outcome)
+
+
+def confidences(logits: Any, *, beta: float = 1.0, quick: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Confidence and predicted class of each row of softmax(β z); quick is right to 4e-7 for float32 logits."""
+    scored = _run(logits, None, None, _How(beta, quick))[0]
+    return scored.confidence, scored.predicted
+
+
+def score_and_class(logits: Any, event: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """The score of each row, its confidence or the probability of an event, and the predicted class."""
+    z = to_array(logits, "logits")
+    confidence, predicted = confidences(z)
+    if event is None:
+        return confidence, predicted
+    return confidence * np.exp(z[:, event] - _take(z, predicted)), predicted
+
+
+def confidences_and_hits(logits: Any, labels: Any, *, quick: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Confidence of each row, and 1.0 where its class is the label's, else 0.0."""
+    z = to_array(logits, "logits")
+    if quick and native.compiled is not None and z.dtype != np.float64:
+        scored = _run(z, labels, None, _How(quick=True))[0]  # whether it is the label is cheaper than which it is
+        return scored.confidence, scored.correct
+    confidence, predicted = confidences(z, quick=quick)
+    return confidence, (predicted == to_array(labels, "labels")).astype(np.float64)
+
+
+def event_probs(logits: Any) -> np.ndarray:
+    """P(class 1) of two classes, in float64: a softmax over so few is ten times slower."""
+    probs: np.ndarray = expit(event_log_odds(logits))
+    return probs
+
+
+def top_label_tally(logits: Any, labels: Any, cuts: np.ndarray) -> np.ndarray:
+    """Count, confidence and hits of the predicted class in the bins between cuts, (3, bins), by the quick pass."""
+    z, y = to_array(logits, "logits"), np.ascontiguousarray(to_array(labels, "labels"), np.int64)
+    bins = len(cuts) + 1
+    if native.compiled is None:
+        confidence, hits = confidences_and_hits(z, y, quick=True)
+        index = native.count_below(cuts, confidence)
+        return np.stack([np.bincount(index, weights=w, minlength=bins) for w in (np.ones_like(hits), confidence, hits)])
+
+    def part(parts: Iterator[tuple[int, np.ndarray]]) -> np.ndarray:
+        sums = np.zeros((3, bins))
+        for at, chunk in parts:
+            native.tally_pass(chunk, y[at:], cuts, sums)
+        return sums
+
+    return sum(map_threads(z, part), start=np.zeros((3, bins)))
+
+
+def score_rows_and_classes(
+    logits: Any, labels: Any, cells: ClassCells, *, fold: bool = False
+) -> tuple[RowScores, ClassTally]:
+    """Score each row and tally every class."""
+    z, y = to_array(logits, "logits"), to_array(labels, "labels")
+    scored, (count, hits, gap) = _run(z, y, cells)
+    # The passes leave bin 0, where nearly everything lies, to be had by subtraction.
+    total = len(z) if cells.weights is None else cells.weights.sum()
+    count[0] = total - count[1:].sum(axis=0)
+    confidence = np.maximum(hits - gap.sum(axis=0), 0.0)
+    if cells.weights is not None:  # whose sums round: an empty bin must stay empty
+        empty = (count[0] < 1e-12 * total) & (hits[0] == 0)
+        count[0, empty] = confidence[0, empty] = 0.0
+    tally = ClassTally(count.T, confidence.T, hits.T, gap.transpose(0, 2, 1))
+    return _with_event(scored, z, y, fold), tally
+
+
+def log_sum_exp(logits: Any) -> np.ndarray:
+    """ln Σ_k exp z_k of each row, so that a class's log-probability is its logit less this."""
+    z = to_array(logits, "logits")
+    confidence, predicted = confidences(z)
+    return _take(z, predicted) - np.log(confidence)
+
+
+def class_probs(logits: Any) -> Iterator[tuple[int, np.ndarray]]:
+    """The probabilities in float64, some classes at a time: the first class's number, and an array (classes, rows)."""
+    z = to_array(logits, "logits")
+    confidence, predicted = confidences(z)
+    top = _take(z, predicted)
+    for classes in native.row_chunks(z.shape[1], len(z), native.BLOCK):
+        probs = z[:, classes].T.astype(np.float64, order="C")
+        probs -= top
+        np.exp(probs, out=probs)
+        probs *= confidence
+        yield classes.start, probs
+
+
+def _take(z: np.ndarray, column: np.ndarray) -> np.ndarray:
+    """One logit of each row, in float64."""
+    return z[np.arange(len(z)), column].astype(np.float64)
+
+
+def _run(logits: Any, labels: Any, cells: ClassCells | None, how: _How | None = None) -> tuple[RowScores, _Sums]:
+    z = to_array(logits, "logits")
+    y = None if labels is None else np.ascontiguousarray(to_array(labels, "labels"), np.int64)
+    scored, sums = RowScores.empty(len(z)), _Sums.zero(z.shape[1], cells)
+    if cells is not None and cells.group is not None:
+        scored.group[:] = cells.group
+    one_pass = _numpy_pass if native.compiled is None else _native_pass
+    one_pass(z, y, cells, how or _How(), scored, sums)
+    if y is not None:
+        np.equal(scored.predicted, y, out=scored.correct)
+    return scored, sums
+
+
+def _native_pass(
+    z: np.ndarray, y: np.ndarray | None, cells: ClassCells | None, how: _How, scored: RowScores, sums: _Sums
+) -> None:
+    unused = [sums]  # the first thread adds to what is returned
+
+    def part(parts: Iterator[tuple[int, np.ndarray]]) -> _Sums:
+        try:  # once a thread: with many classes the sums are larger than a chunk
+            mine = unused.pop()
+        except IndexError:
+            mine = _Sums.zero(z.shape[1], cells)
+        for at, chunk in parts:
+            native.score_pass(
+                chunk,
+                None if y is None else y[at:],
+                [column[at:] for column in scored[:7]],
+                None if cells is None else cells.cuts,
+                mine,
+                None if cells is None or cells.weights is None else cells.weights[at:],
+                native.PassOptions(cells is not None and cells.group is None, how.quick, how.beta),
+            )
+        return mine
+
+    # Each thread has sums of its own: with many classes let few threads hold them.
+    for part_sums in map_threads(z, part, max_threads=max(2, _SUMS // max(sums.gap.size, 1))):
+        if part_sums is not sums:
+            sums.add(part_sums)
+
+
+def _numpy_pass(
+    logits: np.ndarray, labels: np.ndarray | None, cells: ClassCells | None, how: _How, scored: RowScores, sums: _Sums
+) -> None:
+    for at in native.row_chunks(len(logits), logits.shape[1], native.CACHE):
+        z = upcast_half(logits[at])
+        z = z if how.beta == 1 else z * z.dtype.type(how.beta)
+        rows = np.arange(len(z))
+        predicted = z.argmax(axis=1)
+        shifted = np.maximum(z - z[rows, predicted][:, None], z.dtype.type(NEVER))
+        e = np.exp(shifted)
+        total = e.sum(axis=1, dtype=np.float64)
+        scored.confidence[at] = 1 / total
+        scored.predicted[at] = predicted
+        if labels is None:
+            continue
+        y = labels[at]
+        label_shift = shifted[rows, y].astype(np.float64)
+        scored.nll[at] = np.log(total) - label_shift
+        scored.label_prob[at] = np.exp(label_shift) / total
+        squares = np.einsum("ij,ij->i", e, e).astype(np.float64)
+        scored.brier[at] = squares / total**2 - 2 * scored.label_prob[at] + 1
+        scored.entropy[at] = np.log(total) - np.einsum("ij,ij->i", e, shifted).astype(np.float64) / total
+        if cells is not None:
+            if cells.group is None:
+                scored.group[at] = hash_groups(z, y, cells.groups)
+            probs = e / total.astype(e.dtype)[:, None]
+            weight = np.ones(len(y)) if cells.weights is None else cells.weights[at]
+            _tally_classes(probs, y, scored.group[at], weight, cells.cuts, sums)
+
+
+def _tally_classes(
+    probs: np.ndarray, y: np.ndarray, group: np.ndarray, weight: np.ndarray, cuts: np.ndarray, sums: _Sums
+) -> None:
+    count, hits, gap = sums
+    members = ((np.arange(len(gap))[:, None] == group) * weight).astype(probs.dtype)
+    gap[:, 0] -= members @ probs
+    if len(cuts):
+        # Few probabilities of a row can exceed the first cut: everything else stays in bin 0. (The comparison rounds
+        # the cut to the type of the probabilities, so ask a little less of it; the search decides in float64.)
+        row, k = (probs > probs.dtype.type(cuts[0] * (1 - 1e-6))).nonzero()
+        p = probs[row, k].astype(np.float64)
+        b = np.searchsorted(cuts, p, side="left")
+        np.add.at(count, (b, k), weight[row])
+        np.add.at(gap, (group[row], b, k), -p * weight[row])
+        np.add.at(gap[:, 0], (group[row], k), p * weight[row])
+    label_bin = np.searchsorted(cuts, probs[np.arange(len(y)), y].astype(np.float64), side="left")
+    np.add.at(hits, (label_bin, y), weight)
+    np.add.at(gap, (group, label_bin, y), weight)

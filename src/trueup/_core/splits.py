@@ -1,0 +1,255 @@
+"""Train, test and fold splits: the only rules by which rows are divided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from trueup._core import native
+from trueup._core.arrays import match_kind, to_array, upcast_half
+from trueup._core.clusters import Clusters, block_sums, mean_error
+from trueup._core.native import hash_rows
+
+
+def stratified_folds(logits: Any, labels: Any, folds: int) -> np.ndarray:
+    """The fold of each row: each class is spread evenly over the folds, and copies of a row at random.
+
+    Within a label, rows are sorted by a hash of all that they hold and of the number of their copy, and take the folds
+    in turn. The order of the rows does not matter, since only equal rows can change places. Folds by the hash alone
+    would put all copies of a row in one fold, and cross-validation of discrete scores would break. Copies in turn would
+    make every fold alike, and steps that follow the noise would seem to predict it.
+
+    >>> z, y = np.float32([[2.0, 0.0], [2.0, 0.0], [0.0, 1.0], [2.0, 0.0]]), np.array([0, 0, 1, 0])
+    >>> stratified_folds(z, y, 2)
+    array([0, 1, 1, 0])
+    """
+    y = to_array(labels, "labels")
+    fold = np.empty(len(y), np.int64)
+    fold[np.lexsort((_copy_hash(logits, labels), y))] = np.arange(len(y)) % folds
+    return fold
+
+
+def cluster_folds(labels: Any, clusters: Clusters, folds: int) -> np.ndarray:
+    """The fold of each row, all rows of a cluster in one: correlated rows on both sides would flatter every fit.
+
+    Clusters are sorted by their most frequent label and their size, and take the folds in turn, there and back. There
+    are never more folds than clusters.
+
+    >>> clusters = Clusters(np.array([0, 0, 1, 1, 2]), ["a", "b", "c"])
+    >>> cluster_folds(np.array([0, 0, 1, 1, 0]), clusters, 2)
+    array([0, 0, 1, 1, 1])
+    """
+    y, n = to_array(labels, "labels"), clusters.count
+    classes = int(y.max(initial=0)) + 1
+    place, count = np.unique(clusters.code * classes + y, return_counts=True)
+    order = np.lexsort((place, -count, place // classes))
+    first = np.unique(place[order] // classes, return_index=True)[1]
+    common = place[order][first] % classes
+    size = np.bincount(clusters.code, minlength=n)
+    folds = min(folds, n)
+    turn = np.arange(n) % (2 * folds)
+    fold = np.empty(n, np.int64)
+    fold[np.lexsort((-size, common))] = np.minimum(turn, 2 * folds - 1 - turn)
+    return fold[clusters.code]
+
+
+def random_groups(logits: Any, labels: Any, groups: int) -> np.ndarray:
+    """A group of each row as if drawn at random, yet whatever the order of the rows: the spread of sums over groups
+    shows the noise of independent rows.
+
+    A group follows from the hash of a row and the number of its copy. (`stratified_folds` would hide the noise of the
+    labels.)
+
+    >>> z, y = np.float32([[2.0, 0.0], [0.0, 1.0], [2.0, 0.0]]), np.array([0, 1, 0])
+    >>> random_groups(z, y, 5)
+    array([0, 4, 4])
+    """
+    return _remainder(_copy_hash(logits, labels), groups)
+
+
+def hash_groups(logits: Any, labels: Any, groups: int) -> np.ndarray:
+    """The group of each row by a hash of three of its numbers: for streams, where copies of a row cannot be counted.
+
+    Neither the order of the rows nor their chunks matter; copies of a row share a group. The compiled pass has the same
+    hash.
+
+    >>> z, y = np.float32([[2.0, 0.0], [0.0, 1.0], [2.0, 0.0]]), np.array([0, 1, 0])
+    >>> hash_groups(z, y, 5)
+    array([2, 4, 2])
+    """
+    return _remainder(_quick_hash(logits, labels), groups)
+
+
+def row_uniform(logits: Any, seed: int = 0) -> np.ndarray:
+    """A number of [0, 1) for each row, as if drawn at random, yet the same for the same row wherever it stands.
+
+    >>> row_uniform(np.float32([[2.0, 0.0], [0.0, 1.0], [2.0, 0.0]])).round(3)
+    array([0.874, 0.468, 0.874])
+    """
+    bits = _bits(to_array(logits, "logits"))
+    mixed = np.full(len(bits), seed, np.uint64)
+    for k in range(bits.shape[1]):
+        mixed = _mix(mixed, bits[:, k], _FACTORS[k % 3])
+    for factor in _FACTORS:
+        mixed = _mix(mixed, mixed >> np.uint64(32), factor)
+    return (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53
+
+
+_FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x27D4EB2F165667C5)
+
+
+def _quick_hash(logits: Any, labels: Any) -> np.ndarray:
+    """A hash of the label and of the first, the label's and the last logit."""
+    z, y = to_array(logits, "logits"), to_array(labels, "labels")
+    mixed = y.astype(np.uint64) * np.uint64(0x165667B19E3779F9)
+    columns = (z[:, 0], z[np.arange(len(z)), y], z[:, -1])
+    for column, factor in zip(columns, _FACTORS, strict=True):
+        mixed = _mix(mixed, _bits(column), factor)
+    return mixed
+
+
+def _row_hash(logits: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+    """A hash of the label and the whole row: the quick one, refined where several rows share it; and those rows."""
+    z, y = to_array(logits, "logits"), to_array(labels, "labels")
+    hashed = hash_rows(z, y)
+    mixed, repeat = (_quick_hash(z, y), True) if hashed is None else hashed
+    shared = _find_repeats(mixed) if repeat else np.zeros(0, np.int64)
+    if not len(shared):
+        return mixed, shared
+    for some in native.row_chunks(len(shared), z.shape[1], native.BLOCK):
+        rows = shared[some]
+        bits = _bits(z[rows])
+        whole = mixed[rows]
+        for k in range(bits.shape[1]):
+            whole = _mix(whole, bits[:, k], _FACTORS[k % 3])
+        mixed[rows] = whole
+    return mixed, shared
+
+
+def _find_repeats(values: np.ndarray) -> np.ndarray:
+    """Where the values stand that occur more than once; only those that share their last bits are sorted."""
+    last_bits = (values & np.uint64((1 << (4 * len(values)).bit_length()) - 1)).view(np.int64)
+    places = np.flatnonzero(np.bincount(last_bits)[last_bits] > 1)
+    _, number_of, count = np.unique(values[places], return_inverse=True, return_counts=True)
+    return places[count[number_of] > 1]
+
+
+def _remainder(values: np.ndarray, groups: int) -> np.ndarray:
+    """values % groups; NumPy has a fast division by a scalar, but no fast remainder."""
+    return (values - values // np.uint64(groups) * np.uint64(groups)).astype(np.int64)
+
+
+def _copy_hash(logits: Any, labels: Any) -> np.ndarray:
+    """A hash of the label, the whole row and the number of its copy."""
+    mixed, shared = _row_hash(logits, labels)
+    if len(shared):
+        order = shared[np.argsort(mixed[shared], kind="stable")]
+        place = np.arange(len(order))
+        first = np.concatenate([[True], np.diff(mixed[order]) != 0])
+        copy = (place - np.maximum.accumulate(np.where(first, place, 0))).astype(np.uint64)
+        # A row without copies, or the first of them, goes where a stream would put it.
+        again, copy = order[copy > 0], copy[copy > 0]
+        mixed[again] = _mix(_mix(mixed[again], copy, _FACTORS[0]), copy, _FACTORS[1])
+    return mixed
+
+
+def _mix(mixed: np.ndarray, value: np.ndarray, factor: int) -> np.ndarray:
+    mixed = mixed + value
+    mixed *= np.uint64(factor)
+    mixed ^= mixed >> np.uint64(29)
+    return mixed
+
+
+def _bits(values: np.ndarray) -> np.ndarray:
+    values = np.ascontiguousarray(upcast_half(values))
+    bits = values.view(np.int64 if values.dtype == np.float64 else np.int32)
+    return bits.astype(np.int64).view(np.uint64)
+
+
+def k_fold(logits: Any, labels: Any, folds: int, clusters: Clusters | None = None) -> list[tuple[Any, Any]]:
+    """Masks of the training and the held-out rows of each of the `stratified_folds` that leaves neither empty.
+
+    With clusters the folds are `cluster_folds`.
+
+    >>> z, y = np.float32([[2.0, 0.0], [0.0, 1.0], [2.0, 0.0]]), np.array([0, 1, 0])
+    >>> k_fold(z, y, 2)[0]
+    (array([False, False,  True]), array([ True,  True, False]))
+    """
+    of_row = stratified_folds(logits, labels, folds) if clusters is None else cluster_folds(labels, clusters, folds)
+    fold = match_kind(of_row, logits)
+    masks = [(fold != k, fold == k) for k in range(folds)]
+    return [(train, held_out) for train, held_out in masks if train.any() and held_out.any()]
+
+
+def exceeds_error(
+    gain: np.ndarray, weights: Any = None, *, errors: float = 1.0, clusters: Clusters | None = None
+) -> bool:
+    """Whether the mean of what rows gain is more than so many standard errors; n is (Σw)²/Σw² of the weights.
+
+    With clusters the standard error is that of clusters.
+
+    >>> exceeds_error(np.array([1.0, 0.5, 0.0])), exceeds_error(np.array([1.0, -0.5, -0.4]))
+    (True, False)
+    """
+    w = np.ones(len(gain)) if weights is None else np.asarray(weights)
+    mean = np.average(gain, weights=w)
+    if clusters is not None:
+        return bool(mean > errors * mean_error(*block_sums(gain, w, clusters)))
+    spread = np.sqrt(np.average((gain - mean) ** 2, weights=w))
+    return bool(mean > errors * spread * np.sqrt(w @ w) / w.sum())
+
+
+def stratified_order(values: Any, labels: Any, ties: Any) -> Any:
+    """The rows sorted by a value, equal ones by their label, then by `ties`: folds taken from it in turn are alike.
+
+    >>> stratified_order([0.3, 0.1, 0.1], [0, 1, 0], [0.0, 0.0, 0.0])
+    array([2, 1, 0])
+    """
+    return match_kind(np.lexsort((np.asarray(ties), np.asarray(labels), np.asarray(values))), values)
+
+
+def fold_mask(order: Any, fold: int, folds: int) -> Any:
+    """A mask of the rows of one fold, which takes every `folds`-th place of an order.
+
+    >>> fold_mask(np.array([3, 0, 2, 1]), 1, 2)
+    array([ True,  True, False, False])
+    """
+    mask = np.zeros(len(order), dtype=bool)
+    mask[np.asarray(order)[fold::folds]] = True
+    return match_kind(mask, order)
+
+
+def random_order(n: int, seed: int | Sequence[int] | np.random.Generator) -> np.ndarray:
+    """A random permutation of 0..n−1, by a seed or by a generator of NumPy.
+
+    A seed goes to `RandomState`, whose stream is the same in every version of NumPy.
+
+    >>> random_order(5, seed=0)
+    array([2, 0, 1, 3, 4])
+    """
+    generator = seed if isinstance(seed, np.random.Generator) else np.random.RandomState(seed)
+    return generator.permutation(n)
+
+
+def split_indices(n: int, *, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Split 0..n−1 at random into training and held-out rows: the latter are `share` of them, at least one of each.
+
+    >>> split_indices(5, share=0.4, seed=0)
+    (array([2, 0, 1]), array([3, 4]))
+    """
+    if n < 2:
+        raise ValueError(f"a part to split must have at least 2 samples, got {n}")
+    order = random_order(n, seed)
+    kept = min(max(n - round(share * n), 1), n - 1)
+    return order[:kept], order[kept:]
+
+
+def split_by_sizes(order: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+    """Consecutive parts of an order, one of each size, and last the rest.
+
+    >>> split_by_sizes(np.array([2, 0, 1, 3, 4]), [2, 1])
+    [array([2, 0]), array([1]), array([3, 4])]
+    """
+    return np.split(order, np.cumsum(sizes))

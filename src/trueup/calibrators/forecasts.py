@@ -1,0 +1,429 @@
+"""Recalibration of Gaussian forecasts N(μ, σ²): maps of (μ, σ) and of quantile levels, and the choice of one."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from scipy.special import erfcx, log_ndtr, ndtr, ndtri, ndtri_exp
+
+from trueup._core.arrays import as_vector, as_weights, effective_rows, match_kind
+from trueup._core.clusters import as_clusters, block_sums, mean_error
+from trueup._core.errors import InputError
+from trueup._core.namespace import NUMPY, Namespace, namespace_of
+from trueup._core.optimize import warn_at_bound
+from trueup._core.registry import FORECAST_METHODS
+from trueup._core.splits import cluster_folds, stratified_folds
+from trueup._core.tally import Mean
+from trueup._core.values import Value
+from trueup.metrics.forecasts import LEVELS, GaussianForecast, check_forecast, scaled_pinball
+
+__all__ = [
+    "RAW",
+    "IsotonicQuantiles",
+    "QuantilesAt",
+    "RecalibrationChoice",
+    "Recalibrator",
+    "VarianceScaling",
+    "choose_recalibration",
+]
+
+_LEAST_SCALE = 1e-12
+"""The scale where every target is its mean, so that a likelihood remains."""
+
+
+class ForecastMap(Value):
+    """A fitted map of means and standard deviations; the kind of array that comes in goes out, with its dtype."""
+
+    def __call__(self, mean: Any, std: Any) -> Any:
+        """Map the means and standard deviations of forecasts, two arrays of one shape."""
+        xp = namespace_of(mean)
+        if xp is not None and not xp.is_numpy and namespace_of(std) is xp:
+            return self.bind(xp, mean).forward(xp, mean, std)
+        mapped = self.forward(NUMPY, *_forecast(mean, std))
+        if isinstance(mapped, tuple):
+            return tuple(match_kind(_cast(x, original), mean) for x, original in zip(mapped, (mean, std), strict=True))
+        return match_kind(_cast(mapped, mean), mean)
+
+    @abstractmethod
+    def forward(self, xp: Namespace, mean: Any, std: Any) -> Any:
+        """Map arrays of the namespace, of any one shape."""
+
+
+class Recalibrator(ForecastMap):
+    """A forecast N(μ, σ²) becomes the law of μ + σZ; the constructor takes the parameters of Z, `fit` estimates them.
+
+    Calling it maps (μ, σ) to the mean and the standard deviation of that law. Quantiles and probabilities are computed
+    in float64. `at_levels` is the map to quantiles, to put behind a network or to export.
+    """
+
+    def at_levels(self, levels: Any) -> QuantilesAt:
+        """The map from (μ, σ) to the calibrated quantiles of these levels.
+
+        >>> VarianceScaling(2.0).at_levels([0.1, 0.5])([1.0], [1.0]).round(4)
+        array([[-1.5631,  1.    ]])
+        """
+        q = _check_levels(levels)
+        if len(q) and (q.min() <= 0 or q.max() >= 1):
+            raise ValueError(f"levels must lie between 0 and 1, got {q.min():g}..{q.max():g}")
+        return QuantilesAt(q, self.standard_quantiles(q))
+
+    @abstractmethod
+    def standard_quantiles(self, levels: np.ndarray) -> np.ndarray:
+        """The z that Z stays below with each probability; −∞ and ∞ at 0 and 1."""
+
+    @abstractmethod
+    def standard_shares(self, z: np.ndarray) -> np.ndarray:
+        """The probability that Z ≤ z."""
+
+    @abstractmethod
+    def moments(self) -> tuple[float, float]:
+        """The mean and the standard deviation of Z."""
+
+    def forward(self, xp: Namespace, mean: Any, std: Any) -> tuple[Any, Any]:
+        """μ + σ·E[Z] and σ·std(Z), for arrays of any one shape."""
+        if mean.shape != std.shape:
+            raise ValueError(f"std must have the shape of mean, {tuple(mean.shape)}, got {tuple(std.shape)}")
+        centre, scale = self.moments()
+        m, s = xp.upcast_half(mean), xp.upcast_half(std)
+        return xp.astype(m + centre * s, mean.dtype), xp.astype(scale * s, std.dtype)
+
+    def levels(self, levels: Any) -> Any:
+        """At which level of the forecast to read the quantile of each calibrated level: Φ(Q(q)), Q being Z's."""
+        q = _check_levels(levels)
+        return match_kind(_cast(ndtr(self.standard_quantiles(q)), levels), levels)
+
+    def quantiles(self, mean: Any, std: Any, *, levels: Any) -> Any:
+        """The calibrated quantiles μ + σ·Q(q), (n, levels)."""
+        m, s = (x[:, None] for x in _forecast(mean, std))
+        z = self.standard_quantiles(_check_levels(levels))
+        with np.errstate(invalid="ignore"):
+            spread = np.where(s == 0, 0.0, s * z)  # a certain forecast stays certain at every level: 0·∞ = 0
+        return match_kind(_cast(m + spread, mean), mean)
+
+    def interval(self, mean: Any, std: Any, *, level: float = 0.95) -> Any:
+        """The ends (low, high) of the interval that leaves (1 − level)/2 on either side."""
+        level = float(_check_levels([level], "level")[0])
+        ends = self.quantiles(mean, std, levels=[(1 - level) / 2, (1 + level) / 2])
+        return ends[:, 0], ends[:, 1]
+
+    def probabilities(self, mean: Any, std: Any, targets: Any) -> Any:
+        """P(Y ≤ y) of each target; uniform on [0, 1] when the forecasts are calibrated. `std` must be positive."""
+        return match_kind(_cast(self.standard_shares(_standardise(mean, std, targets)), mean), mean)
+
+
+class QuantilesAt(ForecastMap):
+    """From means and standard deviations to quantiles of fixed levels: μ + σ·z, with one z for each level."""
+
+    levels: np.ndarray
+    z: np.ndarray
+
+    def __init__(self, levels: Any, z: Any) -> None:
+        self.keep("levels", levels)
+        self.keep("z", z)
+
+    def forward(self, xp: Namespace, mean: Any, std: Any) -> Any:
+        """Quantiles (…, levels) of forecasts of any one shape."""
+        m, s = xp.upcast_half(mean)[..., None], xp.upcast_half(std)[..., None]
+        return xp.astype(m + s * xp.astype(self.z, m.dtype), mean.dtype)
+
+
+class VarianceScaling(Recalibrator):
+    """Multiply every standard deviation by one number: N(μ, s²σ²).
+
+    By likelihood s² = mean of ((y − μ)/σ)². The means and the order of the uncertainties stay. Not for forecasts that
+    are biased, skewed or long-tailed.
+    Laves et al., "Well-calibrated regression uncertainty in medical imaging with deep learning" (2020).
+
+    >>> import numpy as np
+    >>> scaling = VarianceScaling.fit([0.0, 0.0, 1.0], [1.0, 1.0, 2.0], [3.0, -1.0, 5.0])
+    >>> scaling
+    VarianceScaling(scale=2.16025)
+    >>> mean, std = scaling(np.array([0.5]), np.array([2.0]))
+    >>> mean, std.round(4)
+    (array([0.5]), array([4.3205]))
+    >>> [f"{end.item():.4f}" for end in scaling.interval([0.5], [2.0], level=0.9)]
+    ['-6.6066', '7.6066']
+    """
+
+    scale: float
+
+    def __init__(self, scale: float) -> None:
+        self.keep("scale", scale)
+        if np.ndim(self.scale) or not 0 < self.scale < math.inf:
+            raise ValueError(f"scale must be one positive number, got {scale}")
+
+    @classmethod
+    def fit(cls, mean: Any, std: Any, targets: Any, *, weights: Any = None) -> Self:
+        """Minimise the Gaussian negative log-likelihood: s is the root mean square of (y − μ)/σ."""
+        z = np.abs(_standardise(mean, std, targets, at_least=1))
+        w = as_weights(weights, len(z))
+        largest = float(z.max())
+        if largest == 0:
+            warn_at_bound("scale", _LEAST_SCALE, "every target is its mean")
+            return cls(_LEAST_SCALE)
+        return cls(largest * math.sqrt(float(np.average((z / largest) ** 2, weights=w))))  # no overflow in the squares
+
+    def standard_quantiles(self, levels: np.ndarray) -> np.ndarray:
+        """s·Φ⁻¹(q)."""
+        z: np.ndarray = self.scale * ndtri(levels)
+        return z
+
+    def standard_shares(self, z: np.ndarray) -> np.ndarray:
+        """Φ(z/s)."""
+        shares: np.ndarray = ndtr(z / self.scale)
+        return shares
+
+    def moments(self) -> tuple[float, float]:
+        """0 and s."""
+        return 0.0, self.scale
+
+
+class IsotonicQuantiles(Recalibrator):
+    """Read the quantile of level q at the level R⁻¹(q) of the forecast: μ + σ·Φ⁻¹(R⁻¹(q)).
+
+    R is the empirical distribution function of u = Φ((y − μ)/σ), non-decreasing by itself. At the i-th smallest of n it
+    is i/(n+1), the chance that a next u is below, so that levels near 1 stay open. The knots are kept as z = Φ⁻¹(u),
+    since in u everything beyond 8σ would be one; R is straight in z between them, and beyond them, where it has seen
+    nothing, straight in u: the tails of the Gaussian, scaled to the share 1/(n+1) that is left to each.
+    Not for fewer than some ten samples for each quantile that matters.
+    Kuleshov, Fenner and Ermon, "Accurate uncertainties for deep learning using calibrated regression" (2018).
+
+    >>> import numpy as np
+    >>> recalibrated = IsotonicQuantiles.fit(np.zeros(9), np.ones(9), np.arange(-2.0, 7.0))
+    >>> recalibrated.quantiles([10.0], [2.0], levels=[0.1, 0.5, 0.85])
+    array([[ 6., 14., 21.]])
+    >>> recalibrated.levels(np.array([0.1, 0.5])).round(4)
+    array([0.0228, 0.9772])
+    >>> mean, std = recalibrated([10.0], [2.0])
+    >>> mean.round(4), std.round(4)
+    (array([13.9571]), array([5.6291]))
+    """
+
+    knots: np.ndarray
+    values: np.ndarray
+    law: np.ndarray
+    """The mean and the standard deviation."""
+
+    def __init__(self, knots: Any, values: Any) -> None:
+        self.keep("knots", knots)
+        self.keep("values", values)
+        shapes = np.shape(self.knots), np.shape(self.values)
+        if len(shapes[0]) != 1 or not len(self.knots) or shapes[0] != shapes[1]:
+            raise ValueError(f"knots and values must be two vectors of one length, got {shapes[0]} and {shapes[1]}")
+        if not np.isfinite(self.knots).all() or (np.diff(self.knots) < 0).any():
+            raise ValueError("knots must be finite and in order")
+        if not (np.diff(self.values, prepend=0.0, append=1.0) > 0).all():
+            raise ValueError("values must rise, strictly between 0 and 1")
+        self.keep("law", _moments(self.knots, self.values))
+
+    @classmethod
+    def fit(cls, mean: Any, std: Any, targets: Any, *, weights: Any = None) -> Self:
+        """Take the shares of (y − μ)/σ that lie below each of them; of equal ones the first and the last."""
+        z = _standardise(mean, std, targets, at_least=1)
+        w = as_weights(weights, len(z))
+        if w is None:
+            z, share = np.sort(z), np.arange(1, len(z) + 1) / (len(z) + 1)
+        else:
+            order = np.argsort(z)
+            order = order[w[order] > 0]
+            z, total = z[order], np.cumsum(w[order])
+            share = total / (total[-1] * (1 + 1 / effective_rows(w, len(w))))
+        new = np.diff(z, prepend=-np.inf) > 0
+        kept = new | np.append(new[1:], True)
+        return cls(z[kept], share[kept])
+
+    def standard_quantiles(self, levels: np.ndarray) -> np.ndarray:
+        """R⁻¹, on the scale of z."""
+        knots, values = self.knots, self.values
+        z = np.interp(levels, values, knots)
+        with np.errstate(divide="ignore"):  # log 0 at the levels 0 and 1
+            below, above = levels < values[0], levels > values[-1]
+            z[below] = ndtri_exp(np.log(levels[below] / values[0]) + log_ndtr(knots[0]))
+            z[above] = -ndtri_exp(np.log((1 - levels[above]) / (1 - values[-1])) + log_ndtr(-knots[-1]))
+        return z
+
+    def standard_shares(self, z: np.ndarray) -> np.ndarray:
+        """R, on the scale of z; at a knot that holds several values, the highest."""
+        knots, values = self.knots, self.values
+        at = np.searchsorted(knots, z, side="right")
+        left, right = np.clip(at - 1, 0, None), np.clip(at, None, len(knots) - 1)
+        gap = np.where(right > left, knots[right] - knots[left], 1.0)
+        shares = values[left] + (values[right] - values[left]) * np.clip((z - knots[left]) / gap, 0, 1)
+        below, above = at == 0, at == len(knots)
+        shares[below] = values[0] * np.exp(log_ndtr(z[below]) - log_ndtr(knots[0]))
+        shares[above] = 1 - (1 - values[-1]) * np.exp(log_ndtr(-z[above]) - log_ndtr(-knots[-1]))
+        return shares
+
+    def moments(self) -> tuple[float, float]:
+        """The mean and the standard deviation of the density that R has: steps between the knots, and two tails."""
+        return self.law[0], self.law[1]
+
+
+def _moments(knots: np.ndarray, values: np.ndarray) -> tuple[float, float]:
+    """The moments of a law by its quantiles at the levels `values`, with Gaussian tails beyond the knots."""
+    low, high, mass = knots[:-1], knots[1:], np.diff(values)
+    # Around a point inside, so that knots far from zero keep their digits.
+    centre = float(mass @ (low + high) / 2 + values[0] * knots[0] + (1 - values[-1]) * knots[-1])
+    a, b = low - centre, high - centre
+    parts = [(mass, (a + b) / 2, (a * a + a * b + b * b) / 3)]
+    for share, end, sign in ((values[0], -knots[0], -1), (1 - values[-1], knots[-1], 1)):
+        over, square = _tail(float(end))
+        d = sign * end - centre
+        parts.append((share, d + sign * over, d * d + 2 * d * sign * over + square))
+    first, second = (float(sum(np.sum(part[0] * part[k]) for part in parts)) for k in (1, 2))
+    return centre + first, math.sqrt(max(second - first**2, 0.0))
+
+
+def _standardise(mean: Any, std: Any, targets: Any, *, at_least: int = 0) -> np.ndarray:
+    """z = (y − μ)/σ of each row, in float64; σ must be positive, for no scale makes up for a σ of zero."""
+    m, s = _forecast(mean, std)
+    y = as_vector(targets, "targets", length=len(m))
+    if len(m) < at_least:
+        raise ValueError(f"mean must have at least {at_least} rows, got {len(m)}")
+    if len(s) and float(s.min()) == 0:
+        raise ValueError(f"std must be positive, got 0 at [{int(s.argmin())}]")
+    with np.errstate(over="ignore"):
+        z = (y - m) / s
+    if not np.isfinite(z).all():
+        at = int(np.flatnonzero(~np.isfinite(z))[0])
+        raise ValueError(f"std must not vanish beside targets − mean, got {s[at]:g} for {y[at] - m[at]:g} at [{at}]")
+    return z
+
+
+def _check_levels(levels: Any, name: str = "levels") -> np.ndarray:
+    """Check probabilities (m,)."""
+    q = as_vector(levels, name)
+    if len(q) and (q.min() < 0 or q.max() > 1):
+        raise ValueError(f"{name} must lie in [0, 1], got {q.min():g}..{q.max():g}")
+    return q
+
+
+def _forecast(mean: Any, std: Any) -> tuple[np.ndarray, np.ndarray]:
+    m = as_vector(mean, "mean")
+    s = as_vector(std, "std", length=len(m))
+    if len(s) and float(s.min()) < 0:
+        raise ValueError(f"std must not be negative, got {s.min():g} at [{int(s.argmin())}]")
+    return m, s
+
+
+def _cast(x: np.ndarray, original: Any) -> np.ndarray:
+    """In the type of an array of floating point; tensors and other kinds are left to `match_kind`."""
+    floating = isinstance(original, np.ndarray) and original.dtype.kind == "f"
+    return x.astype(original.dtype.newbyteorder("=")) if floating else x
+
+
+def _tail(a: float) -> tuple[float, float]:
+    """E[Z − a | Z > a] and E[(Z − a)² | Z > a] of a standard normal Z."""
+    if a > 1e3:  # the differences below lose their digits; the tail is an exponential one by then
+        return 1 / a, 2 / a**2
+    over = math.sqrt(2 / math.pi) / float(erfcx(a / math.sqrt(2))) - a
+    return over, max(1 - a * over, 0.0)
+
+
+RAW = "raw"
+"""The forecasts as they are."""
+
+
+@dataclass(frozen=True, eq=False)
+class RecalibrationChoice:
+    """What cross-validation found: the chosen recalibration, fitted to all rows, and the others beside it."""
+
+    chosen: str
+    """A name of FORECAST_METHODS, or "raw" where none helps."""
+    losses: Mapping[str, float]
+    """The held-out pinball loss of each, `raw` first."""
+    recalibrators: Mapping[str, Recalibrator]
+    """Each fitted to all rows."""
+    bounds: Mapping[str, np.ndarray]
+    """Of each, for each fold, where the quantiles of `LEVELS` lie in units of σ, (folds, levels)."""
+    fold: np.ndarray
+    """The fold of each row."""
+
+    @property
+    def recalibrator(self) -> Recalibrator | None:
+        """The chosen one; None where the forecasts are best as they are."""
+        return self.recalibrators.get(self.chosen)
+
+    def why(self) -> str:
+        """Why the chosen one is not the one of the least loss, in words that end a sentence; else nothing.
+
+        >>> losses = {"raw": 0.56, "variance": 0.544, "quantiles": 0.542}
+        >>> RecalibrationChoice("variance", losses, {}, {}, np.zeros(0)).why()
+        ', the simplest within one standard error of the best, quantiles'
+        """
+        best = min(self.losses, key=self.losses.__getitem__)
+        return "" if self.chosen == best else f", the simplest within one standard error of the best, {best}"
+
+
+def choose_recalibration(
+    mean: Any,
+    std: Any,
+    targets: Any,
+    *,
+    methods: Sequence[str] | None = None,
+    weights: Any = None,
+    clusters: Any = None,
+    folds: int = 5,
+) -> RecalibrationChoice:
+    """Fit each recalibration to the other folds, and choose by the pinball loss of the fold left out.
+
+    The first, in the order raw, variance, quantiles, whose loss is within one standard error of the best is chosen.
+    Rows of one of the `clusters`, one value a row, stay in one fold, and the standard error is then by cluster.
+
+    >>> rng = np.random.default_rng(0)
+    >>> choose_recalibration(np.zeros(500), np.ones(500), 2 * rng.normal(size=500)).chosen
+    'variance'
+    """
+    forecast = check_forecast(mean, std, targets)
+    if not isinstance(forecast, GaussianForecast):
+        raise InputError("forecasts", "be means and standard deviations to be recalibrated", "quantiles")
+    m, s, y = forecast.mean, forecast.std, forecast.targets
+    w = as_weights(weights, len(y))
+    if isinstance(folds, bool) or int(folds) != folds or not 2 <= folds <= len(y):
+        raise InputError("folds", f"be a whole number of 2..{len(y)}, the number of rows", repr(folds))
+    names = list(FORECAST_METHODS) if methods is None else list(methods)
+    fits = {name: FORECAST_METHODS[name] for name in names}
+    rows, alike = np.stack([m, s, y], axis=1), np.zeros(len(y), np.int64)
+    blocks = as_clusters(clusters, len(y), at_least=folds)
+    fold = stratified_folds(rows, alike, folds) if blocks is None else cluster_folds(alike, blocks, folds)
+    bounds = {RAW: np.tile(ndtri(LEVELS), (folds, 1))}
+    fitted: dict[str, Recalibrator] = {}
+    for name, fit in fits.items():
+        fitted[name] = fit(m, s, y, weights=w)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # the fit to all rows has warned
+            parts = [fit(*(x[fold != k] for x in (m, s, y)), weights=_take(w, fold != k)) for k in range(folds)]
+        bounds[name] = np.stack([part.standard_quantiles(LEVELS) for part in parts])
+    losses = {name: held_out_losses(m, s, y, fold, bound) for name, bound in bounds.items()}
+    means = {name: Mean.of(loss, w).value for name, loss in losses.items()}
+    best = min(means, key=means.__getitem__)
+    chosen = best
+    for name in losses:
+        gap = losses[name] - losses[best]
+        behind = Mean.of(gap, w)
+        error = behind.error if blocks is None else mean_error(*block_sums(gap, w, blocks))
+        if behind.value <= error:
+            chosen = name
+            break
+    return RecalibrationChoice(chosen, means, fitted, bounds, fold)
+
+
+def held_out_losses(
+    mean: np.ndarray, std: np.ndarray, targets: np.ndarray, fold: np.ndarray, bounds: np.ndarray
+) -> np.ndarray:
+    """The pinball loss of each row under the recalibration that has not seen its fold."""
+    losses = np.empty(len(targets))
+    for k, bound in enumerate(bounds):
+        here = fold == k
+        losses[here] = scaled_pinball(targets[here] - mean[here], std[here], LEVELS, bound)
+    return losses
+
+
+def _take(weights: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
+    return None if weights is None else weights[rows]

@@ -1,0 +1,563 @@
+"""Small networks trained on folds: a correction of another map, and a map that keeps the order of the logits."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import numpy as np
+
+from trueup._core.arrays import NEVER, as_arrays, as_weighted, find_absent, given, take_weighted
+from trueup._core.namespace import NUMPY, Namespace
+from trueup._core.registry import METHODS
+from trueup._core.splits import k_fold, stratified_folds
+from trueup.calibrators.base import Calibrator
+from trueup.calibrators.diagonal import centre_rows
+from trueup.calibrators.temperature import Temperature
+
+_HIDDEN = 32
+_LARGEST = 6
+"""So many of a row's largest log-probabilities are features of their own."""
+_MANY_CLASSES = 50
+"""Up to so many classes, each one's log-probability is a feature too."""
+_LEAST_FEATURE, _LEAST_LOGIT = -20.0, -80.0
+"""Log-probabilities count down to here: what lies below means "never" just the same, and would rule the fit."""
+_LEAST_SLOPE = 1e-3
+"""As a part of 1/T: rounding then never makes equal what was in order."""
+_NEUTRAL = math.log(math.expm1(1 - _LEAST_SLOPE))
+"""Where a slope is 1/T: _LEAST_SLOPE + softplus(_NEUTRAL) = 1."""
+_FEW_ROWS = 500
+_MAX_NUMBERS = 1 << 23
+"""Where the folds have more numbers than this together, every so many-th row is trained on."""
+_BATCH, _MAX_STEPS = 256, 40  # rows of a step, unless an epoch would then have more steps than this
+_MIN_GAIN = 1e-5  # in held-out loss per row, for an epoch to count as better
+
+Layers: TypeAlias = Sequence[np.ndarray]
+Folds: TypeAlias = Sequence[tuple[np.ndarray, np.ndarray]]
+"""Masks of the training and the held-out rows of each fold."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """How long networks are trained, and from which random numbers."""
+
+    epochs: int = 60
+    patience: int = 5
+    """Epochs without a gain after which training stops."""
+    seed: int = 0
+
+
+_USUAL = Training()
+
+
+class FoldNetworks(Calibrator):
+    """A base map and one network for each fold that corrects it; what the networks say is averaged.
+
+    The networks train side by side, from the base map, and stop together when the held-out rows no longer gain.
+    """
+
+    sample_invariant = False  # copies of a row are spread over the folds
+    differentiable = True
+
+    _layer_names: ClassVar[tuple[str, ...]]
+
+    @property
+    def layers(self) -> tuple[Any, ...]:
+        """Of all networks, each (networks, outputs, inputs)."""
+        return tuple(getattr(self, name) for name in self._layer_names)
+
+    @classmethod
+    def on(cls, base: Calibrator, layers: Sequence[np.ndarray]) -> Calibrator:
+        """The networks of these layers on a base map."""
+        return cls(base, *layers)  # type: ignore[call-arg]
+
+    @classmethod
+    @abstractmethod
+    def _examples(cls, base: Calibrator, z: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What the base says (n, K), the features (n, f), and the labels (n,)."""
+
+    @staticmethod
+    @abstractmethod
+    def _shapes(features: int, classes: int) -> list[tuple[int, int]]:
+        """Of the layers, (outputs, inputs) each; with a last one of zeros every network is its base map."""
+
+    @staticmethod
+    @abstractmethod
+    def _forward(rows: _Examples, layers: Layers) -> tuple[np.ndarray, Layers]:
+        """Logits (…, classes, n) of one network or of several, and what `_backward` needs."""
+
+    @staticmethod
+    @abstractmethod
+    def _backward(rows: _Examples, layers: Layers, kept: Layers, slope: np.ndarray, gradients: Layers) -> None:
+        """Write the loss's derivatives by the layers, from its derivatives by the logits."""
+
+
+class Residual(FoldNetworks):
+    """Correct a base map b = ln p by small networks: q = softmax(e^{s(h)} b + R h), h = SiLU(A f), 32 units.
+
+    The features f are the base's log-probabilities (up to 50 classes), its six largest and its entropy. One network is
+    trained on each of five folds, from s = R = 0, which is the base; they stop together when the held-out rows no
+    longer gain, and their probabilities are averaged. So it is the base where there is nothing to correct. For naive
+    Bayes, forests and other scores whose faults follow no simple curve; images gain little. Not for a few hundred rows,
+    of which it makes the base map alone.
+
+    >>> from trueup.calibrators.temperature import Temperature
+    >>> untrained = np.zeros((1, 4, 6)), np.zeros((1, 3, 4))
+    >>> Residual(Temperature(2.0), *untrained)(np.array([[4.0, 0.0]])).round(4)
+    array([[-0.1269, -2.1269]])
+    """
+
+    keeps_argmax = False
+    _layer_names = ("first", "last")
+
+    first: np.ndarray
+    last: np.ndarray
+
+    def __init__(self, base: Calibrator, first: Any, last: Any) -> None:
+        super().__init__()
+        self.base = base
+        self.keep("first", first)
+        self.keep("last", last)
+        shapes = self.first.shape, self.last.shape
+        if self.first.ndim != 3 or self.last.ndim != 3 or self.first.shape[:2] != self.last.shape[::2]:
+            raise ValueError(f"first must be (networks, units, f + 1), last (networks, K + 1, units), got {shapes}")
+        if self.first.shape[2] != _count_features(self.last.shape[1] - 1) + 1:
+            wanted = _count_features(self.last.shape[1] - 1)
+            raise ValueError(f"first must have {wanted} features and a bias for these classes, got {shapes}")
+
+    @property
+    def shift_invariant(self) -> bool:  # type: ignore[override]
+        """As the base is."""
+        return bool(self.base.shift_invariant)
+
+    def map(self, xp: Namespace, z: Any) -> Any:
+        """The mean of the networks' probabilities, as log-probabilities."""
+        self._check_classes(z, self.last.shape[1] - 1)
+        log_p = xp.log_softmax(xp.double(self.base.forward(xp, z)))
+        features, networks = _features(xp, log_p), self.first.shape[0]
+        log_q = xp.stack([self._correct(xp, log_p, features, k) for k in range(networks)])
+        return xp.astype(xp.logsumexp(log_q, axis=0) - math.log(networks), z.dtype)
+
+    @classmethod
+    def fit(
+        cls,
+        logits: Any,
+        labels: Any,
+        *,
+        base: Callable[..., Calibrator] | str = "diagonal_sms",
+        folds: int = 5,
+        epochs: int = 60,
+        patience: int = 5,
+        seed: int = 0,
+        weights: Any = None,
+    ) -> Calibrator:
+        """Residual network: fit the base, and train a network on each fold to correct it (the base, under 500 rows)."""
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        method = METHODS[base] if isinstance(base, str) else base
+        return _fit(cls, method, z, y, w, folds, Training(epochs, patience, seed))
+
+    @classmethod
+    def _examples(cls, base: Calibrator, z: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        log_p = NUMPY.log_softmax(base(z).astype(np.float64))
+        return np.where(log_p == -np.inf, -np.inf, np.maximum(log_p, _LEAST_LOGIT)), _features(NUMPY, log_p), y
+
+    @staticmethod
+    def _shapes(features: int, classes: int) -> list[tuple[int, int]]:
+        return [(_HIDDEN, features + 1), (classes + 1, _HIDDEN)]
+
+    @staticmethod
+    def _forward(rows: _Examples, layers: Layers) -> tuple[np.ndarray, Layers]:
+        first, last = layers
+        hidden = first @ rows.features
+        gate = np.exp(-hidden)
+        gate += 1
+        np.reciprocal(gate, out=gate)
+        hidden *= gate
+        out = last @ hidden
+        free, scale = np.abs(out[..., :1, :]) <= 3.0, np.exp(np.clip(out[..., :1, :], -3.0, 3.0))
+        logits = scale * rows.base
+        logits += out[..., 1:, :]
+        return logits, (hidden, gate, scale * free, out)
+
+    @staticmethod
+    def _backward(rows: _Examples, layers: Layers, kept: Layers, slope: np.ndarray, gradients: Layers) -> None:
+        hidden, gate, scale, out = kept
+        out[..., 1:, :] = slope
+        out[..., :1, :] = (slope * rows.base).sum(axis=-2, keepdims=True) * scale
+        np.matmul(out, hidden.mT, out=gradients[1])
+        by_hidden = layers[1].mT @ out
+        hidden -= hidden * gate  # the derivative of SiLU is g + a(1 − g), a its value and g the sigmoid
+        hidden += gate
+        by_hidden *= hidden
+        np.matmul(by_hidden, rows.features.mT, out=gradients[0])
+
+    def _correct(self, xp: Namespace, base: Any, features: Any, network: int) -> Any:
+        """The log-probabilities of one network."""
+        hidden = _affine(features, self.first[network, ...])
+        out = (hidden * xp.sigmoid(hidden)) @ self.last[network, ...].T
+        scale = xp.exp(xp.clip(out[:, :1], -3.0, 3.0))
+        corrected = scale * xp.clip(base, min=_LEAST_LOGIT) + out[:, 1:]
+        return xp.log_softmax(xp.where(base == -math.inf, NEVER, corrected))
+
+
+class OrderInvariant(FoldNetworks):
+    """Stretch the gaps between sorted logits y₁ ≥ … ≥ y_K by networks: o_j − o_{j+1} = v_j (y_j − y_{j+1}), v > 0.
+
+    v = softplus(m(y))/T, m a network with two hidden layers that sees the sorted logits less their mean, so that
+    classes are treated alike. One network is trained on each of five folds, from temperature scaling, v = 1/T; they
+    stop together when the held-out rows no longer gain, and their slopes are averaged. So it is temperature scaling
+    where there is nothing to correct. Not for a few hundred rows, of which it makes temperature scaling alone.
+    Rahimi et al., "Intra order-preserving functions for calibration of multi-class neural networks" (2020), who train
+    one network of 100 and 100 units.
+
+    >>> untrained = np.zeros((1, 5, 4)), np.zeros((1, 5, 6)), np.zeros((1, 2, 6))
+    >>> OrderInvariant(2.0, *untrained)(np.array([[3.0, 1.0, 2.0]]))
+    array([[ 0. , -1. , -0.5]])
+    """
+
+    keeps_argmax = True
+    shift_invariant = True
+    _layer_names = ("first", "second", "third")
+
+    temperature: float
+    first: np.ndarray
+    second: np.ndarray
+    third: np.ndarray
+
+    def __init__(self, temperature: float, first: Any, second: Any, third: Any) -> None:
+        super().__init__()
+        self.keep("temperature", temperature)
+        for name, value in (("first", first), ("second", second), ("third", third)):
+            layer = np.asarray(value)
+            self.keep(name, layer[None] if layer.ndim == 2 else layer)  # of one network, as files may have it
+        if np.ndim(self.temperature) or not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature must be one positive number, got {temperature}")
+        sizes = [layer.shape for layer in self.layers]
+        if any(len(size) != 3 for size in sizes) or not (
+            sizes[0][0] == sizes[1][0] == sizes[2][0]
+            and sizes[0][1] + 1 == sizes[1][2]
+            and sizes[1][1] + 1 == sizes[2][2]
+            and sizes[2][1] + 2 == sizes[0][2]
+        ):
+            shapes = ", ".join(map(str, sizes))
+            raise ValueError(f"layers must be (m, h, K + 1), (m, g, h + 1) and (m, K − 1, g + 1), got {shapes}")
+
+    def map(self, xp: Namespace, z: Any) -> Any:
+        """Stretch the gaps; the largest logit becomes 0."""
+        self._check_classes(z, self.first.shape[2] - 1)
+        ordered, order = xp.top_k(xp.double(z), z.shape[1])
+        slopes = xp.mean(_slopes(xp, centre_rows(xp, ordered), *self.layers), axis=0) / self.temperature
+        return xp.astype(xp.restore_order(_stretch_gaps(xp, ordered, slopes), order), z.dtype)
+
+    @classmethod
+    def fit(
+        cls,
+        logits: Any,
+        labels: Any,
+        *,
+        folds: int = 5,
+        epochs: int = 60,
+        patience: int = 5,
+        seed: int = 0,
+        weights: Any = None,
+    ) -> Calibrator:
+        """Order-invariant network: train a network on each fold, from temperature scaling (which few rows keep)."""
+        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        z, rank = _sort(z, y)  # so that folds, too, treat classes alike
+        return _fit(cls, Temperature.fit, z, rank, w, folds, Training(epochs, patience, seed))
+
+    @classmethod
+    def on(cls, base: Calibrator, layers: Sequence[np.ndarray]) -> Calibrator:
+        """The networks of these layers on temperature scaling."""
+        assert isinstance(base, Temperature)
+        return cls(base.temperature, *layers)
+
+    @classmethod
+    def _examples(cls, base: Calibrator, z: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        assert isinstance(base, Temperature)
+        ordered, rank = _sort(z.astype(np.float64), y)
+        return (ordered - ordered[:, :1]) / base.temperature, centre_rows(NUMPY, ordered), rank
+
+    @staticmethod
+    def _shapes(features: int, classes: int) -> list[tuple[int, int]]:
+        return [(_HIDDEN, features + 1), (_HIDDEN, _HIDDEN + 1), (classes - 1, _HIDDEN + 1)]
+
+    @staticmethod
+    def _forward(rows: _Examples, layers: Layers) -> tuple[np.ndarray, Layers]:
+        inner = [rows.features]
+        for layer in layers[:-1]:
+            values = np.ones((*inner[-1].shape[:-2], _HIDDEN + 1, inner[-1].shape[-1]), inner[-1].dtype)
+            np.matmul(layer, inner[-1], out=values[..., :-1, :])
+            inner.append(np.maximum(values, 0.0, out=values))
+        linear = layers[-1] @ inner[-1]
+        linear += np.float32(_NEUTRAL)
+        small = np.exp(-np.abs(linear))
+        slopes = np.log1p(small)
+        slopes += np.maximum(linear, 0.0)
+        slopes += np.float32(_LEAST_SLOPE)
+        gaps = rows.base[..., 1:, :] - rows.base[..., :-1, :]
+        logits = np.zeros_like(rows.base)
+        np.cumsum(slopes * gaps, axis=-2, out=logits[..., 1:, :])
+        gaps *= np.where(linear > 0, 1.0, small) / (1 + small)  # times the derivative of softplus
+        return logits, (*inner, gaps)
+
+    @staticmethod
+    def _backward(rows: _Examples, layers: Layers, kept: Layers, slope: np.ndarray, gradients: Layers) -> None:
+        *inner, gaps = kept
+        following = gaps * slope[..., :0:-1, :].cumsum(axis=-2)[..., ::-1, :]
+        for k in reversed(range(len(layers))):
+            np.matmul(following, inner[k].mT, out=gradients[k])
+            if k:
+                following = layers[k][..., :-1].mT @ following
+                following *= inner[k][..., :-1, :] > 0
+
+
+def _sort(z: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Logits from the largest down, and where among them the label is, (n,)."""
+    order = np.argsort(-z, axis=1, kind="stable")
+    return np.take_along_axis(z, order, axis=1), (order == y[:, None]).argmax(axis=1)
+
+
+def _slopes(xp: Namespace, features: Any, *layers: Any) -> Any:
+    """Of the gaps between sorted logits, as parts of 1/T."""
+    x = features
+    for layer in layers[:-1]:
+        x = xp.clip(_affine(x, layer), min=0.0)
+    return _LEAST_SLOPE + xp.softplus(_affine(x, layers[-1]) + _NEUTRAL)
+
+
+def _stretch_gaps(xp: Namespace, ordered: Any, slopes: Any) -> Any:
+    """Sorted logits with stretched gaps, from 0 down."""
+    # From the top down: near the predicted class, where it matters, nothing is lost by cancellation.
+    gaps = ordered[:, :-1] - ordered[:, 1:]
+    if (absent := xp.find_absent(ordered)) is not None:
+        gaps = xp.where(absent[:, 1:], 0.0, gaps)
+    return xp.concat([xp.zeros_like(ordered[:, :1]), -xp.cumulative_sum(slopes * gaps, axis=1)], axis=1)
+
+
+def _affine(x: Any, layer: Any) -> Any:
+    return x @ layer[..., :-1].mT + layer[..., None, :, -1]
+
+
+def _fit(
+    kind: type[FoldNetworks],
+    method: Callable[..., Calibrator],
+    z: np.ndarray,
+    y: np.ndarray,
+    w: np.ndarray | None,
+    folds: int,
+    training: Training,
+) -> Calibrator:
+    """The networks of all folds on the base map of all rows; of few rows, the base map."""
+    if len(z) < max(_FEW_ROWS, 2 * folds):
+        return method(z, y, **given(w))
+    z, y, w = take_weighted(z, y, w, _fixed_order(z, y))
+    parts = k_fold(z, y, folds)
+    taken = [take_weighted(z, y, w, train) for train, _ in parts]
+    bases = [method(*pair, **given(share)) for *pair, share in taken]
+    return average_folds(fit_folds(kind, z, y, parts, bases, w=w, training=training), method(z, y, **given(w)))
+
+
+def fit_folds(
+    kind: type[FoldNetworks],
+    z: np.ndarray,
+    y: np.ndarray,
+    folds: Folds,
+    bases: Sequence[Calibrator],
+    *,
+    w: np.ndarray | None = None,
+    training: Training = _USUAL,
+) -> list[Calibrator]:
+    """A corrected base map of each fold, none of which saw its held-out rows: their predictions there are honest.
+
+    `bases` are base maps fitted to the folds' training rows. All networks stop after the same number of epochs, that of
+    the least held-out loss over all folds; with none, they are the bases.
+    """
+    z, y = as_arrays(z, y)
+    order = _fixed_order(z, y)
+    _, features, _ = kind._examples(bases[0], z[:1], y[:1])
+    numbers = len(folds) * len(z) * (features.shape[1] + z.shape[1])
+    every = -(-numbers // _MAX_NUMBERS)
+    rows = [[order[np.asarray(mask)[order]][::every] for mask in masks] for masks in folds]
+    layers = _train(kind, z, y, w, bases, rows, training)
+    if layers is None:
+        return list(bases)
+    return [kind.on(base, [layer[k : k + 1] for layer in layers]) for k, base in enumerate(bases)]
+
+
+def average_folds(models: Sequence[Calibrator], base: Calibrator) -> Calibrator:
+    """The networks of all folds on one base map, fitted to all rows; the base itself where nothing was corrected."""
+    trained = [model for model in models if isinstance(model, FoldNetworks)]
+    if not trained:
+        return base
+    return trained[0].on(
+        base, [np.concatenate(part) for part in zip(*(model.layers for model in trained), strict=True)]
+    )
+
+
+def _fixed_order(z: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """An order of the rows that follows from what they hold."""
+    return np.argsort(stratified_folds(z, y, len(z)))
+
+
+def _count_features(classes: int) -> int:
+    return (classes if classes <= _MANY_CLASSES else 0) + min(_LARGEST, classes) + 1
+
+
+def _features(xp: Namespace, log_p: Any) -> Any:
+    clamped = xp.clip(log_p, min=_LEAST_FEATURE)
+    largest, _ = xp.top_k(clamped, min(_LARGEST, log_p.shape[1]))
+    entropy = -xp.sum(xp.exp(log_p) * clamped, axis=1, keepdims=True)
+    each = [clamped] if log_p.shape[1] <= _MANY_CLASSES else []
+    return xp.concat([*each, largest, entropy], axis=1)
+
+
+class _Adam:
+    """Adam on one vector (Kingma & Ba, 2015, with their settings), with a learning rate of 0.01."""
+
+    def __init__(self, parameters: np.ndarray) -> None:
+        self.parameters, self.gradient, self.steps = parameters, np.zeros_like(parameters), 0
+        self._mean, self._square = np.zeros_like(parameters), np.zeros_like(parameters)
+
+    def step(self) -> None:
+        """Move the parameters against `gradient`."""
+        self.steps += 1
+        self._mean += np.float32(0.1) * (self.gradient - self._mean)
+        self._square *= np.float32(0.999)
+        self._square += np.float32(0.001) * self.gradient**2
+        width = np.sqrt(self._square / np.float32(1 - 0.999**self.steps)) + np.float32(1e-8)
+        self.parameters -= np.float32(1e-2 / (1 - 0.9**self.steps)) * self._mean / width
+
+
+class _Examples(NamedTuple):
+    """Rows to learn from, a column of float32 each: of one fold (…, n), or of as many rows of several (folds, …, n)."""
+
+    base: np.ndarray
+    """What the base map says, (classes, n); an absent option has the least of its row."""
+    features: np.ndarray
+    """Standardised, and a constant 1, (features + 1, n)."""
+    label: np.ndarray
+    weight: np.ndarray
+    absent: np.ndarray | None
+    """`NEVER` where an option is absent, 0 elsewhere, (classes, n); None where all rows have all."""
+
+    def take(self, columns: Any) -> _Examples:
+        """Some of the rows."""
+        return _Examples._make(None if part is None else part[..., columns] for part in self)
+
+
+def _stack(folds: Sequence[_Examples]) -> _Examples:
+    return _Examples._make(None if parts[0] is None else np.stack(parts) for parts in zip(*folds, strict=True))
+
+
+def _exponentials(rows: _Examples, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Logits less the largest, and their exponentials."""
+    if rows.absent is not None:
+        logits += rows.absent
+    logits -= logits.max(axis=-2, keepdims=True)
+    return logits, np.exp(logits)
+
+
+def _loss(kind: type[FoldNetworks], rows: _Examples, network: Layers) -> float:
+    """The weighted sum of one network's losses."""
+    logits, exponentials = _exponentials(rows, kind._forward(rows, network)[0])
+    losses = np.log(exponentials.sum(axis=0)) - logits[rows.label, np.arange(len(rows.label))]
+    return float(rows.weight.astype(np.float64) @ losses)
+
+
+def _gradients(kind: type[FoldNetworks], rows: _Examples, layers: Layers, gradients: Layers) -> None:
+    """Write the derivatives of the sum of all networks' mean losses by their layers."""
+    logits, kept = kind._forward(rows, layers)
+    slope = _exponentials(rows, logits)[1]
+    slope /= slope.sum(axis=-2, keepdims=True)
+    network, row = np.ogrid[: len(slope), : slope.shape[-1]]
+    slope[network, rows.label, row] -= 1
+    slope *= (rows.weight / np.float32(slope.shape[-1]))[:, None]
+    kind._backward(rows, layers, kept, slope, gradients)
+
+
+def _train(
+    kind: type[FoldNetworks],
+    z: np.ndarray,
+    y: np.ndarray,
+    w: np.ndarray | None,
+    bases: Sequence[Calibrator],
+    rows: Sequence[Sequence[np.ndarray]],
+    training: Training,
+) -> list[np.ndarray] | None:
+    """The layers of all folds' networks at the epoch of least held-out loss; None where that is the start."""
+    random = np.random.RandomState(training.seed)
+    size = min(len(train) for train, _ in rows)
+    each = np.ones(len(z)) if w is None else np.asarray(w / w.mean())
+    options = find_absent(z) is not None
+    learnt, held_out, middles, widths = [], [], [], []
+    for start, (train, held) in zip(bases, rows, strict=True):
+        both = np.concatenate([train, held])
+        base, f, label = kind._examples(start, z[both], y[both])
+        middle, width = f[: len(train)].mean(axis=0), f[: len(train)].std(axis=0)
+        width = np.where(width > 1e-6, width, 1.0)
+        absent = np.isneginf(base)
+        examples = _Examples(
+            np.where(absent, np.where(absent, np.inf, base).min(axis=1, keepdims=True), base).T.astype(np.float32),
+            np.append((f - middle) / width, np.ones((len(f), 1)), axis=1).T.astype(np.float32),
+            label,
+            each[both].astype(np.float32),
+            np.where(absent, NEVER, 0.0).T.astype(np.float32) if options else None,
+        )
+        learnt.append(examples.take(slice(len(train))))
+        held_out.append(examples.take(slice(len(train), None)))
+        middles.append(middle)
+        widths.append(width)
+    *inner, last = ((len(rows), *shape) for shape in kind._shapes(len(middles[0]), z.shape[1]))
+    starts = [*(_uniform(random, shape) for shape in inner), np.zeros(last, np.float32)]
+    adam = _Adam(np.concatenate([start.ravel() for start in starts]))
+    ends = np.cumsum([start.size for start in starts])
+    layers, gradients = (
+        [part.reshape(start.shape) for part, start in zip(np.split(vector, ends[:-1]), starts, strict=True)]
+        for vector in (adam.parameters, adam.gradient)
+    )
+
+    mass = sum(float(fold.weight.sum(dtype=np.float64)) for fold in held_out)
+
+    def loss() -> float:
+        return sum(_loss(kind, fold, network) for fold, *network in zip(held_out, *layers, strict=True)) / mass
+
+    batch = max(_BATCH, -(-size // _MAX_STEPS))
+    best, best_epoch, kept = loss(), 0, None
+    for epoch in range(1, training.epochs + 1):
+        # Copies of rows make folds differ by a few; each epoch leaves out as many, at random.
+        orders = [_shuffle(random, len(fold.label))[:size] for fold in learnt]
+        for first in range(0, size, batch):
+            columns = slice(first, first + batch)
+            part = _stack([fold.take(order[columns]) for fold, order in zip(learnt, orders, strict=True)])
+            _gradients(kind, part, layers, gradients)
+            adam.step()
+        now = loss()
+        if now < best - _MIN_GAIN:
+            best, best_epoch, kept = now, epoch, [layer.astype(np.float64) for layer in layers]
+        elif epoch >= best_epoch + training.patience:
+            break
+    if kept is None:
+        return None
+    # The z-scores are folded into the first layer.
+    weight = kept[0][..., :-1] / np.stack(widths)[:, None]
+    bias = kept[0][..., -1] - (weight @ np.stack(middles)[..., None])[..., 0]
+    return [np.concatenate([weight, bias[..., None]], axis=2), *kept[1:]]
+
+
+def _uniform(random: np.random.RandomState, shape: tuple[int, ...]) -> np.ndarray:
+    """A layer's initial weights: as many bits of the generator as float32 has."""
+    draws = random.randint(1 << 32, size=shape, dtype=np.uint32) & np.uint32((1 << 24) - 1)
+    return (draws * np.float32(2.0**-23) - 1) / np.float32(math.sqrt(shape[-1] - 1))
+
+
+def _shuffle(random: np.random.RandomState, n: int) -> np.ndarray:
+    """A random order of n rows (Fisher & Yates), which for a seed is the same in every version of NumPy."""
+    order = list(range(n))
+    left = np.arange(n, 1, -1)
+    for i, j in enumerate((np.arange(n - 1) + random.randint(1 << 32, size=n - 1, dtype=np.uint32) % left).tolist()):
+        order[i], order[j] = order[j], order[i]
+    return np.array(order)

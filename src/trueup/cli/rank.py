@@ -1,0 +1,276 @@
+"""Verbs that try calibration methods: rank, report."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from trueup._core.formatting import Row, format_number
+from trueup.cli import options as o
+from trueup.cli.output import (
+    print_groups,
+    print_json,
+    print_remarks,
+    print_stderr,
+    print_table,
+    require_output,
+    working,
+)
+
+if TYPE_CHECKING:
+    from trueup.reports.audit import Audit
+    from trueup.reports.page import Report
+
+T = TypeVar("T")
+
+SHOWN = 10
+"""The most methods that a table shows, unless --all is set."""
+NARROW = ("accuracy", "nll", "brier", "ece", "aece", "sce")
+"""The metrics of a table of many methods, which fits a terminal of 80 columns."""
+NARROW_EVENT = ("predicted", "nll", "event_brier", "ece", "calibration_slope")
+"""Those of an event."""
+
+
+@dataclass(frozen=True)
+class Ranking(o.Methods):
+    """Which methods are fitted, to which rows, and how many of them are shown."""
+
+    try_all: bool = o.switch("Try every method there is; this may take long.")
+    show_all: bool = o.switch("Show every method that was tried, not only the first ten.", "--all")
+
+
+@dataclass(frozen=True)
+class Halves:
+    """The rows that methods are fitted to, and those that they are scored on."""
+
+    val: str = o.argument("VAL", "Logits and labels that the methods are fitted to.")
+    test: str | None = o.argument(
+        "TEST", "Logits and labels that they are scored on; without it, held-out rows of VAL.", default=None
+    )
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    """What `report` writes."""
+
+    page: Path = o.option("HTML", "The page to write.", "--output", "-o", default=Path("report.html"))
+    calibrator: Path | None = o.option("FILE", "Also save the chosen calibrator, .safetensors.", "--calibrator", "-c")
+    title: str | None = o.option("TEXT", "Title of the page.")
+
+    @property
+    def written(self) -> str:
+        """The files, in words."""
+        return str(self.page) if self.calibrator is None else f"{self.page} and {self.calibrator}"
+
+
+def rank(
+    halves: Halves,
+    *,
+    ranking: Ranking,
+    reader: o.Reader,
+    columns: o.ForecastColumns,
+    scoring: Annotated[o.Scoring, o.without(o.Scoring, "n_resamples")],
+    output: o.Output,
+) -> None:
+    """Rank calibration methods: each is fitted to VAL and scored on TEST.
+
+    VAL may hold both halves (val_logits, test_logits, …). A single file without halves is cross-fitted: each row is
+    scored by a fit to the other folds. Of forecasts of a number (--mean, --std, --target) recalibrations are ranked.
+    """
+    if columns:
+        from trueup.cli import forecasts
+
+        forecast_reader = forecasts.ForecastReader.of(columns, reader, ranking, scoring)
+        forecasts.rank(halves, forecast_reader, ranking.method, scoring, output)
+        return
+    from trueup.metrics.table import DEFAULT, EVENT_DEFAULT
+
+    for name in scoring.metric or ():
+        o.require_name("metric of the comparison", dict.fromkeys((*DEFAULT, *EVENT_DEFAULT)), name)
+    audit = _report(halves, ranking, reader, scoring, output.quiet, pooled=False).audit
+    if output.as_json:
+        print_json("rank", val=halves.val, test=halves.test, audit=audit.to_dict())
+        return
+    print_audit(audit, scoring.metric, quiet=output.quiet, show_all=ranking.show_all or bool(ranking.method))
+
+
+def report(
+    halves: Halves,
+    *,
+    files: ReportFiles,
+    ranking: Ranking,
+    reader: o.Reader,
+    columns: o.ForecastColumns,
+    scoring: Annotated[o.Scoring, o.without(o.Scoring, "metric", "n_resamples")],
+    output: o.Output,
+) -> None:
+    """Write a page on how miscalibrated a network is, and which method calibrates it best.
+
+    Up to 100,000 logits the automatic choice is among the methods, and the page has the weights of its mixture.
+    VAL may hold both halves (val_logits, test_logits, …). A single file without halves is cross-fitted: each row is
+    scored by a fit to the other folds.
+    """
+    read = tuple(Path(name) for name in (halves.val, halves.test) if name is not None)
+    require_output(files.page, ".html", ".htm", reads=read)
+    if files.calibrator is not None:
+        require_output(files.calibrator, ".safetensors", reads=read)
+    import plotly  # noqa: F401, if it is missing, better now than after the audit
+
+    if columns:
+        from trueup.cli import forecasts
+
+        forecast_reader = forecasts.ForecastReader.of(columns, reader, ranking, scoring)
+        forecasts.report(halves, files, forecast_reader, ranking.method, scoring, output)
+        return
+    from trueup.reports.page import describe_file
+
+    origin = {"Calibration file": describe_file(halves.val)}
+    origin |= {} if halves.test is None else {"Test file": describe_file(halves.test)}
+    origin["Command"] = shlex.join(["trueup", *sys.argv[1:]])
+    about = o.drop_unset(title=files.title, origin=origin)
+    page = _report(halves, ranking, reader, scoring, output.quiet, **about)
+    with working("writing the page", quiet=output.quiet):
+        page.save(files.page)
+    audit = page.audit
+    if files.calibrator is not None:
+        _save_chosen(audit, files.calibrator, halves.val, reader.event_number())
+    if output.as_json:
+        print_report(halves, files, audit)
+    elif not output.quiet:
+        print_audit(audit, None, show_all=ranking.show_all or bool(ranking.method))
+        print_remarks(f"Written: {files.written}")
+
+
+def print_report(halves: Halves, files: ReportFiles, audit: Any) -> None:
+    """What `report` did, as JSON."""
+    written = {"output": files.page, "calibrator": files.calibrator}
+    print_json("report", val=halves.val, test=halves.test, **written, audit=audit.to_dict())
+
+
+def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False, show_all: bool = False) -> None:
+    """Print the table of methods, the chosen one first and then by held-out loss, and the verdict.
+
+    At most `SHOWN` methods are in the table, unless all are asked for.
+    """
+    from trueup.metrics.table import default_metrics
+    from trueup.reports.audit import method_title
+
+    scores = audit.scores
+    many = len(scores.methods) > 2
+    if not quiet:
+        how = f"cross-fitted in {audit.folds} folds" if audit.cross_fitted else f"fitted to {audit.calibration_rows:,}"
+        print(f"{scores.caption()}; {how}\n")
+    if metrics is None or not metrics:
+        event = scores.is_event
+        metrics = list((NARROW_EVENT if event else NARROW) if many else default_metrics(scores.classes, not event))
+    absent = [metric for metric in metrics if metric not in scores.metrics]
+    if absent:
+        raise ValueError(f"--metric {absent[0]} is of an event; there are: {', '.join(scores.metrics)}")
+    table = select_metrics(scores, metrics).table()
+    hidden: list[str] = []
+    if many:
+        table, hidden = _best_first(table, audit, None if show_all else SHOWN)
+    print_table(table)
+    legend = f"held-out: NLL on folds of the calibration rows. {scores.notes()[0]}" if many else ""
+    more = f"Not shown, with a larger held-out loss: {', '.join(hidden)}; --all shows them." if hidden else ""
+    chosen = (
+        "" if audit.chosen == "raw" else f"Chosen by cross-validation: {audit.chosen}, {method_title(audit.chosen)}."
+    )
+    from trueup.reports.figures.method_choice import method_choice, more_rows
+
+    print_remarks(more, legend, chosen, more_rows(method_choice(audit.choice)), audit.verdict(), quiet=quiet)
+    print_groups(scores, quiet)
+
+
+def _best_first(table: list[Row], audit: Audit, most: int | None) -> tuple[list[Row], list[str]]:
+    """The chosen method on top, without calibration below it, the others by held-out loss; and those left out."""
+    losses = {name: loss for name, (loss, _) in audit.losses.items()}
+    rows = {row[0]: row for row in table[1:]}
+    order = sorted(rows, key=lambda name: (name != audit.chosen, name != "raw", losses.get(name, math.inf)))
+    head, *cells = table[0]
+    shown = [[rows[name][0], format_number(losses[name]) if name in losses else "–", *rows[name][1:]] for name in order]
+    return [[head, "held-out", *cells], *shown[:most]], order[most:] if most else []
+
+
+def select_metrics(scores: T, metrics: Any) -> T:
+    """The same table with some of its metrics."""
+
+    def select(table: Any) -> Any:
+        return {name: {metric: row[metric] for metric in metrics} for name, row in table.items()}
+
+    of: Any = scores
+    changed: T = replace(of, values=select(of.values), changes=select(of.changes))
+    return changed
+
+
+def _report(
+    halves: Halves,
+    ranking: Ranking,
+    reader: o.Reader,
+    scoring: o.Scoring,
+    quiet: bool,
+    *,
+    pooled: bool = True,
+    **about: Any,
+) -> Report[Audit]:
+    """With `pooled` the automatic choice is among the methods by default, if there are not too many logits."""
+    from trueup._core.registry import METHODS
+
+    methods = ranking.method
+    for name in methods or ():
+        o.require_name("method", METHODS, name)
+    if ranking.try_all:
+        if methods:
+            raise ValueError("--try-all tries every method: give either --try-all or --method")
+        methods = list(METHODS)
+    from trueup.reports.audit import methods_for
+    from trueup.reports.page import report as make_report
+
+    with working("comparing", quiet=quiet):
+        val, test = reader.load_val_and_test(halves.val, halves.test)
+        number = reader.event_number(val.classes)
+        if methods is None and not pooled:
+            rows, classes = val.logits.shape
+            methods = list(methods_for(rows, classes if number is None else 2))
+        options = o.set_options(scoring, "bins", "level", "folds", "seed")
+        options |= o.drop_unset(methods=methods, event=number, names=reader.names(val.classes))
+        options |= val.options() | {"groups": dict((test or val).groups) or None}
+        options |= {f"test_{name}": x for name, x in (test.options() if test else {}).items() if name != "groups"}
+        test_pair = None if test is None else test.pair
+        page = make_report(val.pair, test_pair, **options, **about, progress=not quiet)
+    if not quiet:
+        for name, reason in page.audit.failures.items():
+            print_stderr(f"warning: {name} was left out: {reason}")
+        for name, messages in page.audit.warnings.items():
+            for message in messages:
+                print_stderr(f"warning: {name}: {message}")
+    return page
+
+
+def _save_chosen(audit: Audit, path: Path, val: str, event: int | None) -> None:
+    from trueup.calibrators.base import Identity
+    from trueup.io.load_save import save
+
+    summary = {"method": audit.chosen, "fitted to": Path(val).name, "rows": audit.calibration_rows}
+    summary |= o.drop_unset(event=event)
+    calibrator = audit.calibrators.get(audit.chosen) or Identity()
+    save(calibrator, path, n_classes=audit.scores.classes, summary=summary)
+
+
+RANK_EXAMPLES = (
+    "trueup rank val.npz test.npz",
+    "trueup rank val.npz test.npz -m temperature -m svs -m histogram",
+    "trueup rank both.npz --json",
+)
+REPORT_EXAMPLES = (
+    "trueup report val.npz test.npz -o report.html",
+    "trueup report test.npz -o report.html -c calibrator.safetensors",
+    "trueup report val.npz test.npz --try-all --title 'ResNet-50, March'",
+    "trueup report risk.csv --probs --groups ward --groups sex --sample-weight w",
+    "trueup report demand.csv --mean mu --std sigma --target sold",
+)
+register = o.commands((rank, "Measure", RANK_EXAMPLES), (report, "Measure", REPORT_EXAMPLES))

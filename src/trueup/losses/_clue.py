@@ -1,0 +1,235 @@
+"""CLUE: a task's loss, and beside it the square of how far the uncertainty is from the error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from trueup.losses._base import as_rows
+from trueup.losses._pointwise import cross_entropy
+from trueup.models._distributed import all_reduce_sum, world_size
+from trueup.models.batches import arguments_of
+from trueup.models.dropout import Classes, entropy_of, log_probs_of, mean_log_probs, moments, rng_state, sample_passes
+from trueup.models.freezing import unwrap
+
+Level: TypeAlias = Literal["batch", "group", "sample"]
+Measure: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From outputs (passes, n, …) and labels to the error and the uncertainty of each sample."""
+
+DEFAULT_ALPHA = {"batch": 0.5, "group": 0.5, "sample": 0.9}
+"""The share of the task's own loss; more of it where the square is biased."""
+GROUP_SIZE = 16
+
+
+def clue(
+    error: Tensor,
+    uncertainty: Tensor,
+    *,
+    alpha: float | None = None,
+    level: Level = "batch",
+    group: int = GROUP_SIZE,
+    detach_error: bool = False,
+) -> Tensor:
+    """The loss of errors (m,) and uncertainties (m,) that ought to equal them on average: αe + (1−α)(e − u)².
+
+    At level "batch" the square is (mean e − mean u)²; at "group" the rows are sorted by u and cut into ⌊m/group⌋ parts
+    of nearly equal size, Σ_g (m_g/m)(mean_g e − mean_g u)²; at "sample" it is mean (e − u)², the formula as its authors
+    display it. α is ½ unless given, at "sample" 0.9. With `detach_error` only u learns from the square. α = 0 is
+    refused: the uniform prediction, whose e and u are both ln K, would be perfect.
+
+    **Why not "sample"?** E[(e−u)² | x] = (E[e | x] − u)² + Var(e | x), and the flatter a prediction, the smaller the
+    last term: it is not a proper loss. With two classes, a true probability of 0.8 and u the entropy, the best forecast
+    is 0.500 as α → 0, 0.563 at α = 0.3, 0.626 at 0.5, 0.693 at 0.7, 0.761 at 0.9, and 0.8 only at α = 1. The mean of g
+    rows before the square divides the variance by g: at α = ½ the best forecast is 0.626 for g = 1, 0.783 for 16, 0.796
+    for 64 and 0.7995 for 512. So "batch" is the least biased, though it aligns averages alone; "group" aligns rows of
+    like uncertainty.
+
+    In an initialised `torch.distributed` group the means at level "batch" are those of all ranks, and every rank must
+    take part; its gradients, averaged over the ranks, are those of one process with the whole batch.
+
+    >>> error, uncertainty = torch.tensor([0.1, 0.7, 1.0]), torch.tensor([0.2, 0.2, 0.8])
+    >>> [f"{clue(error, uncertainty, alpha=0.5, level=level):.4f}" for level in ("batch", "sample")]
+    ['0.3200', '0.3500']
+
+    Mendes, Romano & Garlan (2025), CLUE: calibration by learning uncertainty–error alignment.
+    """
+    _check(DEFAULT_ALPHA.get(level, 1.0) if alpha is None else alpha, level, group)
+    return _loss(error, uncertainty, 1 - (DEFAULT_ALPHA[level] if alpha is None else alpha), level, group, detach_error)
+
+
+def error_and_entropy(
+    samples: Tensor, labels: Tensor, *, classes: Classes = None, ignore_index: int = -100
+) -> tuple[Tensor, Tensor]:
+    """Error and uncertainty of each sample or token in nats: −ln p̄_y and H(p̄), p̄ = mean over passes of softmax(z_s).
+
+    For a calibrated p̄ the first is the second on average: E[−ln p̄_Y | p̄] = H(p̄). Samples are (passes, n, K) with
+    labels (n,); tokens (passes, n, …, K) with `classes="last"` or (passes, n, K, …) with `classes="first"`, labels
+    (n, …). Those labelled `ignore_index` are left out.
+
+    >>> samples = torch.tensor([[[0.6, 0.4], [0.9, 0.1]], [[0.2, 0.8], [0.9, 0.1]]]).log()
+    >>> error, uncertainty = error_and_entropy(samples, torch.tensor([0, 0]))
+    >>> [f"{v:.4f}" for v in (*error, *uncertainty)]
+    ['0.9163', '0.1054', '0.6730', '0.3251']
+    """
+    log_probs = mean_log_probs(log_probs_of(samples, classes))
+    z, y = as_rows(log_probs.movedim(-1, 1), labels)
+    kept = y != ignore_index
+    return cross_entropy(z[kept], y[kept]), entropy_of(z[kept])
+
+
+def error_and_variance(samples: Tensor, targets: Tensor, *, variance_head: bool = False) -> tuple[Tensor, Tensor]:
+    """Error and uncertainty of each number: (y − μ̄)² and the predictive variance, as `moments` finds them.
+
+    Samples are (passes, n) or (passes, n, targets), with a variance head (passes, n, 2·targets); targets (n,) or
+    (n, targets). Bring targets to unit variance first: the square of CLUE is in the fourth power of their unit.
+
+    >>> error, uncertainty = error_and_variance(torch.tensor([[1.0], [3.0]]), torch.tensor([2.5]))
+    >>> f"{error.item():.4f}", f"{uncertainty.item():.4f}"
+    ('0.2500', '1.0000')
+    """
+    predictive = moments(samples, variance_head=variance_head)
+    wanted = tuple(predictive.mean.shape)
+    if tuple(targets.shape) not in (wanted, (*wanted, 1)):
+        twice = not variance_head and predictive.mean.numel() == 2 * targets.numel()
+        hint = "; a mean and a variance are variance_head=True" if twice else ""
+        shape = tuple(samples.shape)
+        raise ValueError(f"targets must have shape {wanted} for samples {shape}, got {tuple(targets.shape)}{hint}")
+    error = (targets.reshape(wanted).to(predictive.mean.dtype) - predictive.mean).square()
+    return error.reshape(-1), predictive.variance.reshape(-1)
+
+
+def training_passes(model: nn.Module, inputs: Any, passes: int = 5) -> Tensor:
+    """Several passes of a network in the mode it is in, with their gradients: samples (passes, n, …).
+
+    As `mc_dropout`, but masks come from the generator that any dropout in training uses, batch-norm has one set of
+    statistics for all passes where they are one batch, and a wrapper such as `DistributedDataParallel` is called once.
+
+    >>> net = nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5), nn.Linear(2, 3))
+    >>> training_passes(net, torch.ones(7, 4), passes=5).shape
+    torch.Size([5, 7, 3])
+    """
+    inner, (args, kwargs) = unwrap(model), arguments_of(inputs)
+    forward, attributes = inner.forward, vars(inner)
+    own = {"forward": forward} if "forward" in attributes else {}
+    start = rng_state()
+    # Where the network's own forward is the repeated one, a wrapper that gathers gradients sees one pass.
+    attributes["forward"] = lambda *a, **k: sample_passes(inner, forward, (a, k), passes, None)
+    try:
+        samples: Tensor = model(*args, **kwargs)
+    finally:
+        del attributes["forward"]
+        attributes.update(own)
+    if passes > 1 and samples.numel() and rng_state().equal(start):
+        wish = f"model must have dropout with p above 0, in training mode, for {passes} passes to differ, got none"
+        raise ValueError(f"{wish}; insert_dropout puts one in, mc_dropout takes a network in evaluation mode")
+    return samples
+
+
+class CLUE(nn.Module):
+    """`clue` around a training step: several passes with dropout, of the head alone where the network has one.
+
+    `loss(model, inputs, labels)` is the loss, with gradients through all passes. `inputs` is a tensor, a tuple of
+    arguments or a mapping of keywords. `measure` computes error and uncertainty: `error_and_entropy` for classes,
+    `error_and_variance` for regression; `functools.partial` sets their options, such as `classes="last"` for tokens.
+    Over the first `ramp` steps of training 1−α grows linearly from 0; the count is kept in the state dict. The other
+    options are those of `clue`. All are attributes, which a schedule may change.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 3))
+    >>> loss = CLUE(level="batch", passes=5)
+    >>> loss(model, torch.rand(4, 4), torch.tensor([0, 1, 2, 0])).backward()
+    >>> loss
+    CLUE(level=batch, alpha=0.5, passes=5)
+
+    To measure it on held-out data, give it the samples: `loss.eval().of_samples(mc_dropout(model, x), y)`.
+
+    Mendes, Romano & Garlan (2025), CLUE: calibration by learning uncertainty–error alignment.
+    """
+
+    takes_model = True
+    """It does its own passes: `loss(model, inputs, labels)`."""
+    step: Tensor
+
+    def __init__(
+        self,
+        *,
+        measure: Measure = error_and_entropy,
+        alpha: float | None = None,
+        level: Level = "batch",
+        group: int = GROUP_SIZE,
+        detach_error: bool = False,
+        passes: int = 5,
+        ramp: int = 0,
+    ) -> None:
+        super().__init__()
+        self.alpha = DEFAULT_ALPHA.get(level, 1.0) if alpha is None else alpha
+        _check(self.alpha, level, group)
+        if not callable(measure):
+            raise ValueError(f"measure must be a function such as error_and_variance, got {measure!r}")
+        if passes < 1:
+            raise ValueError(f"passes must be at least 1, got {passes}")
+        if ramp < 0:
+            raise ValueError(f"ramp must be a number of steps of at least 0, got {ramp}")
+        self.measure, self.level, self.group, self.detach_error = measure, level, group, detach_error
+        self.passes, self.ramp = passes, ramp
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, model: nn.Module, inputs: Any, labels: Tensor) -> Tensor:
+        """The loss of a batch, the network being in training mode."""
+        return self.of_samples(training_passes(model, inputs, self.passes), labels)
+
+    def of_samples(self, samples: Tensor, labels: Tensor) -> Tensor:
+        """The loss of outputs (passes, n, …) that are there already."""
+        error, uncertainty = self.measure(samples, labels)
+        share: Tensor | float = 1 - self.alpha
+        if self.ramp:
+            share = share * (self.step.to(samples.device) / self.ramp).clamp(max=1)
+        if self.training:
+            self.step += 1
+        return _loss(error, uncertainty, share, self.level, self.group, self.detach_error)
+
+    def extra_repr(self) -> str:
+        """The options that matter most."""
+        ramp = f", ramp={self.ramp}" if self.ramp else ""
+        return f"level={self.level}, alpha={self.alpha}, passes={self.passes}{ramp}"
+
+
+def _check(alpha: float, level: str, group: int) -> None:
+    if level not in DEFAULT_ALPHA:
+        raise ValueError(f'level must be "batch", "group" or "sample", got {level!r}')
+    if not 0 < alpha <= 1:
+        why = ", with which a prediction that says nothing would be perfect" if alpha == 0 else ""
+        raise ValueError(f"alpha must lie above 0 and be at most 1, got {alpha}{why}")
+    if group < 1:
+        raise ValueError(f"group must be at least 1, got {group}")
+
+
+def _loss(
+    error: Tensor, uncertainty: Tensor, share: Tensor | float, level: str, group: int, detach_error: bool
+) -> Tensor:
+    compared = error.detach() if detach_error else error
+    if level == "batch":
+        sums = torch.stack([error.sum(), compared.sum(), uncertainty.sum(), error.new_tensor(float(len(error)))])
+        total = _over_ranks(sums)
+        mean, compared, uncertainty = total[:3] / total[3]
+        square = (compared - uncertainty).square()
+    else:
+        mean, gap = error.mean(), compared - uncertainty
+        square = gap.square().mean() if level == "sample" else _group_square(gap, uncertainty.detach(), group)
+    return (1 - share) * mean + share * square
+
+
+def _group_square(gap: Tensor, uncertainty: Tensor, group: int) -> Tensor:
+    """Σ_g (m_g/m)(mean_g gap)² over ⌊m/group⌋ parts, at least one, of rows sorted by uncertainty."""
+    m = len(gap)
+    parts = max(1, m // group)
+    part = torch.arange(m, device=gap.device) * parts // max(1, m)
+    sums = gap.new_zeros(parts).index_add(0, part, gap[uncertainty.argsort(stable=True)])
+    return (sums.square() / torch.bincount(part, minlength=parts)).sum() / m
+
+
+def _over_ranks(sums: Tensor) -> Tensor:
+    """The sums over all ranks, with slopes for gradients that are averaged over the ranks afterwards."""
+    return sums if world_size() == 1 else all_reduce_sum(sums) + world_size() * (sums - sums.detach())

@@ -1,0 +1,86 @@
+"""Frozen values (calibrators, recalibrators, rules of prediction sets) as modules of torch."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+
+from trueup._core.namespace import namespace_of
+from trueup._core.values import Value, rebuild
+
+_TORCH = namespace_of(torch.empty(0))
+
+
+class ValueModule(nn.Module):
+    """A module that calls a frozen value, whose parameters are its buffers: moved, saved and exported, never trained.
+
+    `wrapped` is the value.
+    """
+
+    wrapped: Any
+
+    def __init__(self, value: Value) -> None:
+        super().__init__()
+        self.wrapped = value
+        rebuild(value, self._register)
+        self.register_load_state_dict_post_hook(_read_back)  # type: ignore[no-untyped-call]
+
+    def _register(self, path: str, parameter: Any) -> None:
+        *parents, name = path.split(".")
+        module: nn.Module = self
+        for parent in parents:
+            if parent not in module._modules:
+                module.add_module(parent, nn.Module())
+            module = module.get_submodule(parent)
+        module.register_buffer(name, torch.tensor(parameter, dtype=torch.float64))
+
+    def forward(self, array: torch.Tensor, **extra: Any) -> Any:
+        """What the value makes of a tensor."""
+        return self._run(array, **extra)
+
+    def _run(self, *arrays: torch.Tensor, **extra: Any) -> Any:
+        bound = rebuild(self.wrapped, lambda path, _: self.get_buffer(path))
+        return bound.forward(_TORCH, *arrays, **extra)
+
+    def __repr__(self) -> str:
+        return repr(self.wrapped)
+
+
+class PairModule(ValueModule):
+    """A module that calls a frozen value of two arrays, such as means and standard deviations."""
+
+    def forward(self, first: torch.Tensor, second: torch.Tensor) -> Any:  # type: ignore[override]
+        """What the value makes of two tensors."""
+        return self._run(first, second)
+
+
+def _read_back(module: ValueModule, _: Any) -> None:
+    """Have the wrapped value follow buffers that were loaded."""
+    module.wrapped = rebuild(module.wrapped, lambda path, _: _as_parameter(module.get_buffer(path)))
+
+
+def _as_parameter(buffer: torch.Tensor) -> Any:
+    array = buffer.detach().cpu().double().numpy().copy()
+    array.flags.writeable = False
+    return array if array.ndim else float(array)
+
+
+def as_module(value: Any) -> nn.Module:
+    """A calibrator, a recalibrator or a rule of prediction sets as an `nn.Module` with its parameters as buffers.
+
+    It runs on any device, and under `torch.export`, `torch.compile` and the ONNX exporter. Modules are returned as they
+    are.
+
+    >>> from trueup.calibrators.temperature import Temperature
+    >>> module = as_module(Temperature(2.0))
+    >>> module(torch.tensor([[4.0, 1.0]])), list(module.state_dict())
+    (tensor([[2.0000, 0.5000]]), ['temperature'])
+    """
+    if isinstance(value, nn.Module):
+        return value
+    named = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    arrays = [p for p in inspect.signature(value.forward).parameters.values() if p.kind is named][1:]
+    return (PairModule if len(arrays) == 2 else ValueModule)(value)

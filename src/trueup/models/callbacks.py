@@ -1,0 +1,104 @@
+"""What one calls in one's own training loop: early stopping by calibrated loss, and when samples were learned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from torch import Tensor, nn
+
+from trueup._core.errors import InputError
+from trueup.calibrators.compose import refinement
+from trueup.metrics import nll
+
+__all__ = ["EarlyStopping", "LearnedEpochs", "learned_epochs"]
+
+StopOn: TypeAlias = Literal["nll", "refinement"]
+
+
+class EarlyStopping:
+    """Keep the weights of the epoch of least validation loss, and say when it has not fallen for some epochs.
+
+    "refinement" is the loss that is left after a temperature fitted on other validation samples: what a temperature can
+    repair afterwards is then no reason to stop early. "nll" is the loss itself.
+
+    >>> import torch
+    >>> model, stopping = nn.Linear(2, 2), EarlyStopping(patience=2)
+    >>> x, y = torch.eye(2).repeat(20, 1), torch.tensor([0, 1]).repeat(20)
+    >>> for epoch in range(10):
+    ...     with torch.no_grad():  # an epoch of training would be here
+    ...         _ = model.weight.copy_(torch.eye(2) * (1.0 if epoch == 1 else 0.5))
+    ...     if stopping.update(model, model(x).detach(), y):
+    ...         break
+    >>> stopping.best_epoch, epoch, stopping.restore(model).weight.diagonal().tolist()
+    (2, 3, [1.0, 1.0])
+
+    Berta et al., "Rethinking early stopping: refine, then calibrate" (2025).
+    """
+
+    def __init__(self, stop_on: StopOn = "nll", *, patience: int | None = None) -> None:
+        if stop_on not in ("nll", "refinement"):
+            raise InputError("stop_on", 'be "nll" or "refinement"', repr(stop_on))
+        self.stop_on, self.patience = stop_on, patience
+        self.scores: list[float] = []
+        """Of each epoch."""
+        self.weights: Mapping[str, Tensor] | None = None
+        """Of the best epoch."""
+
+    @property
+    def best_epoch(self) -> int:
+        """From 1; 0 before the first."""
+        return 1 + min(range(len(self.scores)), key=self.scores.__getitem__) if self.scores else 0
+
+    def update(self, model: nn.Module, logits: Any, labels: Any) -> bool:
+        """Look at the validation logits of an epoch; whether training should stop."""
+        score = nll(logits, labels) if self.stop_on == "nll" else refinement(logits, labels).refinement
+        if score < min(self.scores, default=math.inf):
+            self.weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        self.scores.append(score)
+        return self.patience is not None and len(self.scores) - self.best_epoch >= self.patience
+
+    def restore(self, model: nn.Module) -> nn.Module:
+        """Give a model the weights of the best epoch."""
+        if self.weights is not None:
+            model.load_state_dict(self.weights)
+        return model
+
+
+class LearnedEpochs:
+    """Note after every epoch which training samples are right, in an order that does not change.
+
+    >>> tracker = LearnedEpochs()
+    >>> for logits in ([[0, 1], [1, 0]], [[1, 0], [1, 0]]):
+    ...     tracker.update(np.array(logits), np.array([0, 0]))
+    >>> tracker.epochs()
+    array([2., 1.])
+    """
+
+    def __init__(self) -> None:
+        self.correct: list[np.ndarray] = []
+        """Of each epoch, (n,)."""
+
+    def update(self, logits: Any, labels: Any) -> None:
+        """Note an epoch by its logits (n, classes) and labels (n,)."""
+        z, y = (np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x) for x in (logits, labels))
+        self.correct.append(z.argmax(axis=1) == y)
+
+    def epochs(self) -> np.ndarray:
+        """The first epoch from which on each sample stayed right; infinity if there is none."""
+        return learned_epochs(np.array(self.correct))
+
+
+def learned_epochs(correct: np.ndarray) -> np.ndarray:
+    """The first epoch from which on each sample was right to the end; infinity if there is none.
+
+    `correct` (epochs, n) says which samples were right at the end of each epoch.
+    Wang et al., "Rethinking calibration of deep neural networks" (2021).
+
+    >>> learned_epochs(np.array([[0, 1, 1, 0], [1, 0, 1, 0], [1, 1, 1, 0]], dtype=bool))
+    array([ 2.,  3.,  1., inf])
+    """
+    wrong_until = np.where(~correct, np.arange(1, len(correct) + 1)[:, None], 0).max(axis=0, initial=0)
+    return np.where(wrong_until < len(correct), wrong_until + 1.0, np.inf)

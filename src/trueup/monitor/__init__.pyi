@@ -1,0 +1,1 @@
+from .monitor import Alarm as Alarm, Monitor as Monitor, MonitorSizes as MonitorSizes, Status as Status

@@ -1,0 +1,134 @@
+"""The calibration error of each class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trueup._core.bins import BINNED_ERRORS, BINS, Bins
+from trueup._core.formatting import format_number
+from trueup.reports import style
+from trueup.reports.audit import Audit
+from trueup.reports.figures import Section, Table, panels, percent, stages
+from trueup.reports.plot import Axis, Bars, Mark, Plot, Rule, plain_text
+
+_HIGH, _LOW = "probability too high", "probability too low"
+
+
+@dataclass(frozen=True, eq=False)
+class ClassErrors:
+    """The calibration error of each class."""
+
+    names: tuple[str, ...]
+    error: np.ndarray
+    """Of the class's probability against its occurrence, in bins; their mean is the class-wise error of the table."""
+    probability: np.ndarray
+    """The mean probability of the class."""
+    frequency: np.ndarray
+    """How often the class occurred, as a share of the rows."""
+
+
+def class_errors(
+    logits: Any, labels: Any, *, bins: int = BINS, names: Sequence[str] | None = None, weights: Any = None
+) -> ClassErrors:
+    """The calibration error of each class's probability: Σ_b (n_kb/n) |acc_kb − conf_kb| for class k.
+
+    With `weights`, one a row, n is their sum.
+
+    >>> record = class_errors(np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3]]), [0, 0, 1], names=["cat", "dog"])
+    >>> for row in zip(record.names, record.error, record.probability, record.frequency):
+    ...     print("{} {:.4f} {:.4f} {:.4f}".format(*row))
+    cat 0.3333 0.8000 0.6667
+    dog 0.3333 0.2000 0.3333
+
+    Nixon et al., "Measuring calibration in deep learning" (2019), called static calibration error there.
+    """
+    tally = Bins.of(logits, labels, bins=bins, classwise=True, weights=weights)
+    classes = len(tally.count)
+    named = tuple(str(k) for k in range(classes)) if names is None else tuple(map(str, names))
+    if len(named) != classes:
+        raise ValueError(f"names must have {classes} entries, one a class, got {len(named)}")
+    n = tally.n or np.nan
+    error = BINNED_ERRORS["ece"](tally.count, tally.confidence, tally.hits) if tally.n else np.full(classes, np.nan)
+    return ClassErrors(named, error, tally.confidence.sum(axis=1) / n, tally.hits.sum(axis=1) / n)
+
+
+def section(audit: Audit, names: Sequence[str] | None) -> Section:
+    """The classes before and after calibration, on the same scale."""
+    how: dict[str, Any] = {"bins": audit.bins, "names": names, "weights": audit.weights}
+    records = [class_errors(*stage.pair, **how) for stage in stages(audit)]
+    top, order = max(float(record.error.max()) for record in records), np.argsort(-records[0].error, kind="stable")
+    return Section(
+        name="classes",
+        title="Which classes are miscalibrated?",
+        text="Every class has a probability in every row, whether it is predicted or not. The error of a class is how "
+        "far that probability is from how often the class occurs, bin by bin. The classes stand in the order of their "
+        "errors without calibration.",
+        legend=(("over", _HIGH), ("under", _LOW)),
+        panels=panels("classes", stages(audit), records, top=top, order=order),
+    )
+
+
+def plot(record: ClassErrors, *, most: int = 20, top: float | None = None, order: np.ndarray | None = None) -> Plot:
+    """A bar for each of the `most` worst classes, the worst on top; the x-axis ends above `top`.
+
+    `order` gives the classes of another record's order instead, so that the two can be compared line by line.
+    """
+    order = (np.argsort(-record.error, kind="stable") if order is None else order)[:most]
+    names = [record.names[k] for k in order]
+    high, low = (way(record.probability, record.frequency)[order] for way in (np.greater, np.less_equal))
+    hover = "%{customdata[0]}<br>error %{x:.4f}<br>mean probability %{customdata[1]}, frequency %{customdata[2]}"
+    marks: list[Mark] = [
+        Bars(
+            at=np.flatnonzero(members), size=record.error[order[members]], width=0.75, horizontal=True, color=colour,
+            name=name, hover=hover, data=[
+                [plain_text(record.names[k]), percent(record.probability[k], 2), percent(record.frequency[k], 2)]
+                for k in order[members]
+            ],
+        )
+        for name, members, colour in ((_HIGH, high, style.GAP_OVER), (_LOW, low, style.GAP_UNDER))
+        if members.any()
+    ]  # fmt: skip
+    classes, mean = len(record.error), float(record.error.mean())
+    if not np.isnan(mean):
+        marks.append(Rule(at=mean, color=style.INK, dash="dash", name=f"mean of all {mean:.4f}"))
+    return Plot(
+        title=f"{most} worst of {classes:,} classes" if classes > most else "Calibration by class",
+        marks=marks,
+        x=Axis(title=style.label("sce"), range=None if top is None else (0, 1.04 * top), from_zero=True),
+        y=Axis(rows=names),
+        legend="lower right",
+        columns=2,
+        empty="no rows" if np.isnan(mean) else "",
+    )
+
+
+def summary(record: ClassErrors) -> str:
+    """The mean error, the worst class, and how many probabilities are too high or too low."""
+    worst = int(record.error.argmax())
+    high = int((record.probability > record.frequency).sum())
+    classes = len(record.names)
+    return (
+        f"The mean over {classes:,} classes is {record.error.mean():.4f}. Class {record.names[worst]} is worst with "
+        f"{record.error[worst]:.4f}: its mean probability is {percent(record.probability[worst], 2)}, its frequency "
+        f"{percent(record.frequency[worst], 2)}. The mean probability is too high for {high:,} classes and too low for "
+        f"{classes - high:,}."
+    )
+
+
+def numbers(record: ClassErrors, most: int = 200) -> Table:
+    """A row for each of the `most` worst classes."""
+    order = np.argsort(-record.error, kind="stable")[:most]
+    rows = [
+        [
+            record.names[k],
+            format_number(record.error[k]),
+            percent(record.probability[k], 2),
+            percent(record.frequency[k], 2),
+        ]
+        for k in order
+    ]
+    return ["Class", "Error", "Mean probability", "Frequency"], rows

@@ -1,0 +1,236 @@
+"""The methods compared: one metric with its intervals, and the table of them all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trueup._core.formatting import TableCell, format_interval, format_number, format_percent
+from trueup.metrics.intervals import Interval
+from trueup.metrics.table import Scores
+from trueup.reports import style
+from trueup.reports.audit import RAW, Audit, method_title
+from trueup.reports.figures import Panel, Section, Table
+from trueup.reports.html import paragraph, table
+from trueup.reports.plot import Axis, Dots, Mark, Plot, Rule, Text, plain_text
+
+_SAME = "not significant"
+_COLUMNS = {"nll": "Log‑loss", "brier": "Brier score", "sce": "Class‑wise error"}
+_EVENT_COLUMNS = {
+    "nll": "Log‑loss",
+    "event_brier": "Brier score",
+    "miscalibration": "Miscalibration",
+    "discrimination": "Discrimination",
+    "event_auroc": "AUROC",
+    "calibration_slope": "Slope",
+    "calibration_intercept": "Intercept",
+}
+"""Metric → its head, behind the method's mean and its ECE."""
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """One metric of several methods on the same rows, with intervals, and how much each differs from the first."""
+
+    metric: str
+    methods: tuple[str, ...]
+    value: np.ndarray
+    low: np.ndarray
+    """Ends of the interval of the true metric, which for binned errors may lie below the value; NaN if unknown."""
+    high: np.ndarray
+    change: np.ndarray
+    """The difference from the first method, paired; NaN for the first itself."""
+    change_low: np.ndarray
+    change_high: np.ndarray
+    level: float
+
+
+def comparison(scores: Scores, metric: str = "ece") -> Comparison:
+    """One metric of a table of methods, with its intervals, and the paired changes from the first method.
+
+    >>> from trueup.metrics.table import compare
+    >>> logits, labels = np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]]), [0, 0, 1, 0]
+    >>> record = comparison(compare(raw=(logits, labels), halved=(logits / 2, labels)), "nll")
+    >>> record.methods, record.value.round(4), record.change.round(4)
+    (('raw', 'halved'), array([0.5108, 0.5543]), array([   nan, 0.0435]))
+    """
+    if metric not in scores.metrics:
+        raise ValueError(f"metric must be one of {', '.join(scores.metrics)}, got {metric!r}")
+    values = [scores.values[name][metric] for name in scores.methods]
+    unknown = Interval(np.nan, np.nan, np.nan)
+    changes = [scores.changes.get(name, {}).get(metric, unknown) for name in scores.methods]
+    ends = "value", "low", "high"
+    value, low, high = (np.array([getattr(interval, end) for interval in values]) for end in ends)
+    change, change_low, change_high = (np.array([getattr(interval, end) for interval in changes]) for end in ends)
+    return Comparison(metric, scores.methods, value, low, high, change, change_low, change_high, scores.level)
+
+
+def section(audit: Audit, names: Sequence[str] | None) -> Section:
+    """The table of methods, and their calibration errors as a chart."""
+    rows = "held-out rows" if audit.cross_fitted else "the test rows"
+    event = audit.scores.is_event
+    methods = audit.scores.methods
+    panels: tuple[Panel, ...] = ()
+    if len(methods) > 1:
+        titles = {name: method_title(name) for name in methods}
+        record = comparison(audit.scores, "ece")
+        options = {"titles": titles, "chosen": audit.chosen}
+        heading = "Calibration error of each method"
+        panels = (Panel("methods-chart", heading, record, options, summary(record, titles=titles)),)
+    parts = [
+        paragraph(
+            f"The table shows each on {rows}. The change of ECE is paired, row by row, against the uncalibrated "
+            f"network. It is statistically significant where its {format_percent(audit.scores.level)} interval "
+            "excludes 0; by chance alone, one method in twenty would be."
+        ),
+        *([paragraph(_about_event(audit))] if event else []),
+        table(
+            f"Methods on {rows}",
+            _head(event),
+            [_cells(audit, name) for name in methods],
+            sortable=True,
+            chosen=methods.index(audit.chosen),
+        ),
+    ]
+    if audit.failures:
+        failed = "; ".join(f"{method_title(name)} ({why})" for name, why in audit.failures.items())
+        parts.append(paragraph(f"Could not be fitted: {failed}.", "words"))
+    return Section(
+        name="methods",
+        title="Which method is best?",
+        text="Every method is fitted on the calibration rows. The choice is made there too, by cross-validation: "
+        f"{method_title(audit.chosen)} is the simplest whose log-loss on held-out folds is within a standard error of "
+        "the best.",
+        html="".join(parts),
+        panels=panels,
+    )
+
+
+def plot(record: Comparison, *, titles: Mapping[str, str] | None = None, chosen: str | None = None) -> Plot:
+    """A dot with its interval for each method, the first on top and the others from the best to the worst."""
+    order = _order(record)
+    names = [(titles or {}).get(record.methods[k], record.methods[k]) for k in order]
+    lower, higher = record.change_high < 0, record.change_low > 0
+    first = np.arange(len(record.methods)) == 0
+    unknown = np.isnan(record.change_low) & ~first
+    words = {1: ("worse", "better"), -1: ("better", "worse"), 0: ("lower", "higher")}[_better(record)]
+    looks = {
+        "better": (style.BETTER, "diamond", False),
+        "worse": (style.WORSE, "square", False),
+        "lower": (style.BLUE, "triangle-down", False),
+        "higher": (style.PURPLE, "triangle-up", False),
+        "uncalibrated": (style.INK, "circle", False),
+        _SAME: (style.MUTED, "circle", True),
+        "": (style.MUTED, "circle", False),
+    }
+    kinds = {"uncalibrated": first} | dict(sorted(zip(words, (lower, higher), strict=True)))
+    kinds |= {_SAME: ~(first | lower | higher | unknown), "": unknown}
+    marks: list[Mark] = []
+    for name, members in kinds.items():
+        at = np.flatnonzero(members[order])
+        k, (colour, marker, hollow) = order[at], looks[name]
+        if len(k):
+            marks.append(
+                Dots(
+                    x=record.value[k], y=at, interval=(record.low[k], record.high[k]), color=colour, marker=marker,
+                    hollow=hollow, name=name, listed=name != "uncalibrated", texts=[plain_text(names[i]) for i in at],
+                    data=np.stack([record.low[k], record.high[k]], axis=1),
+                    hover="%{text}<br>%{x:.4f}, true value %{customdata[0]:.4f} to %{customdata[1]:.4f}",
+                )
+            )  # fmt: skip
+    if len(record.methods) > 1:
+        marks.append(Rule(at=float(record.value[0]), color=style.INK, dash="dot"))
+    undefined = np.flatnonzero(np.isnan(record.value[order]))
+    marks += [Text(x=0.02, y=float(row), text="not defined", color=style.INK) for row in undefined]
+    label = style.label(record.metric)
+    interval = "" if np.isnan(record.low).all() else f", {format_percent(record.level)} interval"
+    bold = frozenset(row for row, k in enumerate(order) if record.methods[k] == chosen)
+    return Plot(
+        title=f"{label} by method",
+        marks=marks,
+        x=Axis(title=label + interval),
+        y=Axis(rows=names, bold=bold, names_above=True),
+        legend="lower right",
+        columns=3,
+    )
+
+
+def _about_event(audit: Audit) -> str:
+    observed = format_percent(audit.scores[RAW, "observed"].value, 1)
+    return (
+        f"The event is {audit.scores.event_name}; it happens in {observed} of the rows. The Brier score is its "
+        "uncertainty plus miscalibration minus discrimination. A slope below 1 says that predictions are too extreme; "
+        "where the slope is 1, an intercept below 0 that they are too high."
+    )
+
+
+def _head(event: bool) -> list[str]:
+    columns = _EVENT_COLUMNS if event else _COLUMNS
+    mean = "Mean predicted" if event else "Accuracy"
+    return ["Method", mean, "ECE", "Change of ECE", *columns.values(), "Held‑out log‑loss", "Seconds"]
+
+
+def _cells(audit: Audit, name: str) -> list[TableCell]:
+    values, change = audit.scores.values[name], audit.scores.changes.get(name, {}).get("ece")
+    loss = audit.losses.get(name, (math.nan, math.nan))[0]
+    seconds = audit.seconds.get(name, math.nan)
+    ece = values["ece"]
+    columns, mean = (_EVENT_COLUMNS, "predicted") if audit.scores.is_event else (_COLUMNS, "accuracy")
+    return [
+        TableCell(method_title(name), note="chosen" if name == audit.chosen else ""),
+        TableCell(format_percent(values[mean].value, 2), values[mean].value),
+        TableCell(format_number(ece.value), ece.value, format_interval(ece.low, ece.high)),
+        TableCell("–", 0.0) if change is None else _change(change),
+        *(TableCell(format_number(values[metric].value), values[metric].value) for metric in columns),
+        TableCell(format_number(loss), loss),
+        TableCell("–" if math.isnan(seconds) else f"{seconds:.1f}", seconds),
+    ]
+
+
+def _change(change: Interval) -> TableCell:
+    value, interval = format_number(change.value, sign=True), format_interval(change.low, change.high, sign=True)
+    return TableCell(value.replace("-", "−"), change.value, interval.replace("-", "−"))
+
+
+def _order(record: Comparison) -> np.ndarray:
+    """The first stays on top, as what the others are compared with; they follow from the best to the worst."""
+    others = np.argsort(-(_better(record) or -1) * record.value[1:], kind="stable")
+    return np.append(0, 1 + others)[: len(record.methods)]
+
+
+def _better(record: Comparison) -> int:
+    """1 if a higher value is better, −1 if a lower one is, 0 if neither."""
+    return style.better(record.metric)
+
+
+def summary(record: Comparison, *, titles: Mapping[str, str] | None = None) -> str:
+    """The best method, and how many lower the metric significantly."""
+    label, titles = style.label(record.metric), titles or {}
+    best, first = (record.methods[k] for k in (int(np.nanargmin(record.value)), 0))
+    lower = int((record.change_high < 0).sum())
+    return (
+        f"{titles.get(best, best)} has the least {label}, {np.nanmin(record.value):.4f}; "
+        f"{titles.get(first, first).lower()} gives {record.value[0]:.4f}. "
+        f"{lower} of the {len(record.methods) - 1} others lower it by a statistically significant amount: their paired "
+        f"{format_percent(record.level)} bootstrap interval lies below 0. Noise makes a calibration error look larger "
+        "than it is, so an interval may lie below its dot."
+    )
+
+
+def numbers(record: Comparison) -> Table:
+    """A row for each method."""
+    rows = [
+        [
+            name,
+            format_number(record.value[k]),
+            format_interval(record.low[k], record.high[k]),
+            format_number(record.change[k], sign=True),
+            format_interval(record.change_low[k], record.change_high[k], sign=True),
+        ]
+        for k, name in enumerate(record.methods)
+    ]
+    level = format_percent(record.level)
+    return ["Method", style.label(record.metric), f"{level} interval", "Change", f"{level} interval, paired"], rows

@@ -1,0 +1,87 @@
+"""Net benefit: whether acting on the probability of an event does more good than acting always or never."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trueup.decisions.decision_curve import NetBenefit, net_benefit
+from trueup.reports import style
+from trueup.reports.audit import Audit
+from trueup.reports.figures import Panel, Section, Table, percent
+from trueup.reports.plot import Area, Axis, Line, Plot, Rule
+
+
+@dataclass(frozen=True, eq=False)
+class DecisionCurve:
+    """The decision curve of an event, as a figure."""
+
+    curve: NetBenefit
+
+
+def decision_curve(logits: Any, labels: Any, *, event: int = 1, weights: Any = None) -> DecisionCurve:
+    """The net benefit of acting on P(event) ≥ t for thresholds t from 1 % to 99 %, with pointwise intervals.
+
+    >>> rng = np.random.default_rng(0)
+    >>> z = np.stack([np.zeros(2000), 2 * rng.normal(size=2000) - 1], axis=1)
+    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    >>> summary(decision_curve(z, y))
+    'Acting on the probability clearly beats acting always and never for thresholds 4 % to 80 %.'
+    """
+    return DecisionCurve(net_benefit(logits, labels, event=event, weights=weights))
+
+
+def section(audit: Audit, names: Sequence[str] | None) -> Section:
+    """The curve of the chosen method on rows that did not fit it."""
+    record = decision_curve(*audit.pairs[audit.chosen], weights=audit.weights)
+    return Section(
+        name="net-benefit",
+        title="Is it worth acting on?",
+        text="Act where the probability is at least a threshold t, which says what a false alarm costs: at 10 %, nine "
+        "false alarms weigh as much as one event found. The curve is the net benefit, events found less false alarms "
+        "at that price, for each row. It is worth having where it lies above acting always and above 0, acting never.",
+        panels=(Panel("net-benefit-chart", "Net benefit, for each threshold", record),),
+    )
+
+
+def plot(record: DecisionCurve) -> Plot:
+    """The curve with its band, beside acting always and never."""
+    c = record.curve
+    x, hover = c.threshold, "at %{x:.0%}: %{y:.4f}"
+    top = max(float(np.max(c.high)), float(c.treat_all[0]), 0.01)  # acting always falls without end
+    marks = [
+        Area(x=x, low=c.low, high=c.high, color=style.BLUE, name="95 % interval"),
+        Line(x=x, y=c.value, color=style.BLUE, name="by probability", hover=hover),
+        Line(x=x, y=c.treat_all, color=style.VERMILION, dash="dash", width=1.5, name="act always", hover=hover),
+        Rule(at=0.0, horizontal=True, color=style.MUTED, dash="dot", name="act never"),
+    ]
+    return Plot(
+        title="Net benefit",
+        marks=marks,
+        x=Axis(title="Threshold: act from this probability on", range=(0, 1), percent=True),
+        y=Axis(title="Net benefit", range=(-0.25 * top, 1.05 * top)),
+        height=320,
+        legend="upper right",
+    )
+
+
+def summary(record: DecisionCurve) -> str:
+    """Where acting on the probability is worth it."""
+    spans = [percent(a, 0) if a == b else f"{percent(a, 0)} to {percent(b, 0)}" for a, b in record.curve.useful]
+    if not spans:
+        return "At no threshold does acting on the probability clearly beat acting always or never."
+    return f"Acting on the probability clearly beats acting always and never for thresholds {' and '.join(spans)}."
+
+
+def numbers(record: DecisionCurve) -> Table:
+    """A row for every tenth of the thresholds."""
+    c = record.curve
+    at = [i for i, t in enumerate(c.threshold) if round(100 * t) % 10 == 0 or round(100 * t) in (1, 2, 5)]
+    head = ["Threshold", "By probability", "95 % interval", "Act always"]
+    return head, [
+        [percent(c.threshold[i], 0), f"{c.value[i]:.4f}", f"{c.low[i]:.4f} – {c.high[i]:.4f}", f"{c.treat_all[i]:.4f}"]
+        for i in at
+    ]

@@ -1,0 +1,154 @@
+"""What can be promised: for each allowed error rate, the confidence from which it holds and how much is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trueup.decisions.thresholds import threshold
+from trueup.metrics.hypothesis_tests import detectable_error
+from trueup.reports import style
+from trueup.reports.audit import RAW, Audit
+from trueup.reports.figures import Panel, Section, Table, percent
+from trueup.reports.plot import Axis, Dots, Line, Plot
+
+ALLOWED = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3)
+"""The error rates on the slider."""
+
+
+@dataclass(frozen=True, eq=False)
+class Promise:
+    """For each allowed error rate the threshold, the share answered and the error rate seen."""
+
+    allowed: np.ndarray
+    threshold: np.ndarray
+    """Infinite where nothing can be promised."""
+    coverage: np.ndarray
+    observed: np.ndarray
+    level: float
+    rows: int
+    detectable: float
+    """The smallest calibration error that so many rows could show."""
+
+
+def promise(
+    logits: Any, labels: Any, *, allowed: Sequence[float] = ALLOWED, level: float = 0.95, seed: int = 0
+) -> Promise:
+    """What can be promised at each allowed error rate; the rows must not have fitted or chosen the calibrator.
+
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(2000, 3)) * 5
+    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    >>> record = promise(z, y, allowed=(0.01, 0.05, 0.1))
+    >>> record.coverage.round(2), record.threshold.round(2)
+    (array([0.36, 0.78, 0.94]), array([0.99, 0.8 , 0.57]))
+    """
+    found = [threshold(logits, labels, max_risk=share, level=level) for share in allowed]
+    least = detectable_error(logits, labels, n_resamples=400, seed=seed).error
+    limit, coverage, observed = (
+        np.array([getattr(one, name) for one in found]) for name in ("threshold", "coverage", "observed")
+    )
+    return Promise(np.array(allowed), limit, coverage, observed, level, found[0].rows, least)
+
+
+def section(audit: Audit, names: Sequence[str] | None) -> Section:
+    """The promises of the chosen method on rows that did not fit it."""
+    record = promise(*audit.pairs[audit.chosen], seed=audit.seed)
+    text = (
+        "Answer when the confidence is high enough and leave the rest to somebody else: how high must it be for at "
+        f"most so many wrong answers, with {percent(record.level, 0)} certainty? Move the slider to the errors you "
+        "allow. Each promise holds by itself, so decide what you need before you look at what is easy."
+    )
+    if audit.cross_fitted and audit.chosen != RAW:
+        text += " The rows were cross-fitted, so the promise is approximate; test rows of their own make it exact."
+    return Section(
+        name="promise",
+        title="What can I promise?",
+        text=text,
+        panels=(Panel("promise-chart", "Answered, for each allowed error rate", record),),
+        html=f"<p>{words}</p>" if (words := _detectable(record)) else "",
+    )
+
+
+def plot(record: Promise) -> Plot:
+    """The share answered against the errors allowed; a chart has a slider over these."""
+    start, words = _start(record), [sentence(record, i) for i in range(len(record.allowed))]
+    steps = [
+        {
+            "label": percent(share, 1).replace(".0", ""),
+            "method": "update",
+            "args": [{"x": [[share]], "y": [[kept]]}, {"title.text": words[i]}, [1]],
+        }
+        for i, (share, kept) in enumerate(zip(record.allowed.tolist(), record.coverage.tolist(), strict=True))
+    ]
+    slider = {"active": start, "steps": steps, "currentvalue": {"prefix": "Allow errors in "}, "pad": {"t": 50}}
+    return Plot(
+        title="What can be promised",
+        marks=[
+            Line(
+                x=record.allowed, y=record.coverage, color=style.BLUE, steps=True, markers=True, data=words,
+                hover="%{customdata}",
+            ),
+            Dots(x=[record.allowed[start]], y=[record.coverage[start]], color=style.VERMILION, size=12.0),
+        ],
+        x=Axis(title="Errors allowed among the answers", log=True, percent=True, ticks=record.allowed[::2]),
+        y=Axis(title="Share of rows answered", range=(0, 1.02), percent=True),
+        height=340,
+        layout={
+            "sliders": [slider],
+            "title": {"text": words[start], "font": {"size": 13}, "x": 0, "xanchor": "left"},
+            "height": 460,
+            "showlegend": False,
+            "margin_t": 60,
+        },
+    )  # fmt: skip
+
+
+def summary(record: Promise) -> str:
+    """The promises at the usual error rates."""
+    at = [i for i, share in enumerate(record.allowed) if share in (0.01, 0.05) and np.isfinite(record.threshold[i])]
+    if not np.isfinite(record.threshold).any():
+        return f"Nothing can be promised from {record.rows:,} rows."
+    return " ".join(sentence(record, i) for i in at or [int(np.flatnonzero(np.isfinite(record.threshold))[0])])
+
+
+def numbers(record: Promise) -> Table:
+    """A row for each allowed error rate."""
+    head = ["Errors allowed", "Confidence at least", "Rows answered", "Errors seen"]
+    return head, [
+        [
+            percent(float(share)),
+            f"{limit:.4f}" if np.isfinite(limit) else "–",
+            percent(float(kept)),
+            percent(float(seen), 2),
+        ]
+        for share, limit, kept, seen in zip(
+            record.allowed, record.threshold, record.coverage, record.observed, strict=True
+        )
+    ]
+
+
+def _start(record: Promise) -> int:
+    """Where the slider stands: at 2 %, or the least that can be promised."""
+    possible = np.flatnonzero(np.isfinite(record.threshold) & (record.allowed >= 0.02))
+    return int(possible[0]) if len(possible) else len(record.allowed) - 1
+
+
+def sentence(record: Promise, i: int) -> str:
+    """The promise at one allowed error rate."""
+    allowed = percent(float(record.allowed[i])).replace(".0", "")
+    if not np.isfinite(record.threshold[i]):
+        return f"At most {allowed} wrong: cannot be promised from {record.rows:,} rows."
+    return (
+        f"At most {allowed} wrong: answer from a confidence of {record.threshold[i]:.4g} on, "
+        f"{percent(float(record.coverage[i]))} of the rows."
+    )
+
+
+def _detectable(record: Promise) -> str:
+    if np.isnan(record.detectable):
+        return ""
+    return f"With {record.rows:,} rows no calibration error below {record.detectable:.2g} could be seen reliably."

@@ -1,0 +1,249 @@
+"""The reliability diagram: accuracy against confidence in bins, with the band of a calibrated network.
+
+Of two classes it is how often class 1 happens against its predicted probability.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Unpack
+
+import numpy as np
+
+from trueup._core.bins import BINS, equal_width
+from trueup._core.formatting import format_percent
+from trueup._core.tally import Tally
+from trueup.metrics.hypothesis_tests import consistency_of_tally
+from trueup.metrics.resampling import Resampling, ResamplingOptions
+from trueup.reports import style
+from trueup.reports.audit import Audit
+from trueup.reports.figures import Panel, Section, Table, percent, stages
+from trueup.reports.plot import Axis, Bars, Dots, Line, Mark, Plot, Rule, Text, draw_plot
+
+_STRIP = (-0.27, -0.17)
+"""Ends of the strip of counts, below the accuracies and its own caption."""
+_LABELLED = 20
+"""Up to so many bins have their number of rows written above its bar."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reliability:
+    """Accuracy against confidence in bins, with the band in which a calibrated network's accuracy would lie."""
+
+    edges: np.ndarray
+    """Of the bins, one more than there are bins; the other arrays have one entry a bin, NaN where it is empty."""
+    count: np.ndarray
+    confidence: np.ndarray
+    """The mean in each bin."""
+    accuracy: np.ndarray
+    low: np.ndarray
+    """Ends of the band."""
+    high: np.ndarray
+    level: float
+    """The probability with which a calibrated network's accuracy lies in the band, bin by bin."""
+    ece: float
+    rows: int
+    event: bool = False
+    """Whether it is the probability of class 1 and how often that happens, instead of confidence and accuracy."""
+
+    @property
+    def outside(self) -> np.ndarray:
+        """Which bins are further off than the band allows; none that are empty."""
+        return (self.count > 0) & ((self.accuracy < self.low) | (self.accuracy > self.high))
+
+    @property
+    def words(self) -> Words:
+        """How its parts are called."""
+        return _EVENT_WORDS if self.event else _WORDS
+
+
+class Words(NamedTuple):
+    """How the parts of a diagram are called."""
+
+    score: str
+    outcome: str
+    over: str
+    under: str
+
+
+_WORDS = Words("confidence", "accuracy", "overconfident", "underconfident")
+_EVENT_WORDS = Words("predicted probability", "observed frequency", "predicted too high", "predicted too low")
+
+
+def reliability(
+    logits: Any,
+    labels: Any,
+    *,
+    bins: int = BINS,
+    fold: bool = False,
+    weights: Any = None,
+    clusters: Any = None,
+    **resampling: Unpack[ResamplingOptions],
+) -> Reliability:
+    """The reliability diagram's numbers: accuracy and mean confidence in each bin of confidence.
+
+    Of two classes these are the frequency and the mean predicted probability of class 1; `fold=True` takes the
+    predicted class. The band holds the middle `level` of Σ_i B_i / n_b over a bin's rows, B_i drawn right with chance
+    c_i, the row's own confidence: what a calibrated network with these confidences would show. With `clusters` the band
+    has the noise that correlated rows have.
+
+    >>> record = reliability(np.log([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]), [0, 1, 1, 0], bins=2)
+    >>> record.count, record.confidence.round(4), record.accuracy, f"{record.ece:.4f}"
+    (array([3., 1.]), array([0.2333, 0.7   ]), array([0.33333333, 1.        ]), '0.1500')
+
+    Bröcker and Smith (2007).
+    """
+    tally = Tally.of(logits, labels, bins=bins, fold=fold, weights=weights, clusters=clusters)
+    simulation = Resampling(**resampling)
+    test, top = consistency_of_tally(tally, simulation), tally.top
+    columns = top.count, top.mean_confidence, top.accuracy, test.low, test.high
+    return Reliability(equal_width(bins), *columns, simulation.level, top.ece(), tally.n, tally.is_event)
+
+
+def plot_reliability(logits: Any, labels: Any, *, ax: Any = None, title: str | None = None, **options: Any) -> Any:
+    """Draw the reliability diagram in one line, on matplotlib Axes that are given or new; return them.
+
+    The options are those of `report.reliability`: `bins`, `fold`, `weights`, `level`. The figure is `.figure`, and
+    `figure.savefig("name.png")` writes it.
+
+    >>> plot_reliability([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0], [3.0, 0.0, 0.0]], [0, 1, 1]).get_ylabel()
+    'Accuracy'
+    """
+    return draw_plot(plot(reliability(logits, labels, **options)), ax, title=title)
+
+
+_TEXT = (
+    "Predictions are put into bins by their confidence; each dot shows the accuracy of a bin. On the dotted diagonal, "
+    "confidence equals accuracy; below it, the network is overconfident. Dots inside the grey band are no further off "
+    "than chance would put a calibrated network; those outside are diamonds. The strip below shows the number of rows "
+    "in each bin, its bars on a log scale."
+)
+_EVENT_TEXT = (
+    "Rows are put into bins by the predicted probability of the event, {}; each dot shows how often it happens in "
+    "a bin. On the dotted diagonal it happens as often as predicted; below it, the prediction is too high. Dots inside "
+    "the grey band are no further off than chance would put calibrated predictions; those outside are diamonds. The "
+    "strip below shows the number of rows in each bin, its bars on a log scale."
+)
+
+
+def section(audit: Audit, names: Sequence[str] | None) -> Section:
+    """The diagram before and after calibration."""
+    options: dict[str, Any] = {
+        "bins": audit.bins,
+        "level": audit.scores.level,
+        "seed": audit.seed,
+        "weights": audit.weights,
+        "clusters": audit.clusters,
+    }
+    event = audit.scores.is_event
+    words = _EVENT_WORDS if event else _WORDS
+    return Section(
+        name="reliability",
+        title="Are its probabilities right?" if event else "Is its confidence right?",
+        text=_EVENT_TEXT.format(audit.scores.event_name) if event else _TEXT,
+        legend=(
+            ("dot", f"{words.outcome}; the larger, the more rows"),
+            ("outside", "outside the band"),
+            ("over", words.over),
+            ("under", words.under),
+            ("band", f"{format_percent(audit.scores.level)} band if calibrated"),
+        ),
+        panels=tuple(
+            Panel(f"reliability-{stage.name}", stage.title, reliability(*stage.pair, **options), {"legend": False})
+            for stage in stages(audit)
+        ),
+    )
+
+
+def plot(record: Reliability) -> Plot:
+    """Dots for the accuracies, bars for the gaps, the band, and a strip with the number of rows below."""
+    full = record.count > 0
+    middle, width = (record.edges[1:] + record.edges[:-1])[full] / 2, np.diff(record.edges)[full]
+    confidence, accuracy, count = record.confidence[full], record.accuracy[full], record.count[full]
+    low, high, outside, gap = record.low[full], record.high[full], record.outside[full], accuracy - confidence
+    band = f"{format_percent(record.level)} band if calibrated"
+    marks: list[Mark] = [
+        Line(x=[0, 1], y=[0, 1], color=style.MUTED, dash="dot", width=1),
+        Bars(at=middle, size=high - low, base=low, width=width, color=style.BAND, name=band),
+    ]
+    for name, members, colour in (
+        (record.words.over, gap < 0, style.GAP_OVER),
+        (record.words.under, gap > 0, style.GAP_UNDER),
+    ):
+        if members.any():
+            bars = {"at": middle[members], "size": gap[members], "base": confidence[members]}
+            marks.append(Bars(**bars, width=0.8 * width[members], color=colour, name=name))
+    size = 6 + 8 * np.sqrt(count / max(count.max(initial=1.0), 1.0))
+    score, outcome = record.words[:2]
+    hover = (
+        f"{score} %{{x:.1%}}, {outcome} %{{y:.1%}}<br>if calibrated %{{customdata[1]:.1%}} to %{{customdata[2]:.1%}}"
+    )
+    hover, data = hover + "<br>%{customdata[0]:,.0f} rows", np.stack([count, low, high], axis=1)
+    marks.append(Dots(x=confidence, y=accuracy, size=size, color=style.BLUE, name=outcome, hover=hover, data=data))
+    if outside.any():
+        dots = {"x": confidence[outside], "y": accuracy[outside], "size": 1.25 * size[outside]}
+        marks.append(Dots(**dots, color=style.VERMILION, marker="diamond", name="outside the band"))
+    most = record.count.max(initial=1.0)
+    bottom, top = _STRIP
+    share = np.log1p(count) / np.log1p(most)  # nearly all rows lie in few bins
+    labels = [shorten_count(rows) for rows in count] if len(count) <= _LABELLED else []
+    bars = {"at": middle, "size": (top - bottom) * share, "base": np.full(len(count), bottom), "width": 0.8 * width}
+    caption = f"rows in each bin, log scale, at most {most:,.0f}" if record.rows else "rows in each bin"
+    marks += [
+        Bars(**bars, color=style.MUTED, hover="%{customdata:,.0f} rows", data=count, labels=labels),
+        Rule(at=0.0, horizontal=True, color=style.MUTED),
+        Text(x=0.012, y=-0.04, text=caption, color=style.MUTED),
+    ]
+    return Plot(
+        title="Reliability",
+        marks=marks,
+        x=Axis(title=score.capitalize(), range=(0, 1), percent=True),
+        y=Axis(title=outcome.capitalize(), range=(bottom, 1.02), percent=True, ticks=np.linspace(0, 1, 6)),
+        height=390,
+        legend_title=f"ECE {record.ece:.4f}, {record.rows:,} rows",
+        empty="" if record.rows else "no rows",
+    )
+
+
+def shorten_count(rows: float) -> str:
+    """A number of rows in few letters.
+
+    >>> [shorten_count(rows) for rows in (0.4, 7, 950, 12_345, 2_400_000)]
+    ['<1', '7', '950', '12k', '2.4M']
+    """
+    if rows < 1:
+        return "<1"
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if rows >= size:
+            return f"{rows / size:.2g}{unit}" if rows < 100 * size else f"{rows / size:.0f}{unit}"
+    return f"{rows:.0f}"
+
+
+def summary(record: Reliability) -> str:
+    """The ECE, the bins outside the band, and the bin that adds most to the ECE."""
+    full = record.count > 0
+    gap = np.where(full, record.confidence - record.accuracy, 0.0)
+    most = int(np.argmax(np.abs(gap) * record.count))
+    words = record.words
+    side = words.over if gap[most] > 0 else words.under
+    return (
+        f"Over {record.rows:,} rows, {words.score} and {words.outcome} differ by {record.ece:.3f} on average (ECE). "
+        f"Outside the band of a calibrated network: {int(record.outside.sum()) or 'none'} of {int(full.sum())} bins. "
+        f"The bin that adds most to the ECE has {words.score} {percent(record.confidence[most])} and {words.outcome} "
+        f"{percent(record.accuracy[most])}: {side}."
+    )
+
+
+def numbers(record: Reliability) -> Table:
+    """A row for each bin that holds any."""
+    claim, outcome = record.words[:2]
+    heads = claim.capitalize(), f"Mean {claim}", outcome.capitalize()
+    head = [heads[0], "Rows", *heads[1:], f"{format_percent(record.level)} band if calibrated"]
+    rows = []
+    for k in np.flatnonzero(record.count > 0):
+        between = f"{100 * record.edges[k]:.3g} % – {100 * record.edges[k + 1]:.3g} %"
+        band = f"{percent(record.low[k])} – {percent(record.high[k])}"
+        means = percent(record.confidence[k]), percent(record.accuracy[k])
+        rows.append([between, f"{record.count[k]:,.0f}", *means, band])
+    return head, rows

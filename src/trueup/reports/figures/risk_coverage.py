@@ -1,0 +1,106 @@
+"""The risk–coverage curve: the error rate among the most confident predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trueup.metrics import ranking
+from trueup.reports import style
+from trueup.reports.audit import Audit
+from trueup.reports.figures import Panel, Section, Table, percent, stages
+from trueup.reports.plot import Axis, Line, Plot
+
+
+@dataclass(frozen=True, eq=False)
+class RiskCoverage:
+    """The error rate among the most confident rows, for the share of rows kept."""
+
+    coverage: np.ndarray
+    risk: np.ndarray
+    aurc: float
+    """The area under the curve, of all rows."""
+    best: np.ndarray
+    """The risk if every error came last, the best possible at this accuracy."""
+    best_aurc: float
+
+
+def risk_coverage(logits: Any, labels: Any, *, points: int = 200, weights: Any = None) -> RiskCoverage:
+    """The error rate R_k among the k most confident rows at evenly spread shares k/n, beside that of the best order.
+
+    The area is (1/n) Σ_k R_k over all rows, whatever the number of points; of the best order R_k = max(0, k − right)/k.
+    With `weights`, one a row, shares are of their sum.
+
+    >>> record = risk_coverage(np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]]), [0, 1, 0, 1], points=2)
+    >>> record.coverage, record.risk, record.best, f"{record.aurc:.4f}"
+    (array([0.25, 1.  ]), array([0. , 0.5]), array([0. , 0.5]), '0.3333')
+
+    Geifman, Uziel and El-Yaniv (2019).
+    """
+    if points < 2:
+        raise ValueError(f"points must be at least 2, got {points}")
+    curve = ranking.risk_coverage(logits, labels, weights=weights)
+    n = len(curve.risk)
+    kept = np.round(n * curve.coverage, 9)  # rows are whole numbers, unless they have weights
+    right = round(n * (1 - curve.risk[-1]), 9) if n else 0.0
+    best = ranking.RiskCoverage(curve.coverage, np.maximum(kept - right, 0.0) / kept)
+    at = np.unique(np.linspace(0, n - 1, min(points, n)).round().astype(np.int64))
+    return RiskCoverage(curve.coverage[at], curve.risk[at], curve.area(), best.risk[at], best.area())
+
+
+def section(audit: Audit, names: Sequence[str] | None) -> Section:
+    """The curves before and after calibration in one chart."""
+    first, *others = (risk_coverage(*stage.pair, weights=audit.weights) for stage in stages(audit))
+    options = {"after": others[0]} if others else {}
+    return Section(
+        name="risk",
+        title="Does its confidence separate right from wrong?",
+        text="Predictions of low confidence can be left to somebody else. The lower the curve, the better confidence "
+        "separates right predictions from wrong ones; the dotted line is the best possible.",
+        panels=(Panel("risk-chart", "Error rate among the most confident", first, options, summary(first, **options)),),
+    )
+
+
+def plot(record: RiskCoverage, *, after: RiskCoverage | None = None) -> Plot:
+    """The curve, perhaps with that `after` calibration, and the best possible."""
+    named = {"by confidence": record} if after is None else {"before": record, "after": after}
+    colours = [style.BLUE] if after is None else [style.VERMILION, style.BLUE]
+    last = after or record
+    marks = [
+        Line(
+            x=curve.coverage, y=curve.risk, color=colour, name=name,
+            hover=f"{name}: %{{y:.2%}} wrong<br>among the most confident %{{x:.0%}}",
+        )
+        for (name, curve), colour in zip(named.items(), colours, strict=True)
+    ]  # fmt: skip
+    marks.append(Line(x=last.coverage, y=last.best, color=style.MUTED, dash="dot", width=1.5, name="best possible"))
+    top = max(curve.risk.max(initial=0.01) for curve in named.values())
+    return Plot(
+        title="Risk and coverage",
+        marks=marks,
+        x=Axis(title="Coverage: most confident rows kept", range=(0, 1), percent=True),
+        y=Axis(title="Error rate among them", range=(0, 1.05 * top), percent=True),
+        height=320,
+        legend="upper left",
+        legend_title=f"Area {last.aurc:.4f}, at best {last.best_aurc:.4f}",
+        empty="" if len(record.risk) else "no rows",
+    )
+
+
+def summary(record: RiskCoverage, *, after: RiskCoverage | None = None) -> str:
+    """The error rates of all rows and of half of them, and the areas."""
+    last = after or record
+    half = min(int(np.searchsorted(last.coverage, 0.5)), len(last.risk) - 1)
+    rates = f"Of all rows {percent(last.risk[-1])} are wrong; of the more confident half {percent(last.risk[half])}."
+    area = f"The area under the curve (AURC) is {last.aurc:.4f}, at best {last.best_aurc:.4f}"
+    return f"{rates} {area}." if after is None else f"{rates} {area}; before calibration it was {record.aurc:.4f}."
+
+
+def numbers(record: RiskCoverage) -> Table:
+    """A row for each tenth of the rows."""
+    at = np.unique(np.searchsorted(record.coverage, np.linspace(0.1, 1.0, 10)).clip(max=len(record.coverage) - 1))
+    rows = [[percent(record.coverage[k], 0), percent(record.risk[k], 2), percent(record.best[k], 2)] for k in at]
+    return ["Rows kept", "Wrong among them", "At best"], rows

@@ -1,0 +1,159 @@
+"""What each temperature does to the negative log-likelihood and to the ECE."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.special import expit
+
+from trueup._core.arrays import as_weighted
+from trueup._core.bins import BINS, Bins, equal_width, rounding_error
+from trueup._core.formatting import format_number
+from trueup._core.loss_sums import temperature_sums
+from trueup._core.row_scores import confidences, event_log_odds, is_event, scores_and_outcomes
+from trueup.calibrators.temperature import inverse_temperature
+from trueup.reports import style
+from trueup.reports.audit import RAW, Audit
+from trueup.reports.figures import Panel, Section, Table
+from trueup.reports.plot import Axis, Dots, Line, Mark, Plot, Rule
+
+_POINTS, _FEW, _MANY = 61, 25, 10_000_000  # temperatures of a sweep; fewer for more than so many logits
+
+
+@dataclass(frozen=True, eq=False)
+class TemperatureSweep:
+    """What dividing the logits by each temperature does."""
+
+    temperatures: np.ndarray
+    nll: np.ndarray
+    ece: np.ndarray
+    best_nll: float
+    """The temperature of least NLL, of all positive numbers."""
+    best_ece: float
+    """The temperature of least ECE, of those swept."""
+    at_one: tuple[float, float]
+    """NLL and ECE at a temperature of 1, which is the network as it is."""
+    fitted: float | None = None
+    """The temperature that was fitted to other rows, if one was."""
+
+
+def temperature_sweep(
+    logits: Any,
+    labels: Any,
+    *,
+    temperatures: Sequence[float] | None = None,
+    bins: int = BINS,
+    weights: Any = None,
+    fitted: float | None = None,
+) -> TemperatureSweep:
+    """NLL and ECE of softmax(z/T) along a range of temperatures.
+
+    By default they rise in equal ratios and reach from a third of the lesser of 1 and the best T to three times the
+    greater. `fitted` is a temperature from other rows, to be marked.
+
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(5000, 10))
+    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    >>> record = temperature_sweep(2.5 * z, y)
+    >>> f"{record.temperatures[0]:.2f} {record.temperatures[-1]:.2f} {record.best_nll:.4f}"
+    '0.33 7.56 2.5187'
+
+    Guo et al., "On calibration of modern neural networks" (2017).
+    """
+    z, y, w = as_weighted(logits, labels, weights, at_least=1)
+    best = 1 / inverse_temperature(z, y, w)[0]
+    if temperatures is None:
+        points = _POINTS if z.size <= _MANY else _FEW
+        grid = np.geomspace(min(1.0, best) / 3, max(1.0, best) * 3, points)
+    else:
+        grid = np.array(temperatures, dtype=np.float64)
+        if grid.ndim != 1 or not len(grid) or not ((grid > 0) & np.isfinite(grid)).all():
+            raise ValueError("temperatures must be a list of positive numbers")
+    hits = scores_and_outcomes(z, y, quick=True)[1]
+    odds = event_log_odds(z) if is_event(z, fold=False) else None
+    edges, unit = equal_width(bins), rounding_error(z)
+    each, total = (None, len(z)) if w is None else (w, float(w.sum()))
+
+    def losses_at(beta: float, *, quick: bool) -> tuple[float, float]:
+        nll = temperature_sums(z, y, beta, w, quick=quick)[0] / total
+        if odds is None:
+            score, _ = confidences(z, beta=beta, quick=quick)
+        else:
+            score = expit(beta * odds)
+        return nll, Bins.from_scores(score, hits, edges, rounding=unit, weights=each).ece()
+
+    nll, ece = np.array([losses_at(beta, quick=True) for beta in (1 / grid).tolist()]).T
+    return TemperatureSweep(grid, nll, ece, best, float(grid[ece.argmin()]), losses_at(1.0, quick=False), fitted)
+
+
+def section(audit: Audit, names: Sequence[str] | None) -> Section:
+    """The sweep of the uncalibrated network."""
+    fitted = getattr(audit.calibrators.get("temperature"), "temperature", None)
+    record = temperature_sweep(
+        *audit.pairs[RAW],
+        bins=audit.bins,
+        weights=audit.weights,
+        fitted=None if fitted is None else float(fitted),
+    )
+    above = "above 1 the network becomes less confident, below 1 more confident"
+    if audit.scores.is_event:
+        above = "above 1 every probability moves towards a half, below 1 away from it"
+    return Section(
+        name="sweep",
+        title="What would a single temperature do?",
+        text=f"Temperature scaling divides all logits by one number: {above}. The curves show what each "
+        "temperature would do to the rows of this page; the fitted temperature comes from the calibration rows alone.",
+        panels=(Panel("sweep-chart", "Log-loss and calibration error by temperature", record),),
+    )
+
+
+def plot(record: TemperatureSweep) -> Plot:
+    """NLL above ECE on one axis of temperatures, with lines at 1, at the best temperature and at the fitted one."""
+    order = np.argsort(record.temperatures)
+    t = record.temperatures[order]
+
+    def panel(name: str, values: np.ndarray, best: float, look: dict[str, Any]) -> list[Mark]:
+        at = np.interp(np.log(best), np.log(t), values[order], left=np.nan, right=np.nan)
+        curve = Line(x=t, y=values[order], name=name, hover=f"T = %{{x:.2f}}<br>{name} %{{y:.4f}}", **look)
+        dot = Dots(x=[best], y=[at], color=curve.color, name=f"least at T = {best:.3g}")
+        rules = [Rule(at=1.0, color=style.MUTED, dash="dot"), Rule(at=record.best_nll, color=style.BLUE)]
+        return [curve, dot, *rules]
+
+    x = Axis(title="Temperature", log=True)
+    fitted: list[Mark] = []
+    if record.fitted is not None:
+        fitted = [Rule(at=record.fitted, color=style.INK, dash="dash", name=f"fitted elsewhere: {record.fitted:.3g}")]
+    ece = panel("ECE", record.ece, record.best_ece, {"color": style.VERMILION, "dash": "dash"})
+    return Plot(
+        title="Temperature sweep",
+        marks=panel("log-loss", record.nll, record.best_nll, {"color": style.BLUE}) + fitted,
+        x=x,
+        y=Axis(title="NLL (nats)"),
+        height=440,
+        below=Plot(title="", marks=ece + [replace(rule, name="") for rule in fitted], x=x, y=Axis(title="ECE")),
+    )
+
+
+def summary(record: TemperatureSweep) -> str:
+    """The best temperatures and the fitted one, and what they gain."""
+    fitted = ""
+    if record.fitted is not None:
+        fitted = f" The temperature fitted to the calibration rows is {record.fitted:.3f} (dashed line)."
+    nll, ece = record.at_one
+    return (
+        f"The log-loss is least at temperature {record.best_nll:.2f} (line), the ECE at {record.best_ece:.2f}. "
+        f"At 1, without calibration (dotted line), they are {nll:.4f} and {ece:.4f}; "
+        f"the least are {min(record.nll.min(), nll):.4f} and {min(record.ece.min(), ece):.4f}.{fitted}"
+    )
+
+
+def numbers(record: TemperatureSweep) -> Table:
+    """A row for each of some twenty temperatures."""
+    step = max(1, len(record.temperatures) // 20)
+    each = list(zip(record.temperatures, record.nll, record.ece, strict=True))[::step]
+    return ["Temperature", "Log-loss", "ECE"], [
+        [f"{t:.3f}", format_number(nll), format_number(ece)] for t, nll, ece in each
+    ]

@@ -1,0 +1,119 @@
+"""Pieces of HTML for pages of reports and studies; text that is given comes out escaped."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+
+from trueup._core import __version__
+from trueup._core.formatting import TableCell, escape, html_table
+
+__all__ = [
+    "TableCell",
+    "code",
+    "definition_list",
+    "document",
+    "embed_json",
+    "escape",
+    "figure",
+    "footer",
+    "legend",
+    "paragraph",
+    "section",
+    "table",
+]
+
+
+def embed_json(json_text: str) -> str:
+    """Escape JSON for a script element, whatever its strings hold.
+
+    >>> embed_json('{"name": "</script>"}')
+    '{"name": "\\\\u003c/script\\\\u003e"}'
+    """
+    for character in "<>&\u2028\u2029":
+        json_text = json_text.replace(character, f"\\u{ord(character):04x}")
+    return json_text
+
+
+def document(title: str, *body: str, policy: str) -> str:
+    """A whole page in the style of page.css, with a content security policy.
+
+    >>> page = document("a < b", "<p>Yes.</p>", policy="default-src 'none'")
+    >>> "<title>a &lt; b</title>" in page, page.endswith("</style></head><body><p>Yes.</p></body></html>\\n")
+    (True, True)
+    """
+    style = files("trueup.reports").joinpath("page.css").read_text("utf-8")
+    allowed = escape(policy).replace("&#x27;", "&#39;")
+    return "".join(
+        [
+            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f'<meta http-equiv="Content-Security-Policy" content="{allowed}">',
+            '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">',
+            f'<meta name="generator" content="trueup {escape(__version__)}">',
+            f"<title>{escape(title)}</title><style>{style}</style></head><body>",
+            *body,
+            "</body></html>\n",
+        ]
+    )
+
+
+def footer() -> str:
+    """The foot of every page."""
+    return f"<footer>{paragraph(f'Made by trueup {__version__}. This page is complete: it loads nothing.')}</footer>"
+
+
+def paragraph(content: str, kind: str = "") -> str:
+    """A paragraph; `kind` is its CSS class."""
+    return f"<p{f' class={kind!r}' if kind else ''}>{escape(content)}</p>"
+
+
+def table(
+    caption: str,
+    head: Sequence[str],
+    rows: Iterable[str | Sequence[str | TableCell]],
+    *,
+    sortable: bool = False,
+    chosen: int | None = None,
+) -> str:
+    """A table as `core.formatting.html_table` makes it, in a box of its own that scrolls when it is too wide."""
+    inner = html_table(head, rows, caption=caption, sortable=sortable, chosen=chosen)
+    return f'<div class="scroll" role="region" aria-label="{escape(caption)}" tabindex="0">{inner}</div>'
+
+
+def figure(name: str, heading: str, summary: str, height: int, data: str) -> str:
+    """A chart, its summary sentence, and its numbers to unfold."""
+    return (
+        f'<figure aria-labelledby="{name}-heading">'
+        f'<figcaption><strong id="{name}-heading">{escape(heading)}</strong></figcaption>'
+        f'<div class="chart" id="{name}" style="height:{height}px" role="img" aria-label="{escape(heading)}: chart" '
+        f'aria-describedby="{name}-words"></div>'
+        f'<p class="words" id="{name}-words">{escape(summary)}</p>'
+        f"<details><summary>The numbers<span class=hidden> of “{escape(heading)}”</span></summary>{data}</details>"
+        "</figure>"
+    )
+
+
+def legend(items: Iterable[tuple[str, str]]) -> str:
+    """A legend of charts; each entry is a CSS class and its text."""
+    return (
+        '<ul class="legend">' + "".join(f'<li class="{kind}">{escape(words)}</li>' for kind, words in items) + "</ul>"
+    )
+
+
+def definition_list(items: Iterable[tuple[str, str]], kind: str = "") -> str:
+    """A list of terms with their descriptions; `kind` is its CSS class."""
+    pairs = "".join(f"<div><dt>{escape(term)}</dt><dd>{escape(words)}</dd></div>" for term, words in items)
+    return f"<dl{f' class={kind}' if kind else ''}>{pairs}</dl>"
+
+
+def code(lines: Iterable[str]) -> str:
+    """Lines of code."""
+    return '<pre tabindex="0"><code>' + html.escape("\n".join(lines)) + "</code></pre>"
+
+
+def section(name: str, heading: str, *parts: str) -> str:
+    """A section under a heading."""
+    opened = f'<section id="{name}" aria-labelledby="{name}-h"><h2 id="{name}-h">{escape(heading)}</h2>'
+    return f"{opened}{''.join(parts)}</section>"

@@ -1,0 +1,269 @@
+"""How figures look: colours, names of metrics, the style of plotly charts and helpers for matplotlib axes.
+
+The eight colours of Okabe and Ito, "Color universal design" (2008). Colour never speaks alone: markers, dashes and
+hatches say the same.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BLACK = "#000000"
+ORANGE = "#E69F00"
+SKY = "#56B4E9"
+GREEN = "#009E73"
+YELLOW = "#F0E442"
+BLUE = "#0072B2"
+VERMILION = "#D55E00"
+PURPLE = "#CC79A7"
+GREY = "#8C8C8C"
+"""Not of the eight: for the background, such as the diagonal."""
+
+SERIES = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
+"""In the order in which curves take them; without yellow, which is lost on white."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES: tuple[str | tuple[int, tuple[float, ...]], ...] = (
+    "-",
+    (0, (4.0, 1.5)),
+    (0, (1.0, 1.2)),
+    (0, (5.0, 1.5, 1.0, 1.5)),
+    (0, (3.0, 1.0, 1.0, 1.0, 1.0, 1.0)),
+    (0, (7.0, 2.0)),
+    (0, (2.0, 2.0)),
+)
+HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "||||", "----")
+"""One for each colour of `SERIES`, as are markers and dashes, in matplotlib's notation."""
+
+RIGHT = BLUE
+WRONG = VERMILION
+OVERCONFIDENT = VERMILION
+UNDERCONFIDENT = SKY
+BETTER = GREEN
+WORSE = VERMILION
+IDEAL = GREY
+"""A perfect network."""
+
+OVERCONFIDENT_BARS: dict[str, Any] = {
+    "facecolor": OVERCONFIDENT + "80",
+    "edgecolor": OVERCONFIDENT,
+    "hatch": "//////",
+}
+UNDERCONFIDENT_BARS: dict[str, Any] = {"facecolor": UNDERCONFIDENT + "80", "edgecolor": BLUE, "hatch": "......"}
+"""Of bars in matplotlib."""
+
+LABELS = {
+    "accuracy": "Accuracy",
+    "confidence": "Mean confidence",
+    "nll": "NLL (nats)",
+    "brier": "Brier score",
+    "top_label_brier": "Top-label Brier score",
+    "entropy": "Mean entropy (nats)",
+    "ece": "ECE",
+    "mce": "Maximum calibration error",
+    "rmsce": "Root mean square calibration error",
+    "ace": "Average calibration error",
+    "aece": "Adaptive ECE",
+    "sce": "Class-wise calibration error",
+    "overconfidence": "Overconfidence",
+    "underconfidence": "Underconfidence",
+    "temperature": "Temperature",
+    "delta_norm": "Norm of the shift δ",
+    "loss": "Objective (nats)",
+    "smooth_ece": "Smooth ECE",
+    "ks": "KS error",
+    "aurc": "AURC",
+    "eaurc": "Excess AURC",
+    "auroc": "AUROC",
+    "event_auroc": "AUROC of the event",
+    "event_brier": "Brier score of the event",
+    "predicted": "Mean predicted",
+    "observed": "Observed rate",
+    "aupr": "AUPR",
+}
+_HIGHER = frozenset({"accuracy", "top_k", "auroc", "aupr"})
+_NEITHER = frozenset({"confidence", "entropy", "normalised_entropy", "temperature", "delta_norm", "gamma"})
+
+
+def label(metric: str) -> str:
+    """A metric's name on an axis, with its unit if it has one.
+
+    >>> label("nll"), label("thresholded_sce")
+    ('NLL (nats)', 'Thresholded sce')
+    """
+    return LABELS.get(metric, metric.replace("_", " ").capitalize())
+
+
+def better(metric: str) -> int:
+    """1 if higher is better, −1 if lower is better, 0 if neither.
+
+    >>> better("accuracy"), better("ece"), better("entropy")
+    (1, -1, 0)
+    """
+    return 1 if metric in _HIGHER else 0 if metric in _NEITHER else -1
+
+
+INK, MUTED, LINE, PAPER = "#1c2024", "#60646c", "#e3e5e8", "#ffffff"
+"""Of text, lesser text, grid lines and the background."""
+BAND = "rgba(96,100,108,0.17)"
+GAP_OVER, GAP_UNDER = "rgba(213,94,0,0.28)", "rgba(86,180,233,0.38)"
+
+DARK = {
+    INK: "#eceef0",
+    MUTED: "#a0a6ae",
+    LINE: "#2e3236",
+    PAPER: "#121416",
+    BAND: "rgba(160,166,174,0.22)",
+    GAP_OVER: "rgba(240,136,62,0.38)",
+    GAP_UNDER: "rgba(86,180,233,0.34)",
+    BLUE: "#4fa8e0",
+    VERMILION: "#f0883e",
+    GREEN: "#2fc498",
+    PURPLE: "#d993b9",
+    BLACK: "#eceef0",
+    GREY: "#8b929a",
+}
+"""What each colour becomes on a dark page: a page's script replaces the strings that equal a key, wherever they are."""
+
+FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif'
+
+
+COLUMN = 3.3
+"""Inches: the width of one column of a paper."""
+# In matplotlib's own relative sizes, so that drawings follow the reader's settings; at a font size of 10 points they
+# are 8.3, 6.9 and 5.8, legible in a column.
+TITLE_SIZE, TICK_SIZE, SMALL_SIZE = "small", "x-small", "xx-small"
+
+
+def axes_for(ax: Axes | None, *, height: float = 2.6) -> Axes:
+    """The axes given, or those of a new figure of one column that pyplot does not know of, so that nothing leaks."""
+    if ax is not None:
+        return ax
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("drawing needs matplotlib: pip install 'trueup[report]'") from None
+    figure = Figure(figsize=(COLUMN, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure.add_subplot()
+
+
+def set_labels(ax: Axes, title: str | None, x: str, y: str) -> None:
+    """Set title, labels and ticks, without a frame at the top and on the right."""
+    if title:
+        ax.set_title(title, fontsize=TITLE_SIZE, loc="left")
+    ax.set_xlabel(x, fontsize=TITLE_SIZE)
+    ax.set_ylabel(y, fontsize=TITLE_SIZE)
+    ax.tick_params(which="both", labelsize=TICK_SIZE)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def text_color(ax: Axes) -> Any:
+    """The colour of these axes' text: black, unless they are drawn on a dark background."""
+    return ax.xaxis.label.get_color()
+
+
+def legend(ax: Axes, *, other: Axes | None = None, loc: str = "best", ncols: int = 1, **options: Any) -> None:
+    """Add a legend in small print of the artists of these axes, and of `other` axes with the same frame.
+
+    It lies where it covers least, or at the upper or lower end of the axes, which are extended for it.
+    """
+    both = [axes for axes in (ax, other) if axes is not None]
+    labelled = [axes.get_legend_handles_labels() for axes in both]
+    handles = [handle for part, _ in labelled for handle in part]
+    names = [name for _, part in labelled for name in part]
+    if not handles:
+        return
+    if loc != "best":
+        for axes in both:
+            _extend_y(axes, math.ceil(len(handles) / ncols), upper=loc.startswith("upper"))
+    look: dict[str, Any] = {"loc": loc, "ncols": ncols, "fontsize": SMALL_SIZE, "title_fontsize": SMALL_SIZE}
+    look |= options
+    look |= {"handlelength": 1.8, "labelspacing": 0.35, "columnspacing": 1.2, "borderpad": 0.35, "framealpha": 0.85}
+    drawn = both[-1].legend(handles, names, **look)  # on the axes drawn last, lest curves cross it
+    drawn.get_frame().set_linewidth(0.4)
+
+
+def _extend_y(ax: Axes, lines: int, *, upper: bool) -> None:
+    """Extend the y-axis at one end by the height of a legend of so many lines."""
+    from matplotlib.font_manager import FontProperties
+
+    points, whole = (box.height / ax.figure.dpi * 72 for box in (ax.get_window_extent(), ax.figure.bbox))
+    points = min(points, max(whole - 54, points / 2))  # what title and labels will leave, once they are laid out
+    share = min(0.6, (1.45 * lines + 1.6) * FontProperties(size=SMALL_SIZE).get_size_in_points() / max(points, 1.0))
+    (_, low), (_, high) = ax.transData.transform([(1.0, end) for end in ax.get_ylim()])  # even, whatever the scale
+    more = (high - low) * share / (1 - share)
+    end = float(ax.transData.inverted().transform((0.0, high + more if upper else low - more))[1])
+    ax.set_ylim(*((ax.get_ylim()[0], end) if upper else (end, ax.get_ylim()[1])))
+
+
+def line_style(index: int) -> dict[str, Any]:
+    """Colour, dash and marker of the curve with this index; all three differ between neighbours."""
+    at, turn = index % len(SERIES), index // len(SERIES)
+    return {
+        "color": SERIES[at],
+        "linestyle": DASHES[(at + turn) % len(DASHES)],
+        "marker": MARKERS[(at + 2 * turn) % len(MARKERS)],
+        "markersize": 3.5,
+        "linewidth": 1.2,
+    }
+
+
+def fill_style(index: int) -> dict[str, Any]:
+    """Colour and hatch of the area with this index."""
+    at, turn = index % len(SERIES), index // len(SERIES)
+    return {"facecolor": SERIES[at] + "40", "edgecolor": SERIES[at], "hatch": HATCHES[(at + turn) % len(HATCHES)]}
+
+
+def write_empty(ax: Axes, why: str) -> None:
+    """Write in the middle of the axes why they are empty."""
+    ax.text(0.5, 0.5, why, transform=ax.transAxes, ha="center", va="center", fontsize=TICK_SIZE, color=GREY)
+
+
+def shorten(name: str, max_length: int = 20) -> str:
+    """Shorten a name to fit beside a bar; both its ends stay, since names are often numbered.
+
+    >>> shorten("a name that is much too long, number 12")
+    'a name tha…number 12'
+    """
+    if len(name) <= max_length:
+        return name
+    return f"{name[: max_length // 2]}…{name[1 - max_length + max_length // 2 :]}"
+
+
+def second_axis(ax: Axes, other: Axes, name: str) -> None:
+    """Label the axis on the right, and list the curves of both in one legend above them."""
+    other.set_ylabel(name, fontsize=TITLE_SIZE)
+    other.tick_params(labelsize=TICK_SIZE)
+    other.spines["top"].set_visible(False)
+    ax.spines["right"].set_visible(True)
+    legend(ax, other=other, loc="upper center", ncols=3 if len(ax.lines + other.lines) == 3 else 1)
+
+
+def split_axes(ax: Axes) -> Axes:
+    """Give the lower half of these axes' place to new ones with the same x-axis, and return those."""
+    figure, cell = ax.figure, ax.get_subplotspec()
+    if cell is None:  # placed by hand
+        x, y, width, height = ax.get_position(original=True).bounds
+        ax.set_position((x, y + 0.55 * height, width, 0.45 * height))
+        return figure.add_axes((x, y, width, 0.45 * height), sharex=ax)
+    halves = cell.subgridspec(2, 1, hspace=0.1)
+    ax.set_subplotspec(halves[0])
+    return figure.add_subplot(halves[1], sharex=ax)
+
+
+def plain_log_ticks(ax: Axes, values: np.ndarray) -> None:
+    """Set ticks at 1, 2 and 5 times the powers of ten, in plain numbers, on a logarithmic x-axis over these values."""
+    low, high = float(values.min()), float(values.max())
+    powers = 10.0 ** np.arange(np.floor(np.log10(low)) - 1, np.ceil(np.log10(high)) + 1)
+    ticks = np.array([tick for tick in np.outer(powers, (1, 2, 5)).ravel() if low <= tick <= high * (1 + 1e-9)])
+    if len(ticks) > 8:
+        ticks = powers[(powers >= low) & (powers <= high)]
+    ax.set_xticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+    ax.minorticks_off()

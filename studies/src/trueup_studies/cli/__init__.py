@@ -1,0 +1,1 @@
+"""The verbs that the studies add to the command line."""

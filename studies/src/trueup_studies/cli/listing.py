@@ -1,0 +1,27 @@
+"""Verbs that list what can be trained: networks, datasets."""
+
+from __future__ import annotations
+
+import typer
+
+from trueup.cli import options as o
+from trueup.cli.listing import add_listings, print_registry
+
+
+def networks(as_json: o.Json = False) -> None:
+    """List the networks that `train` can make, with their options and defaults."""
+    from trueup_studies.registry import NETWORKS
+
+    print_registry("networks", NETWORKS, as_json)
+
+
+def datasets(as_json: o.Json = False) -> None:
+    """List the data sets that `train`, `clamp` and `repair` know by name."""
+    from trueup_studies.training.data import DATASETS
+
+    print_registry("datasets", DATASETS, as_json)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs to the application."""
+    add_listings(app, networks, datasets)

@@ -1,0 +1,293 @@
+"""Networks with Monte-Carlo dropout: small data sets for them, their training, and their metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from trueup import losses, metrics
+from trueup._core.registry import LOSSES
+from trueup._core.splits import split_indices
+from trueup.calibrators.forecasts import VarianceScaling
+from trueup.calibrators.temperature import Temperature
+from trueup.metrics import ranking, regression
+from trueup.models.dropout import VARIANCE_FLOOR, entropy_of, log_probs_of, mc_dropout, mean_log_probs, moments
+from trueup.models.image_data import library
+from trueup.models.networks import Normalise
+from trueup_studies.networks import build_network, network_options
+from trueup_studies.trained_networks import channels_last
+from trueup_studies.training.data import load_data
+from trueup_studies.training.data.dataset import Data
+from trueup_studies.training.data.tabular import split_table
+from trueup_studies.training.loop import make_fabric, train
+from trueup_studies.training.tasks import Classification, Regression, Task
+
+BINS = 10
+"""Parts of equal size, in the order of the uncertainty, of the alignment error."""
+BATCH = 500
+"""Inputs of one batch; of texts, fewer."""
+DESCRIBED = ("iris", "digits", "wine", "breast_cancer", "diabetes", "linnerud")
+WINDOW = 64
+NETWORK = {"image": "cnn", "text": "text_cnn", "characters": "char_transformer", "tabular": "mlp"}
+
+Pair = tuple[Tensor, Tensor]
+
+
+class Forecast(NamedTuple):
+    """Predictions for a part: of classes ln p̄ (n, K), of numbers mean and variance (n,); and the labels or targets."""
+
+    prediction: Tensor
+    variance: Tensor | None
+    target: Tensor
+
+    @property
+    def errors(self) -> Tensor:
+        """−ln p̄_y, or (y − μ̄)²."""
+        if self.variance is None:
+            return F.nll_loss(self.prediction, self.target, reduction="none")
+        return (self.target - self.prediction).square()
+
+    @property
+    def uncertainty(self) -> Tensor:
+        """H(p̄), or the predictive variance: equal to the error on average, if the network is calibrated."""
+        return entropy_of(self.prediction) if self.variance is None else self.variance
+
+
+def load_data_set(name: str, folder: str | None, seed: int) -> Data:
+    """A data set by name; beside those of `load_data`, two that scikit-learn brings along: diabetes, descriptions."""
+    own = {"diabetes": _diabetes, "descriptions": _descriptions}
+    return own[name](seed) if name in own else load_data(name, folder, seed=seed)
+
+
+def description() -> str:
+    """Some fifteen thousand characters of English, which tell of scikit-learn's small data sets."""
+    datasets = library("sklearn.datasets", "scikit-learn")
+    return "\n".join(str(getattr(datasets, f"load_{name}")().DESCR) for name in DESCRIBED)
+
+
+def _diabetes(seed: int) -> Data:
+    """442 patients, 10 columns: how far the illness went on in a year (Efron et al. 2004); the seed is the split."""
+    x, y = library("sklearn.datasets", "scikit-learn").load_diabetes(return_X_y=True)
+    return split_table("diabetes", x, y, test=0.2, val=0.25, seed=seed)
+
+
+def _descriptions(seed: int) -> Data:
+    """Stretches of the description, none of which overlaps another: a fifth for testing, a fifth for validation."""
+    text = description()
+    alphabet = tuple(sorted(set(text)))
+    codes = np.array([alphabet.index(character) for character in text])
+    stretches = torch.from_numpy(codes[: len(codes) // (WINDOW + 1) * (WINDOW + 1)].reshape(-1, WINDOW + 1))
+    rest, test = split_indices(len(stretches), share=0.2, seed=0)
+    train_rows, val = (rest[part] for part in split_indices(len(rest), share=0.25, seed=seed))
+    first, second, third = (TensorDataset(stretches[i, :-1], stretches[i, 1:]) for i in (train_rows, val, test))
+    return Data("descriptions", "characters", first, second, third, classes=alphabet, vocabulary=alphabet)
+
+
+def normalised_tensors(data: Data) -> tuple[Pair, Pair, Pair]:
+    """The three parts in whole tensors, images normalised."""
+    change: nn.Module = nn.Identity() if data.normalisation is None else Normalise(*data.normalisation)
+    train_part, val, test = ((change(x), y) for x, y in map(stack_samples, (data.train, data.val, data.test)))
+    return train_part, val, test
+
+
+def stack_samples(part: Dataset[Any]) -> Pair:
+    """All samples of a part at once."""
+    # A loader draws a number for workers, also without any: not from the global generator.
+    loader = DataLoader(part, batch_size=len(part), generator=torch.Generator())  # type: ignore[arg-type]
+    x, y = next(iter(loader))
+    return x, y
+
+
+def make_network(data: Data, options: Mapping[str, Any], seed: int, *, head: bool = False) -> nn.Module:
+    """The small network of a kind of data, with dropout; for a regression with a variance head if wanted."""
+    name, outputs = NETWORK[data.kind], len(data.classes) or 1 + head
+    return channels_last(build_network(name, network_options(name, data, outputs=outputs, **{**options, "seed": seed})))
+
+
+class WarmedAvUC(losses.AvUC):
+    """Cross-entropy for so many steps, then AvUC with the threshold that the predictions of these steps tell.
+
+    With the default threshold from the first step on, predictions on digits became uncertain and stayed so.
+
+    >>> loss = WarmedAvUC(warmup=1)
+    >>> z, y = torch.tensor([[0.6, 0.4], [0.8, 0.2], [0.1, 0.9]]).log(), torch.tensor([0, 1, 1])
+    >>> [f"{loss(z, y).item():.4f}" for _ in range(2)], f"{loss.threshold:.4f}"
+    (['0.7419', '1.9506'], '0.4997')
+
+    Krishnan & Tickoo (2020), Improving model calibration with accuracy versus uncertainty optimization.
+    """
+
+    def __init__(self, warmup: int) -> None:
+        super().__init__(strength=0.0)
+        self.warmup, self.steps = warmup, 0
+        self.sums = torch.zeros(2, 2, dtype=torch.float64)
+        """Entropy and number of the rows that were wrong, and of those that were right."""
+
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The mean over the batch."""
+        if self.steps < self.warmup:
+            log_probs = torch.log_softmax(logits.detach().movedim(1, -1), dim=-1)
+            entropy, right = entropy_of(log_probs), log_probs.argmax(dim=-1) == labels
+            for side in (0, 1):
+                own = entropy[right == bool(side)].double()
+                self.sums[side] += torch.tensor([own.sum(), len(own)], dtype=torch.float64)
+        elif self.steps == self.warmup:
+            self.strength = self.defaults["strength"]
+            if bool((self.sums[:, 1] > 0).all()):
+                self.threshold = float((self.sums[:, 0] / self.sums[:, 1]).mean())
+        self.steps += 1
+        return super().forward(logits, labels)
+
+
+def make_task(kind: str, *, head: bool = False) -> Task:
+    """How outputs meet a loss."""
+    if kind == "tabular":
+        return Regression(variance_head=head, passes=1)
+    return Classification(classes="last" if kind == "characters" else None)
+
+
+def make_loss(
+    kind: str, *, head: bool = False, clue: Mapping[str, Any] | None = None, ramp: int = 0, name: str = "cross_entropy"
+) -> Any:
+    """The plain loss of a kind of data (of numbers the squared error, with a variance head the Gaussian), or CLUE.
+
+    `name` is another loss of classes. CLUE's square comes in over `ramp` steps, AvUC after them.
+    """
+    if clue is not None:
+        measure: Any = partial(losses.error_and_entropy, classes="last" if kind == "characters" else None)
+        if kind == "tabular":
+            measure = partial(losses.error_and_variance, variance_head=head)
+        return losses.CLUE(measure=measure, ramp=ramp, **clue)
+    if kind == "tabular":
+        return losses.gaussian_nll if head else nn.MSELoss()
+    return WarmedAvUC(ramp) if name == "avuc" else LOSSES[name]()
+
+
+def train_network(
+    network: nn.Module, part: Pair, loss: Any, task: Task, *, seed: int, device: str | None = None, **how: Any
+) -> nn.Module:
+    """Train a network by AdamW with a cosine schedule; return it in evaluation mode, on the device."""
+    parts = (TensorDataset(*part), None, None)
+    how |= {"fabric": make_fabric(device), "evaluate_train": False, "progress": False}
+    train(network, parts, loss, task=task, optimiser="adamw", schedule="cosine", seed=seed, **how)
+    return network.eval()
+
+
+def count_flops(network: nn.Module, loss: Any, part: Pair, task: Task) -> int:
+    """Floating-point operations of one training step, as torch counts them: those of matrix products alone."""
+    counter: Any = import_module("torch.utils.flop_counter").FlopCounterMode(display=False)
+    x, y = part
+
+    def step() -> None:
+        takes_model = getattr(loss, "takes_model", False)
+        value: Tensor = loss(network, x, y) if takes_model else loss(task.for_loss(network(x), y), y)
+        value.backward()  # type: ignore[no-untyped-call]
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network.train()
+        step()  # the first call does one pass more, to see whether the layers before the dropout are random
+        with counter:
+            step()
+    return int(counter.get_total_flops())
+
+
+def sample(networks: Sequence[nn.Module], inputs: Tensor, passes: int, *, seed: Any = 0) -> Tensor:
+    """So many passes with dropout (passes, n, …), shared equally by the members of an ensemble; the rest is left out.
+
+    They are done where the networks are, and brought back to where the inputs are.
+    """
+    each = max(1, passes // len(networks))
+    samples = []
+    for network in networks:
+        device = next(network.parameters()).device
+        samples.append(mc_dropout(network, inputs.to(device), each, seed=seed).to(inputs.device))
+    return torch.cat(samples)
+
+
+def mc_samples(networks: Sequence[nn.Module], inputs: Tensor, passes: int, *, seed: int = 0) -> Iterator[Tensor]:
+    """Samples (passes, n, …) of one batch after the other, each with masks of its own."""
+    rng = np.random.default_rng(seed)
+    for part in torch.split(inputs, BATCH if inputs.is_floating_point() else BATCH // 5):
+        yield sample(networks, part, passes, seed=rng)
+
+
+def forecast(networks: Sequence[nn.Module], part: Pair, kind: str, passes: int, *, head: bool = False) -> Forecast:
+    """The mean of so many passes with dropout, over one part; of texts a row each token."""
+    if kind == "tabular":
+        moments_of_passes = moments(
+            torch.cat(list(mc_samples(networks, part[0], passes)), dim=1).double(), variance_head=head
+        )
+        return Forecast(moments_of_passes.mean, moments_of_passes.variance.clamp(min=VARIANCE_FLOOR), part[1].double())
+    classes: Any = "last" if kind == "characters" else None
+    means = [
+        mean_log_probs(log_probs_of(each, classes)).flatten(end_dim=-2)
+        for each in mc_samples(networks, part[0], passes)
+    ]
+    return Forecast(torch.cat(means).double(), None, part[1].reshape(-1))
+
+
+def figures(test: Forecast, val: Forecast) -> dict[str, Any]:
+    """Every figure of the test part, some also after post-hoc calibration on the validation part.
+
+    `gap` is |mean e − mean u| of errors e and uncertainties u, what CLUE aligns at batch level; `alignment` the mean of
+    that over ten parts of equal size in the order of u; "large" errors of numbers are those above their median.
+
+    >>> z = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6]]).log()
+    >>> found = figures(Forecast(z, None, torch.tensor([0, 0, 0])), Forecast(z, None, torch.tensor([0, 0, 0])))
+    >>> f"{found['nll']:.4f} {found['gap']:.4f} {found['alignment']:.4f} {found['auroc']:.4f}"
+    '0.4149 0.0846 0.2468 1.0000'
+    """
+    error, uncertainty = test.errors, test.uncertainty
+    curve = alignment_curve(error, uncertainty)
+    weights = np.array([part[2] for part in curve]) / len(error)
+    found: dict[str, Any] = {
+        "gap": abs(float(error.mean() - uncertainty.mean())),
+        "alignment": float(weights @ [abs(e - u) for u, e, _ in curve]),
+        "correlation": float(torch.corrcoef(torch.stack([uncertainty, error]))[0, 1]),
+        "curve": curve,
+    }
+    if test.variance is None:
+        pair, after = (test.prediction, test.target), Temperature.fit(val.prediction, val.target)(test.prediction)
+        found |= {name: getattr(metrics, name)(*pair) for name in ("accuracy", "nll", "brier", "ece", "uce")}
+        found |= {"auroc": metrics.auroc(*pair, score="entropy")}
+        found |= {f"{name}_after": getattr(metrics, name)(after, test.target) for name in ("nll", "ece")}
+        return found
+    numbers = _gaussian(test)
+    found |= {name: getattr(regression, name)(*numbers) for name in ("rmse", "ence", "coverage", "crps")}
+    found |= {"nll": regression.gaussian_nll(*numbers), "auroc": ranking.roc_area(uncertainty, error > error.median())}
+    mean, std = VarianceScaling.fit(*_gaussian(val))(numbers[0], numbers[1])
+    found["nll_after"] = regression.gaussian_nll(mean, std, numbers[2])
+    found["ence_after"] = regression.ence(mean, std, numbers[2])
+    return found
+
+
+def validation_nll(part: Forecast) -> float:
+    """The negative log-likelihood, by which level and α are chosen on validation."""
+    if part.variance is None:
+        return metrics.nll(part.prediction, part.target)
+    return regression.gaussian_nll(*_gaussian(part))
+
+
+def alignment_curve(error: Tensor, uncertainty: Tensor, bins: int = BINS) -> list[tuple[float, float, int]]:
+    """Mean uncertainty, mean error and size of parts of nearly equal size, in the order of the uncertainty.
+
+    >>> alignment_curve(torch.tensor([0.0, 2.0, 4.0, 4.0]), torch.tensor([1.0, 2.0, 3.0, 4.0]), bins=2)
+    [(1.5, 1.0, 2), (3.5, 4.0, 2)]
+    """
+    order = uncertainty.argsort(stable=True)
+    parts = zip(uncertainty[order].tensor_split(bins), error[order].tensor_split(bins), strict=True)
+    return [(float(u.mean()), float(e.mean()), len(u)) for u, e in parts if len(u)]
+
+
+def _gaussian(forecast: Forecast) -> tuple[Tensor, Tensor, Tensor]:
+    assert forecast.variance is not None
+    return forecast.prediction, forecast.variance.sqrt(), forecast.target

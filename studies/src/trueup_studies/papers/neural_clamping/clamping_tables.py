@@ -1,0 +1,212 @@
+"""Rows of the study of Neural Clamping as the paper's tables and figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from trueup.reports.figures.reliability import Reliability
+from trueup_studies.ablation import AblationRow
+from trueup_studies.figures import draw, gamma_sweep, panels, starts
+from trueup_studies.grid import Options, Rows, read_toml
+from trueup_studies.papers.neural_clamping.clamping_presets import preset_of
+from trueup_studies.published import normalize_name, published_values
+from trueup_studies.tables import Column, Table, columns, tabulate
+from trueup_studies.trained_networks import KNOWN_WEIGHTS, WeightsSplit
+
+BINS = (5, 10, 15, 20, 25, 30, 50)
+PASS_BACK = 2
+"""Forward passes that a backward one is counted for: what it takes by the clock is not the same twice."""
+
+_WORDS = read_toml(__package__, "titles.toml")
+TITLES, ABLATION, HELD_OUT = _WORDS["titles"], _WORDS["ablation"], _WORDS["held_out"]
+"""Methods as the tables print them; and which images a file of weights has not seen."""
+COSTS = {"nc_short": "Neural Clamping (CE), 1 epoch", **TITLES}
+FIGURES = columns("accuracy", "entropy", "ece", "aece", "sce", "nll")
+COMPARED = ("entropy", "ece", "aece", "sce")
+"""What figure 3 shows of each start."""
+TIMED = ("temperature", "nc_short", "closed", "closed_scaled", "ours", "nc_ce")
+"""Whose costs are compared."""
+
+
+def tables(rows: Rows, options: Options) -> dict[str, Table]:
+    """The paper's tables, and the numbers of its figures."""
+    rows = name_shifts(rows)
+    swept = [row for row in rows if row["part"] == "sweep"]
+    start_rows = [row for row in rows if row["part"] == "starts"]
+    best, scored = choose_gamma(swept, options), scored_rows(rows, options)
+    shown = [row for row in scored if row["method"] in TITLES]
+    order = [name for name in TITLES if any(row["method"] == name for row in scored)]
+    fits = _fit_notes(rows, best, options)
+    bins = [Column(f"ece_{count}", f"{count} bins, %", scale=100, digits=2) for count in BINS]
+    paid = [row for row in scored if row["method"] in TIMED]
+    main, along = (*FIGURES, *columns("T")), (*columns("T", "δ"), *FIGURES[1:], *columns("objective"))
+    passes = (*columns("passes"), *FIGURES[2:], *columns("T", "δ"))
+    cost = f"A pass is one forward over the calibration images; a backward one counts for {PASS_BACK}."
+    both = [{**row, "γ": f"{row['exponent']:g}"} for row in by_rule(swept) if row["method"] == "both"]
+    starts_note = "One network, one set of calibration images, γ = 1: only the seed of the fit differs."
+
+    def table(title: str, rows: Rows, columns: Sequence[Column], notes: Sequence[str], **how: Any) -> Table:
+        named = {"by": "method", "group": ("data", "network"), **how}
+        return tabulate(rows, columns=columns, title=title, notes=notes, **named)
+
+    def size(rows: Rows, by: str = "method") -> str:
+        return _sizes_note(rows, by, options)
+
+    tables = {
+        "methods": table("Tables 1–3: methods", shown, main, [size(shown), *fits], order=order, titles=TITLES),
+        "bins": table(
+            "Appendix D: ECE with other numbers of bins", shown, bins, [size(shown)], order=order, titles=TITLES
+        ),
+    }
+    if paid:
+        order = [name for name in TIMED if any(row["method"] == name for row in paid)]
+        notes = [cost, size(paid)]
+        tables["efficient"] = table("Appendix F: what a fit costs", paid, passes, notes, order=order, titles=COSTS)
+    if best:
+        notes = [size(best), *fits]
+        tables["ablation"] = table("Table 4: ablation", best, main, notes, order=list(ABLATION), titles=ABLATION)
+    if both:
+        tables["gamma"] = table("Figure 2: exponents of the focal loss", both, along, [size(both, "γ")], by="γ")
+    if start_rows:
+        tables["starts"] = table("Figure 3: starts of δ", start_rows, along, [starts_note], by="start")
+    return tables
+
+
+def name_shifts(rows: Rows) -> list[Mapping[str, Any]]:
+    """The rows with the shift of their images in the name of the data: these are no images of the data set itself.
+
+    >>> name_shifts([{"data": "cifar10", "how": {"shift": ["haze", 3]}}])[0]["data"]
+    'cifar10, haze 3'
+    """
+    return [
+        {**row, "data": " ".join([f"{row['data']},", *map(str, row["how"]["shift"])])} if "shift" in row["how"] else row
+        for row in rows
+    ]
+
+
+def scored_rows(rows: Rows, options: Options) -> list[Mapping[str, Any]]:
+    """The rows of every method, Neural Clamping with γ = 0 and with γ, or γ and λ, chosen by ECE too."""
+    swept = [row for row in rows if row["part"] == "sweep"]
+    chosen = {"nc_fl": choose_gamma(swept, options)}
+    if len(by_rule(swept)) < len(swept):
+        chosen["nc_searched"] = choose_gamma(swept, options, penalties=True)
+    joint = [{**row, "method": name} for name, own in chosen.items() for row in own if row["method"] == "both"]
+    by_likelihood = (row for row in by_rule(swept) if row["exponent"] == 0 and row["method"] == "both")
+    joint += [{**row, "method": "nc_ce"} for row in by_likelihood]
+    return [*(row for row in rows if row["part"] == "method"), *joint]
+
+
+def by_rule(swept: Rows) -> list[Mapping[str, Any]]:
+    """The rows whose λ is that of the paper's rule, a tenth of the loss at the start."""
+    return [row for row in swept if row.get("penalty") is None]
+
+
+def choose_gamma(swept: Rows, options: Options, *, penalties: bool = False) -> list[Mapping[str, Any]]:
+    """Of each network and run the rows of the γ > 0 with the least ECE on the calibration set, the smaller if equal.
+
+    With `penalties` of each γ and λ; an oracle looks at the test images instead. A run that has not tried all of them
+    yet is left out: the best of some is not the best.
+    """
+    preset = preset_of(options)
+    wanted = {(gamma, 0.0) for gamma in preset.gammas if gamma > 0}
+    wanted |= {(gamma, value) for gamma in preset.searched_gammas for value in preset.penalties if penalties}
+    runs: dict[tuple[Any, ...], dict[tuple[float, float], list[Mapping[str, Any]]]] = {}
+    for row in swept if penalties else by_rule(swept):
+        if row["exponent"] > 0:
+            key = row["data"], str(row["how"].get("shift")), row["network"], row["seed"]
+            pair = row["exponent"], row.get("penalty") or 0.0
+            runs.setdefault(key, {}).setdefault(pair, []).append(row)
+    best: list[Mapping[str, Any]] = []
+    seen = "ece" if options.oracle else "fit_ece"
+    for by in (by for by in runs.values() if by.keys() >= wanted):
+        errors = {g: next(row[seen] for row in rows if row["method"] == "both") for g, rows in by.items()}
+        known = {g: error for g, error in errors.items() if math.isfinite(error)}
+        best += by[min(known, key=lambda g: (known[g], g))] if known else []
+    return best
+
+
+def figures(rows: Rows, options: Options) -> dict[str, Any]:
+    """The paper's figures 2 and 3, and 4 to 6: a reliability diagram of each method in the first run."""
+    drawings: dict[str, Any] = {}
+    rows = name_shifts(rows)
+    for data, network in dict.fromkeys((row["data"], row["network"]) for row in rows):
+        net_rows = [row for row in rows if (row["data"], row["network"]) == (data, network)]
+        name = f"{data.replace(', ', '-').replace(' ', '-')}-{network.replace(':', '-')}"
+        swept = [row for row in net_rows if row["part"] == "sweep"]
+        if both := [_row(row) for row in by_rule(swept) if row["method"] == "both"]:
+            drawings[f"gamma-{name}"] = draw(gamma_sweep(both), title=f"Figure 2: {data}, {network}").figure
+        if start_rows := [_row(row) for row in net_rows if row["part"] == "starts"]:
+            figure, axes = panels(1, len(COMPARED))
+            for ax, metric in zip(axes, COMPARED, strict=True):
+                draw(starts(start_rows, metric), ax, title="")
+            figure.suptitle(f"Figure 3: {data}, {network}", fontsize="small")
+            drawings[f"starts-{name}"] = figure
+        shown = [row for row in net_rows if row["part"] == "method" and row["method"] in TITLES]
+        shown += [row for row in scored_rows(swept, options) if row["method"] == "nc_fl"]
+        for row in shown:
+            if row["seed"] == 0:
+                record = Reliability(**{k: _array(v) for k, v in row["reliability"].items()})
+                drawings[f"reliability-{name}-{row['method']}"] = draw(record, title=TITLES[row["method"]]).figure
+    return drawings
+
+
+def _row(row: Mapping[str, Any]) -> AblationRow:
+    return AblationRow(**{field.name: row[field.name] for field in fields(AblationRow)})
+
+
+def _array(value: Any) -> Any:
+    return np.asarray(value, dtype=float) if isinstance(value, list) else value
+
+
+def _sizes_note(rows: Rows, by: str, options: Options) -> str:
+    """How many images and runs the rows of a table are of."""
+    sizes = dict.fromkeys((row["data"], row["fit_rows"], row["test_rows"]) for row in rows)
+    samples = "; ".join(f"{data}: {fit:,} images to calibrate on, {test:,} to test" for data, fit, test in sizes)
+    same = "each with a network and a split of its own" if preset_of(options).retrained else "all of the same network"
+    seeds: dict[tuple[Any, ...], set[int]] = {}
+    for row in rows:
+        seeds.setdefault((row["data"], row["network"], row[by]), set()).add(row["seed"])
+    counts = {len(own) for own in seeds.values()}
+    several = f"{'' if len(counts) == 1 else 'up to '}{max(counts, default=0)} runs, {same}"
+    runs = "One run" if counts == {1} else f"Mean ± standard deviation of {several}"
+    return f"{samples}. {runs}; 15 bins unless said otherwise."
+
+
+def _fit_notes(rows: Rows, best: Rows, options: Options) -> list[str]:
+    """How Neural Clamping was fitted, and what is known of weights from files."""
+    preset, notes = preset_of(options), []
+    if best:
+        chosen: dict[str, list[str]] = {}
+        for row in best:
+            if row["method"] == "both":
+                chosen.setdefault(f"{row['data']}, {row['network']}", []).append(f"{row['exponent']:g}")
+        several = len(chosen) > 1
+        exponents = "; ".join(", ".join(own) + f" ({name})" * several for name, own in chosen.items())
+        notes.append(
+            f"Neural Clamping by SGD: rate 0.001, no momentum, {preset.epochs} epochs, batches of {preset.batch}; γ of "
+            f"least ECE on the {'test' if options.oracle else 'calibration'} images: {exponents}."
+        )
+    if any("shift" in row["how"] for row in rows):
+        notes.append("Shifted images, by corruption and severity, both to calibrate on and to test on.")
+    if any(row["how"].get("resize") == "squash" for row in rows):
+        notes.append("Pictures are scaled to 224 × 224 pixels whatever their shape, as the released code does.")
+    if any(row["data"] == "imagenet" and row.get("method") == "nc_code_augmented" for row in rows):
+        notes.append("Augmented: crops out of the scaled picture with a margin of zeros, where the released code takes "
+                     "them out of one of 256 pixels.")  # fmt: skip
+    for name, data, how in {row["network"]: (row["network"], row["data"], row["how"]) for row in rows}.values():
+        if how.get("weights"):
+            split = KNOWN_WEIGHTS.get(how.get("digest", "")) or WeightsSplit(*how["split"])
+            whose = "the paper's weights" if split.published else "other weights than the paper's"
+            notes.append(f"{name}: {whose}, {how['weights']}; {HELD_OUT[split.held_out]}.")
+        elif "epochs" in how and normalize_name(data) in _published_data():
+            notes.append(f"{name}: trained here, so other weights than the paper's.")
+    return notes
+
+
+def _published_data() -> set[str]:
+    return {normalize_name(value.dataset) for value in published_values("neural-clamping")}

@@ -1,0 +1,168 @@
+"""What a network is trained for: how its outputs meet a loss, and the metrics after every epoch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trueup import metrics
+from trueup.calibrators.temperature import WIDE_GRID, Temperature
+from trueup.convert import flatten
+from trueup.io.predictions import Predictions
+from trueup.metrics import regression
+from trueup.models._tensors import upcast_half
+from trueup.models.batches import arguments_of, logits_of
+from trueup.models.dropout import VARIANCE_FLOOR, Classes, has_dropout, mc_dropout, moments
+from trueup_studies.training.data.dataset import Kind
+
+
+class Forecasts(NamedTuple):
+    """Gaussian forecasts of numbers, all (n,), and what the numbers were: `VarianceScaling.fit(*forecasts)`."""
+
+    mean: Any
+    std: Any
+    targets: Any
+
+
+@dataclass(frozen=True)
+class Classification:
+    """Logits (n, K) and labels (n,); of tokens or pixels, `classes` names where the classes are.
+
+    `classes="last"` is (n, …, K), as language models give them, and `classes="first"` (n, K, …), with labels (n, …).
+    Labels `ignore_index` do not count; a loss has an `ignore_index` of its own.
+    """
+
+    classes: Classes = None
+    ignore_index: int = -100
+
+    def for_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Classes second, as torch's losses and ours want them."""
+        self._check(outputs, labels)
+        return outputs.movedim(-1, 1) if self.classes == "last" else outputs
+
+    def _check(self, outputs: Tensor, labels: Tensor) -> None:
+        if labels.is_floating_point():
+            wanted = "labels must be integers, or numbers with task=Regression()"
+            raise ValueError(f"{wanted}, got {labels.dtype}".replace("torch.", ""))
+        if self.classes is None and outputs.ndim != 2:
+            wanted = "the network's outputs must be (n, K), or tokens with task=Classification(classes=…)"
+            raise ValueError(f"{wanted}, got {tuple(outputs.shape)}")
+
+    def predict(self, model: nn.Module, inputs: Any) -> Tensor:
+        """Its logits."""
+        args, kwargs = arguments_of(inputs)
+        return logits_of(model(*args, **kwargs))
+
+    def to_rows(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        """Logits (m, K) and labels (m,)."""
+        self._check(outputs, labels)
+        return flatten(upcast_half(outputs), labels, classes=self.classes, ignore_index=self.ignore_index)
+
+    def correct(self, rows: tuple[Tensor, ...]) -> Tensor:
+        """Whether the greatest logit is the label's."""
+        logits, labels = rows
+        return logits.argmax(dim=1) == labels
+
+    def predictions(self, rows: tuple[Tensor, ...]) -> Predictions:
+        """The pair."""
+        return Predictions(*rows)
+
+    def figures(self, val: Predictions | None, test: Predictions | None) -> Mapping[str, float]:
+        """Accuracy, NLL and ECE of the one half, ECE and the least ECE that a temperature can give of the other."""
+        figures: dict[str, float] = {}
+        if val is not None:
+            figures |= {"accuracy": metrics.accuracy(*val), "nll": metrics.nll(*val), "ece": metrics.ece(*val)}
+        if test is not None:
+            best = Temperature.fit_ece(*test, temperatures=WIDE_GRID)(test.logits)
+            figures |= {"test_ece": metrics.ece(*test), "optimal_ece": metrics.ece(best, test.labels)}
+        return figures
+
+
+@dataclass(frozen=True)
+class Regression:
+    """Outputs (n,) or (n, targets) and numbers of the same shape; with `variance_head` outputs (n, 2·targets).
+
+    `models.moments` says what a variance head gives, and `losses.gaussian_nll` trains it. The forecast after an epoch
+    is that of so many Monte-Carlo `passes` where the network has dropout. Without dropout or a variance head a
+    network announces no error, and NLL and ENCE are NaN.
+    """
+
+    variance_head: bool = False
+    passes: int = 10
+
+    def for_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """In the shape of the numbers: (n, 1) beside (n,) would make n² differences."""
+        if self.variance_head or outputs.shape == labels.shape:
+            return outputs
+        if outputs.numel() != labels.numel() or len(outputs) != len(labels):
+            wanted = f"the network's outputs must have the shape of the targets, {tuple(labels.shape)}"
+            hint = "; a mean and a variance are task=Regression(variance_head=True)"
+            twice = hint if outputs.numel() == 2 * labels.numel() else ""
+            raise ValueError(f"{wanted}, got {tuple(outputs.shape)}{twice}")
+        return outputs.reshape(labels.shape)
+
+    def predict(self, model: nn.Module, inputs: Any) -> Tensor:
+        """Samples (passes, n, …)."""
+        if self.passes > 1 and has_dropout(model):
+            return mc_dropout(model, inputs, self.passes)
+        args, kwargs = arguments_of(inputs)
+        return logits_of(model(*args, **kwargs))[None]
+
+    def to_rows(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        """Mean, standard deviation and target of each number, in float64."""
+        if not labels.is_floating_point():
+            raise ValueError(f"targets must be floating point, got {labels.dtype}".replace("torch.", ""))
+        forecast = moments(outputs.double(), variance_head=self.variance_head)
+        if forecast.mean.numel() != labels.numel():
+            shape = tuple(outputs.shape[1:])
+            raise ValueError(f"the network's outputs must fit targets {tuple(labels.shape)}, got {shape}")
+        known = self.variance_head or len(outputs) > 1
+        variance = forecast.variance.clamp(min=VARIANCE_FLOOR) if known else torch.zeros_like(forecast.mean)
+        return forecast.mean.reshape(-1), variance.sqrt().reshape(-1), labels.double().reshape(-1)
+
+    def correct(self, rows: tuple[Tensor, ...]) -> Tensor:
+        """None: a number is never right."""
+        return torch.zeros(0, dtype=torch.bool)
+
+    def predictions(self, rows: tuple[Tensor, ...]) -> Forecasts:
+        """The three by name."""
+        return Forecasts(*rows)
+
+    def figures(self, val: Forecasts | None, test: Forecasts | None) -> Mapping[str, float]:
+        """RMSE, NLL and ENCE of the one half, ENCE of the other."""
+        figures: dict[str, float] = {}
+        if val is not None:
+            figures |= {"rmse": regression.rmse(*val), "nll": _nll(val), "ence": _ence(val)}
+        if test is not None:
+            figures["test_ence"] = _ence(test)
+        return figures
+
+
+Task: TypeAlias = Classification | Regression
+"""What a network is trained for."""
+
+KINDS: Mapping[Kind, Task] = {
+    "image": Classification(),
+    "text": Classification(),
+    "characters": Classification(classes="last"),
+    "tabular": Regression(),
+}
+"""The task that goes with each kind of data set."""
+
+
+def _has_variance(forecasts: Forecasts) -> bool:
+    return bool(np.any(np.asarray(forecasts.std) > 0))
+
+
+def _nll(forecasts: Forecasts) -> float:
+    return regression.gaussian_nll(*forecasts) if _has_variance(forecasts) else math.nan
+
+
+def _ence(forecasts: Forecasts) -> float:
+    return regression.ence(*forecasts) if _has_variance(forecasts) else math.nan

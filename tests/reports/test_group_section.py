@@ -1,0 +1,139 @@
+"""Where is it wrong: the section of the page, its record and words; and a page whose rows have weights."""
+
+import re
+
+import numpy as np
+import pytest
+
+from trueup import from_probs
+from trueup.metrics.groups import evaluate_groups
+from trueup.reports import (
+    Report,
+    class_errors,
+    confidence_histogram,
+    group_errors,
+    numbers,
+    report,
+    risk_coverage,
+    summary,
+    temperature_sweep,
+)
+
+RNG = np.random.default_rng(0)
+P = RNG.uniform(0.05, 0.6, 1500)
+WARD = RNG.choice(["A", "B", "C"], 1500, p=[0.6, 0.35, 0.05])
+SEX = RNG.choice(["f", "m"], 1500)
+Y = (RNG.random(1500) < P + 0.2 * (WARD == "B")).astype(int)
+PAIR = from_probs(np.stack([1 - P, P], axis=1)), Y
+
+
+@pytest.fixture(scope="module")
+def found():
+    return report(PAIR, methods=["temperature", "platt"], groups={"ward": WARD, "sex": SEX}, progress=False).audit
+
+
+def test_record_holds_the_table(found):
+    table = found.scores.group_tables["raw"]
+    record = group_errors(table, "ward")
+    assert record.names[0] == "B"
+    for k, name in enumerate(record.names):
+        row = table["ward", name]
+        assert (record.rows[k], record.low[k], record.high[k]) == (row.rows, row.difference.low, row.difference.high)
+        assert record.difference[k] == pytest.approx(row.difference.value)
+        assert record.detectable[k] == row.detectable
+    assert record.too_low.tolist() == [True, False, False]
+    assert record.heterogeneity == table.heterogeneity["ward"]
+    with pytest.raises(ValueError, match="column must be one of ward, sex, got none"):
+        group_errors(table)
+    with pytest.raises(ValueError, match="column must be one of ward, sex, got 'age'"):
+        group_errors(table, "age")
+
+
+def test_words_name_the_worst_what_could_be_missed_and_the_test(found):
+    record = group_errors(found.scores.group_tables["raw"], "ward")
+    told = summary(record)
+    rates = f"{Y[WARD == 'B'].mean():.1%} happened where {P[WARD == 'B'].mean():.1%} were predicted".replace("%", " %")
+    assert "1 of 3 groups is shown to be wrong on average. The worst is B: " + rates in told
+    assert re.search(r"could have been missed in A \(\d+ rows\), one below [\d.]+ % in C \(\d+ rows\)", told)
+    assert (
+        "The groups differ by more than chance: one correction would not be right for all of them (p ≤ 0.001)" in told
+    )
+    same = group_errors(evaluate_groups(np.full(400, 0.5), np.arange(400) % 2, np.arange(400) // 200))
+    assert "None of 2 groups is shown to be wrong" in summary(same)
+    assert "Chance could explain how the groups differ" in summary(same)
+    alone = group_errors(evaluate_groups([0.5] * 40, [1] * 40, ["x"] * 40))
+    assert summary(alone).startswith("The one group is shown to be wrong on average. The worst is x: 100.0 % happened")
+    assert summary(group_errors(evaluate_groups([], [], []))) == "There are no groups to judge."
+    says = group_errors(found.scores.group_tables["raw"], "ward", event=False)
+    assert "were right where it said" in summary(says)
+    assert numbers(says)[0][:4] == ["ward", "Rows", "Mean confidence", "Accuracy"]
+
+
+def test_more_groups_than_are_drawn_are_counted():
+    from trueup.reports import chart
+
+    record = group_errors(evaluate_groups(P, Y, np.arange(1500) % 40))
+    assert "The chart shows 25 groups; 15 with weaker evidence are not drawn." in summary(record)
+    assert len(chart(record).layout.yaxis.tickvals) == 25
+    assert len(numbers(record)[1]) == 40
+
+
+def test_page_has_the_section_only_with_groups(found):
+    page = Report(found).html()
+    assert "Where is it wrong?" in page
+    stages = ["before"] if found.chosen == "raw" else ["before", "after"]
+    for k in range(2):
+        for stage in stages:
+            assert f'id="groups-{k}-{stage}"' in page
+    assert "by ward" in page
+    assert "by sex" in page
+    plain = report(PAIR, methods=["temperature"], progress=False).audit
+    assert "Where is it wrong?" not in Report(plain).html()
+
+
+def test_both_stages_have_one_order_in_which_no_error_is_hidden(found):
+    from trueup.reports.figures.groups import section
+
+    panels = section(found, None).panels
+    for before, after in zip(panels[::2], panels[1::2], strict=True):
+        assert before.record.names == after.record.names
+        assert before.options["reach"] == after.options["reach"]
+
+
+WEIGHTS = 1.0 + np.arange(1500) % 3
+COPIES = np.repeat(np.arange(1500), WEIGHTS.astype(int))
+Z3 = RNG.normal(size=(1500, 3))
+Y3 = (Z3 / 2 + RNG.gumbel(size=Z3.shape)).argmax(axis=1)
+
+
+def test_weighted_figures_are_those_of_duplicated_rows():
+    for make, fields in (
+        (confidence_histogram, ("right", "wrong", "mean", "accuracy")),
+        (class_errors, ("error", "probability", "frequency")),
+        (temperature_sweep, ("temperatures", "nll", "ece")),
+    ):
+        weighted, copied = make(Z3, Y3, weights=WEIGHTS), make(Z3[COPIES], Y3[COPIES])
+        for field in fields:
+            np.testing.assert_allclose(getattr(weighted, field), getattr(copied, field), rtol=1e-5, atol=1e-7)
+    weighted, copied = risk_coverage(Z3, Y3, weights=WEIGHTS), risk_coverage(Z3[COPIES], Y3[COPIES])
+    np.testing.assert_allclose(
+        np.interp(0.5, weighted.coverage, weighted.risk), np.interp(0.5, copied.coverage, copied.risk), atol=5e-3
+    )
+    assert weighted.risk[-1] == pytest.approx(copied.risk[-1])
+    assert weighted.aurc == pytest.approx(copied.aurc, abs=2e-3)
+    np.testing.assert_allclose(weighted.best[-1], weighted.risk[-1])
+
+
+def test_a_factor_in_all_weights_changes_nothing_on_the_page():
+    pages = []
+    for factor in (1.0, 1e-3):
+        result = report((Z3, Y3), methods=["temperature"], weights=factor * WEIGHTS, progress=False).audit
+        page = Report(result).html()
+        assert "Rows count by their weights" in page
+        assert "1,500 rows tell as much as 1,286 of equal weight" in page
+        pages.append(result)
+    one, two = pages
+    assert one.weights.mean() == pytest.approx(1.0)
+    np.testing.assert_allclose(one.weights, two.weights)
+    for metric in one.scores.metrics:
+        assert one.scores["raw", metric].value == pytest.approx(two.scores["raw", metric].value, abs=1e-9)
