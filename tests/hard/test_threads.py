@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 from child_processes import FORKS, save_some
+from fuzz_readers import parameters
 from saves import SAVES
 
 import trueup
 from fitted import CLASSES, fitted
-from fuzz_readers import parameters
 from strategies import calibrated
 from trueup import load, save
 
