@@ -67,7 +67,7 @@ def simulate(world: World, *, simulations: int, groups: int = 20, seed: int = 0)
         truth = expit(world.slope * odds + shift[group])
         outcome = rng.random(len(group)) < truth
         weights = rng.gamma(2.0, size=len(group)) if world.weighted else None
-        table = evaluate_groups(expit(odds), outcome, group, weights=weights)
+        table = evaluate_groups(expit(odds), outcome, group, sample_weight=weights)
         nodes = centre[:, None] + world.spread * _NODES
         delta = (expit(world.slope * nodes + shift[:, None]) - expit(nodes)) @ _SHARES
         found = [table[g].difference for g in range(groups)]

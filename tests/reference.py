@@ -600,19 +600,20 @@ def em_weights(probs, labels, prior, steps=20000):
     return weights
 
 
-def nll_of_mixture(probs, labels, weights):
+def nll_of_mixture(probs, labels, sample_weight):
     """The mean log-loss of a mixture of probabilities (parts, n, classes)."""
     return -sum(
-        math.log(sum(w * part[i, y] for w, part in zip(weights, probs, strict=True))) for i, y in enumerate(labels)
+        math.log(sum(w * part[i, y] for w, part in zip(sample_weight, probs, strict=True)))
+        for i, y in enumerate(labels)
     ) / len(labels)
 
 
-def brier_of_mixture(probs, labels, weights):
+def brier_of_mixture(probs, labels, sample_weight):
     """Its mean Brier score."""
     total = 0.0
     for i, y in enumerate(labels):
         for k in range(probs.shape[2]):
-            mixed = sum(w * part[i, k] for w, part in zip(weights, probs, strict=True))
+            mixed = sum(w * part[i, k] for w, part in zip(sample_weight, probs, strict=True))
             total += (mixed - (1.0 if k == y else 0.0)) ** 2
     return total / len(labels)
 

@@ -284,7 +284,9 @@ def classes_last(logits: Any, classes: Literal["first", "last"] | None) -> Any:
     return logits.movedim(1, -1) if is_tensor(logits) else np.moveaxis(logits, 1, -1)
 
 
-def as_event(logits: Any, labels: Any, event: int | str, *, names: Sequence[str] | None = None) -> tuple[Any, Any]:
+def as_event(
+    logits: Any, labels: Any, event: int | str, *, class_names: Sequence[str] | None = None
+) -> tuple[Any, Any]:
     """Turn a pair into that of an event: logits (ln(1 − p), ln p) with p = P(class `event`), labels 1[y = event].
 
     Both logarithms are right to the last digits, however near p is to 0 or 1. Of two classes the logits stay as they
@@ -295,18 +297,18 @@ def as_event(logits: Any, labels: Any, event: int | str, *, names: Sequence[str]
     (array([[0.5, 0.5]]), array([1]))
     """
     z, y = as_arrays(logits, labels)
-    number = event_class(event, z.shape[1], names)
+    number = event_class(event, z.shape[1], class_names)
     return match_kind(_two_columns(z, number), logits), match_kind((y == number).astype(np.int64), logits)
 
 
-def event_logits(logits: Any, event: int | str, *, names: Sequence[str] | None = None) -> Any:
+def event_logits(logits: Any, event: int | str, *, class_names: Sequence[str] | None = None) -> Any:
     """The logits of `as_event`, where there are no labels: what a calibrator that was fitted to an event takes.
 
     >>> np.exp(event_logits(np.log([[0.2, 0.3, 0.5]]), 2))
     array([[0.5, 0.5]])
     """
     z = as_logits(logits)
-    return match_kind(_two_columns(z, event_class(event, z.shape[1], names)), logits)
+    return match_kind(_two_columns(z, event_class(event, z.shape[1], class_names)), logits)
 
 
 def _two_columns(z: np.ndarray, event: int) -> np.ndarray:

@@ -42,7 +42,7 @@ def test_probabilities_on_an_edge_stay_there_on_their_way_through_logits(dtype, 
     index = np.array([equal_width_index(c, bins, closed) for c in p])
     predicted = p > 0.5
     for z in (logits, torch.tensor(logits)):
-        tally = Bins.of(z[predicted], labels[predicted], bins=bins, closed=closed, fold=True)
+        tally = Bins.of(z[predicted], labels[predicted], bins=bins, closed=closed, top_label=True)
         assert tally.count.tolist() == np.bincount(index[predicted], minlength=bins).tolist()
         tally = Bins.of(np.asarray(z)[:, ::-1], labels, bins=bins, closed=closed)  # class 1 is on the edges
         assert tally.count.tolist() == np.bincount(index, minlength=bins).tolist()

@@ -50,12 +50,12 @@ def test_splits_do_not_depend_on_the_order_of_rows(split, rows, seed):
     assert _groups_of_content(split, z[order], y[order], 3) == _groups_of_content(split, z, y, 3)
 
 
-@given(rows=discrete_pairs, folds=st.integers(2, 5))
-def test_folds_share_labels_evenly(rows, folds):
+@given(rows=discrete_pairs, n_folds=st.integers(2, 5))
+def test_folds_share_labels_evenly(rows, n_folds):
     z, y = torch.tensor([row for row, _ in rows]), torch.tensor([label for _, label in rows])
-    fold = stratified_folds(z, y, folds)
+    fold = stratified_folds(z, y, n_folds)
     for kind in (fold, *(fold[y.numpy() == label] for label in set(y.tolist()))):
-        counts = np.bincount(kind, minlength=folds)
+        counts = np.bincount(kind, minlength=n_folds)
         assert counts.max() - counts.min() <= 1
 
 
@@ -174,7 +174,7 @@ class TestClusters:
     def test_auto_and_weights(self):
         z, y, image = images(12, 40, classes=3, sharpness=2.5)
         weights = np.where(image == 3, 0.0, 1.0)
-        chosen = METHODS["auto"](z, y, clusters=image, weights=weights, progress=False)
+        chosen = METHODS["auto"](z, y, clusters=image, sample_weight=weights, progress=False)
         assert chosen.choice.scores["bayesian_temperature"] < chosen.choice.scores["identity"]
         one = standard_error(np.repeat([1.0, 2.0, 4.0], 5), clusters=Clusters(np.repeat([0, 1, 2], 5), [0, 1, 2]))
         assert one == pytest.approx(np.std([1, 2, 4], ddof=1) / np.sqrt(3))

@@ -46,7 +46,7 @@ def test_rows_without_weight_do_not_count():
     z, y = calibrated(40, 3)
     rows = np.arange(40) % 2
     alone = bayesian_temperature(z[rows > 0], y[rows > 0])
-    np.testing.assert_allclose(bayesian_temperature(z, y, weights=3.0 * rows)(z), alone(z), atol=1e-9)
+    np.testing.assert_allclose(bayesian_temperature(z, y, sample_weight=3.0 * rows)(z), alone(z), atol=1e-9)
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, np.inf, np.nan])

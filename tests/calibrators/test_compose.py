@@ -48,7 +48,7 @@ def test_cross_fitted_rows_are_calibrated_by_strangers():
         seen.append(logits.copy())
         return Temperature(2.0)
 
-    out = cross_fit(spy, folds=3)(LOGITS, LABELS)
+    out = cross_fit(spy, n_folds=3)(LOGITS, LABELS)
     assert np.allclose(out, LOGITS / 2)
     assert len(seen) == 3
     assert sum(len(part) for part in seen) == 2 * len(LOGITS)

@@ -201,10 +201,14 @@ def test_beta_with_plain_targets_is_a_logistic_regression_on_the_labels():
 
 @pytest.mark.parametrize("method", ["platt", "beta", "quadratic"])
 @pytest.mark.parametrize("weights", [None, np.arange(1.0, 21)])
-def test_labels_that_are_all_right_leave_a_sure_network_as_sure(method, weights):
+def test_labels_that_are_all_right_leave_a_sure_network_as_sure(method, sample_weight):
     z = np.random.default_rng(0).normal(size=(20, 3)) * 10
     y = z.argmax(axis=1)
-    mapped = METHODS[method](z, y, weights=weights)(z)
-    assert metrics.nll(mapped, y, weights=weights) <= metrics.nll(z, y, weights=weights) + 1e-12
-    unsure = METHODS[method](z / 10, y, weights=weights)(z / 10)  # where the curves do better, they are taken
-    assert metrics.nll(unsure, y, weights=weights) < metrics.nll(z / 10, y, weights=weights) - 0.01
+    mapped = METHODS[method](z, y, sample_weight=sample_weight)(z)
+    assert metrics.nll(mapped, y, sample_weight=sample_weight) <= metrics.nll(z, y, sample_weight=sample_weight) + 1e-12
+    unsure = METHODS[method](z / 10, y, sample_weight=sample_weight)(
+        z / 10
+    )  # where the curves do better, they are taken
+    assert (
+        metrics.nll(unsure, y, sample_weight=sample_weight) < metrics.nll(z / 10, y, sample_weight=sample_weight) - 0.01
+    )

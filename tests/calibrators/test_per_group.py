@@ -57,7 +57,7 @@ def test_groups_that_differ_get_their_own_map():
     assert metrics.nll(fitted(Z, groups=SITE), Y) < metrics.nll(pooled(Z), Y) - 0.01
     weights = np.where(np.arange(6000) < 10, 0.0, 1.0)
     weights[20] = 2.0
-    assert per_group("temperature")(Z, Y, groups={"site": SITE}, weights=weights).names == ["A", "B"]
+    assert per_group("temperature")(Z, Y, groups={"site": SITE}, sample_weight=weights).names == ["A", "B"]
 
 
 def test_the_map_of_all_rows_is_left_where_groups_are_alike_or_small():

@@ -11,7 +11,7 @@ from trueup.calibrators.likelihood import Penalty, Problem, matrix_problem
 from trueup.calibrators.row_span import RowSpanProblem
 
 
-def few(n, classes, seed=0, *, absent=False, weights=False):
+def few(n, classes, seed=0, *, absent=False, sample_weight=False):
     rng = np.random.default_rng(seed)
     z = rng.normal(size=(n, classes)) * 2
     y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
@@ -19,7 +19,7 @@ def few(n, classes, seed=0, *, absent=False, weights=False):
         gone = rng.random(z.shape) < 0.2
         gone[np.arange(n), y] = False
         z[gone] = -np.inf
-    w = rng.random(n) + 0.5 if weights else None
+    w = rng.random(n) + 0.5 if sample_weight else None
     return z, y, w
 
 
@@ -32,8 +32,8 @@ def few(n, classes, seed=0, *, absent=False, weights=False):
     st.integers(0, 100),
 )
 @settings(max_examples=12)
-def test_it_is_the_minimum_over_all_matrices(n, strengths, on, absent, weights, seed):
-    z, y, w = few(n, 16, seed, absent=absent, weights=weights)
+def test_it_is_the_minimum_over_all_matrices(n, strengths, on, absent, sample_weight, seed):
+    z, y, w = few(n, 16, seed, absent=absent, sample_weight=sample_weight)
     penalty = Penalty(*strengths)
     whole = Problem(z, y, penalty, on=on, scale=0.7, w=w)
     small = matrix_problem(z, y, penalty, on=on, scale=0.7, w=w)
@@ -46,7 +46,7 @@ def test_it_is_the_minimum_over_all_matrices(n, strengths, on, absent, weights, 
 
 
 def test_its_gradient_is_that_of_its_value():
-    z, y, w = few(5, 12, weights=True)
+    z, y, w = few(5, 12, sample_weight=True)
     small = matrix_problem(z, y, Penalty(0.1, 0.2, 0.3, 1.0), on="log_probs", w=w)
     objective = small.penalise(small.likelihood(), small.total)
     rng = np.random.default_rng(1)

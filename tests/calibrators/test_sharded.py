@@ -295,13 +295,13 @@ def weighted(request, tmp_path_factory):
 def test_weights_of_shards_are_those_of_rows_in_memory(weighted, method):
     folder, z, y, w = weighted
     ours, theirs = (
-        fit(method, Shards.of(folder, weights="w"), progress=False)(z),
-        trueup.METHODS[method](z, y, weights=w)(z),
+        fit(method, Shards.of(folder, sample_weight="w"), progress=False)(z),
+        trueup.METHODS[method](z, y, sample_weight=w)(z),
     )
     if method == "histogram_mass":  # whose cuts are on a grid: a few rows near one change their bin
         assert np.median(np.abs(ours - theirs)) < 0.02
     else:
-        assert metrics.nll(ours, y, weights=w) == pytest.approx(metrics.nll(theirs, y, weights=w), abs=1e-7)
+        assert metrics.nll(ours, y, sample_weight=w) == pytest.approx(metrics.nll(theirs, y, sample_weight=w), abs=1e-7)
         np.testing.assert_allclose(ours, theirs, atol=2e-3)
 
 
@@ -309,4 +309,4 @@ def test_weights_of_shards_that_are_all_zero_are_one_clear_error(tmp_path):
     z, y = drawn(50)
     np.savez(tmp_path / "a.npz", logits=z, labels=y, w=np.zeros(50))
     with pytest.raises(ValueError, match="w must not all be zero"):
-        fit("temperature", Shards.of(tmp_path, weights="w"), progress=False)
+        fit("temperature", Shards.of(tmp_path, sample_weight="w"), progress=False)

@@ -25,7 +25,7 @@ ODDS = Z[:, 1] - Z[:, 0]
 def test_isotonic_equals_scikit_learn():
     p = expit(ODDS)
     peer = IsotonicRegression(out_of_bounds="clip").fit(p, Y, sample_weight=W)
-    fitted = Isotonic.fit(Z, Y, weights=W)
+    fitted = Isotonic.fit(Z, Y, sample_weight=W)
     margin = 1 / (W.sum() ** 2 / (W @ W) + 2)
     wanted = np.clip(peer.predict(p), margin, 1 - margin)
     np.testing.assert_allclose(fitted.confidence(Z), wanted, atol=1e-8)
@@ -34,7 +34,7 @@ def test_isotonic_equals_scikit_learn():
 
 def test_platt_with_plain_targets_equals_logistic_regression():
     peer = LogisticRegression(C=np.inf, tol=1e-12, solver="newton-cholesky").fit(ODDS[:, None], Y, sample_weight=W)
-    fitted = Platt.fit(Z, Y, targets="plain", weights=W)
+    fitted = Platt.fit(Z, Y, targets="plain", sample_weight=W)
     assert float(fitted.slope[1]) == pytest.approx(peer.coef_[0, 0], abs=1e-8)
     assert float(fitted.offset[1]) == pytest.approx(peer.intercept_[0], abs=1e-8)
 
@@ -45,7 +45,7 @@ def test_beta_with_plain_targets_equals_logistic_regression_on_both_logarithms()
     x = np.stack([np.log(p), -np.log1p(-p)], axis=1)
     peer = LogisticRegression(C=np.inf, tol=1e-12, solver="newton-cholesky").fit(x, y, sample_weight=w)
     z = np.stack([np.log1p(-p), np.log(p)], axis=1)
-    found = np.exp(Beta.fit(z, y, targets="plain", weights=w)(z))[:, 1]
+    found = np.exp(Beta.fit(z, y, targets="plain", sample_weight=w)(z))[:, 1]
     np.testing.assert_allclose(found, peer.predict_proba(x)[:, 1], atol=1e-8)
 
 
@@ -63,7 +63,7 @@ def test_compiled_sums_equal_the_slow_ones(classes, dtype):
             _numpy_temperature(z.double().numpy(), y.numpy(), 0.7, np.asarray(w)), rel=10 * error
         )
         weight, bias, shift = RNG.normal(1, 0.2, classes), RNG.normal(size=classes), RNG.normal(size=60)
-        found = vector_sums(z, y, weight, bias, scale=0.7, shift=shift, weights=w, quick=quick)
+        found = vector_sums(z, y, weight, bias, scale=0.7, shift=shift, sample_weight=w, quick=quick)
         slow = _numpy_vector(z.double().numpy(), y.numpy(), (weight, bias), 0.7, shift, np.asarray(w))
         np.testing.assert_allclose(found, slow, rtol=10 * error, atol=100 * error)
 
@@ -87,12 +87,12 @@ def test_weighted_chunks_have_equal_weight():
 def test_compositions_pass_weights_on():
     copies = np.repeat(np.arange(300), whole := RNG.integers(0, 4, 300))
     for fit in (chain("temperature", "vector"), one_vs_rest("temperature")):
-        np.testing.assert_allclose(fit(Z, Y, weights=whole)(Z), fit(Z[copies], Y[copies])(Z), atol=1e-5)
+        np.testing.assert_allclose(fit(Z, Y, sample_weight=whole)(Z), fit(Z[copies], Y[copies])(Z), atol=1e-5)
     heavy = np.where((ODDS > 0) == Y, 1.0, 1.5)
     for fit in (grid("matrix", penalty=[1e-3, 1.0]), choose(["temperature", "svs"])):
-        calm = fit(Z, Y, weights=heavy)(Z)
+        calm = fit(Z, Y, sample_weight=heavy)(Z)
         assert metrics.entropy(calm, Y) > metrics.entropy(fit(Z, Y)(Z), Y) + 0.02
-    held_out = cross_fit("temperature")(Z, Y, weights=np.where(np.arange(300) == 0, 0.0, heavy))
+    held_out = cross_fit("temperature")(Z, Y, sample_weight=np.where(np.arange(300) == 0, 0.0, heavy))
     assert held_out.shape == Z.shape
     assert metrics.entropy(held_out, Y) > metrics.entropy(cross_fit("temperature")(Z, Y), Y) + 0.02
 
@@ -100,13 +100,13 @@ def test_compositions_pass_weights_on():
 def test_the_simplest_by_weighted_rows():
     one, two = np.array([0.9, 0.4, 0.8, 0.3]), np.array([0.8, 0.5, 0.6, 0.4])
     losses = {"identity": one, "temperature": two}
-    assert simplest(losses, standard_errors=0.0, weights=np.array([1.0, 9.0, 1.0, 9.0])) == "identity"
-    assert simplest(losses, standard_errors=0.0, weights=np.array([9.0, 1.0, 9.0, 1.0])) == "temperature"
+    assert simplest(losses, standard_errors=0.0, sample_weight=np.array([1.0, 9.0, 1.0, 9.0])) == "identity"
+    assert simplest(losses, standard_errors=0.0, sample_weight=np.array([9.0, 1.0, 9.0, 1.0])) == "temperature"
 
 
 def test_estimators_pass_sample_weights_on():
     heavy = np.where((ODDS > 0) == Y, 1.0, 1.5)
-    by_hand = Temperature.fit(Z, Y, weights=heavy)
+    by_hand = Temperature.fit(Z, Y, sample_weight=heavy)
     found = LogitCalibrator().fit(Z, Y, sample_weight=heavy)
     assert float(found.calibrator_.temperature) == pytest.approx(float(by_hand.temperature))
     model = CalibratedClassifier(LogisticRegression(), cv=3)

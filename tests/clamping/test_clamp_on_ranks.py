@@ -107,8 +107,8 @@ class Weighted(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, x, weights):
-        return self.model(x) * (weights.sum() / 780)
+    def forward(self, x, sample_weight):
+        return self.model(x) * (sample_weight.sum() / 780)
 
 
 def shared(rank):

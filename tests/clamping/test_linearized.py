@@ -56,10 +56,10 @@ def test_the_plain_norm_may_hold_everything_at_zero():
 
 def test_temperature_wins_where_there_is_nothing_to_gain_and_not_where_there_is():
     lams = (1e-1, 1e-2, 1e-4)
-    nothing = cross_validate(drawn(), Loss(), "l2sq", lams, folds=5)
+    nothing = cross_validate(drawn(), Loss(), "l2sq", lams, n_folds=5)
     gain, error = nothing.gain(nothing.best())
     assert gain <= error
-    something = cross_validate(drawn(signal=0.5), Loss(), "l2sq", lams, folds=5)
+    something = cross_validate(drawn(signal=0.5), Loss(), "l2sq", lams, n_folds=5)
     assert something.best() == 1e-2
     gain, error = something.gain(1e-2)
     assert gain > 4 * error > 0
@@ -69,7 +69,7 @@ def test_temperature_wins_where_there_is_nothing_to_gain_and_not_where_there_is(
 
 def test_rows_are_judged_by_fits_that_did_not_see_them():
     given = drawn(n=50)
-    found = cross_validate(given, Loss(), "l2sq", (1e-3,), folds=5)
+    found = cross_validate(given, Loss(), "l2sq", (1e-3,), n_folds=5)
     fold = np.arange(50) % 5
     features = torch.cat([given.logits[:, :, None], given.jacobian], dim=2)
     for f in range(5):

@@ -142,8 +142,8 @@ def test_bad_input_is_one_line(answers, folder, command, verb, words, said):
         (["0", "0"], "--sample-weight must not all be zero"),
     ],
 )
-def test_bad_weights_are_one_line(folder, command, weights, said):
-    rows = "\n".join(f"0.{5 + i % 4},{i % 2},{weights[i % 2]}" for i in range(40))
+def test_bad_weights_are_one_line(folder, command, sample_weight, said):
+    rows = "\n".join(f"0.{5 + i % 4},{i % 2},{sample_weight[i % 2]}" for i in range(40))
     (folder / "a.csv").write_text(f"stated,right,w\n{rows}\n")
     for words in (["evaluate", "a.csv"], ["fit", "a.csv", "-m", "platt", "-o", "cal.safetensors"]):
         assert said in command(*words, *SAID, "--sample-weight", "w", "-q", code=2).stderr

@@ -33,7 +33,7 @@ def test_evaluate_prints_the_table(command, asked, files):
     assert "200 rows, Gaussian forecasts" in done.stdout
     assert "too narrow" in done.stdout
     found = asked("evaluate", files / "val.csv", *COLUMNS, "--sample-weight", "w", "--seed", "3")
-    table = load_forecasts(files / "val.csv", mean="mu", std="sd", targets="sold", weights="w")
+    table = load_forecasts(files / "val.csv", mean="mu", std="sd", targets="sold", sample_weight="w")
     assert found["scores"] == evaluate_forecasts(*table, **table.options(), seed=3).to_dict()
     quantiles = command("evaluate", files / "val.csv", "--quantiles", "q10,q50,q90", "--target", "sold", "-q")
     assert "coverage_80" in quantiles.stdout

@@ -100,15 +100,15 @@ _weighted = {}
 
 def weighted(name):
     if name not in _weighted:
-        _weighted[name] = fit(name, LOGITS[:200], LABELS[:200], weights=WEIGHTS)
+        _weighted[name] = fit(name, LOGITS[:200], LABELS[:200], sample_weight=WEIGHTS)
     return _weighted[name]
 
 
 @names
 def test_a_common_factor_of_the_weights_changes_nothing(name):
-    scaled = fit(name, LOGITS[:200], LABELS[:200], weights=WEIGHTS * 0.37)
+    scaled = fit(name, LOGITS[:200], LABELS[:200], sample_weight=WEIGHTS * 0.37)
     assert np.allclose(probs(scaled(NEW)), probs(weighted(name)(NEW)), atol=FLAT.get(name, 1e-6))
-    equal = fit(name, LOGITS[:200], LABELS[:200], weights=np.full(200, 2.5))
+    equal = fit(name, LOGITS[:200], LABELS[:200], sample_weight=np.full(200, 2.5))
     plain = fit(name, LOGITS[:200], LABELS[:200])
     assert np.array_equal(equal(NEW), plain(NEW))
 
@@ -116,7 +116,7 @@ def test_a_common_factor_of_the_weights_changes_nothing(name):
 @names
 def test_rows_of_no_weight_change_nothing(name):
     kept = WEIGHTS > 0
-    without = fit(name, LOGITS[:200][kept], LABELS[:200][kept], weights=WEIGHTS[kept])
+    without = fit(name, LOGITS[:200][kept], LABELS[:200][kept], sample_weight=WEIGHTS[kept])
     assert np.array_equal(without(NEW), weighted(name)(NEW))
 
 
@@ -133,7 +133,7 @@ def test_whole_weights_are_copies_where_it_is_said_so(name):
 def test_weights_move_the_fit(name):
     """Rows on which the prediction is wrong weigh more: less confidence is left."""
     wrong = LOGITS.argmax(axis=1) != LABELS
-    heavy = fit(name, weights=np.where(wrong, 5.0, 1.0))
+    heavy = fit(name, sample_weight=np.where(wrong, 5.0, 1.0))
     before, after = (probs(c(NEW)).max(axis=1).mean() for c in (fitted(name), heavy))
     assert after < before - 0.02 or name == "identity"
 
@@ -148,7 +148,7 @@ def test_bad_weights_are_named(name):
         (ones[1:], "weights must have 400 entries, one a row, got 399"),
     ):
         with pytest.raises(ValueError, match=message):
-            METHODS[name](LOGITS, LABELS, weights=weights)
+            METHODS[name](LOGITS, LABELS, sample_weight=weights)
 
 
 @names

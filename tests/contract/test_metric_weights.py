@@ -53,30 +53,30 @@ def test_whole_weights_are_copies(name, classes):
         pytest.skip("of two classes both are among the first two")
     z, y = PAIRS[classes]
     copies = np.repeat(np.arange(240), WHOLE)
-    assert value(name, z, y, weights=WHOLE) == pytest.approx(value(name, z[copies], y[copies]), abs=1e-9)
+    assert value(name, z, y, sample_weight=WHOLE) == pytest.approx(value(name, z[copies], y[copies]), abs=1e-9)
 
 
 @sizes
 @names
 def test_a_factor_changes_nothing(name, classes):
     z, y = PAIRS[classes]
-    expected = value(name, z, y, weights=WEIGHTS)
-    assert value(name, z, y, weights=1e-3 * WEIGHTS) == pytest.approx(expected, abs=1e-9)
-    assert value(name, z, y, weights=torch.tensor(700 * WEIGHTS)) == pytest.approx(expected, abs=1e-9)
+    expected = value(name, z, y, sample_weight=WEIGHTS)
+    assert value(name, z, y, sample_weight=1e-3 * WEIGHTS) == pytest.approx(expected, abs=1e-9)
+    assert value(name, z, y, sample_weight=torch.tensor(700 * WEIGHTS)) == pytest.approx(expected, abs=1e-9)
 
 
 @sizes
 @names
 def test_equal_weights_are_none(name, classes):
     z, y = PAIRS[classes]
-    assert value(name, z, y, weights=np.full(240, 0.3)) == pytest.approx(value(name, z, y), abs=1e-9)
+    assert value(name, z, y, sample_weight=np.full(240, 0.3)) == pytest.approx(value(name, z, y), abs=1e-9)
 
 
 @sizes
 def test_tables_intervals_and_tests_know_no_factor(classes):
     z, y = PAIRS[classes]
     pairs = {"raw": (z, y), "half": (z / 2, y)}
-    one, other = (compare(pairs, weights=c * WEIGHTS, n_resamples=60) for c in (1.0, 1e-4))
+    one, other = (compare(pairs, sample_weight=c * WEIGHTS, n_resamples=60) for c in (1.0, 1e-4))
     for method in pairs:
         for metric in one.metrics:
             a, b = one[method, metric], other[method, metric]
@@ -93,7 +93,7 @@ def test_unequal_weights_widen_intervals():
     z, y = PAIRS[4]
     for metric in ("accuracy", "nll", "ece", "sce"):
         plain, weighted = (
-            evaluate(z, y, metrics=[metric], weights=w, n_resamples=200)[metric] for w in (None, WEIGHTS**2)
+            evaluate(z, y, metrics=[metric], sample_weight=w, n_resamples=200)[metric] for w in (None, WEIGHTS**2)
         )
         assert weighted.high - weighted.low > plain.high - plain.low, metric
 
@@ -101,36 +101,36 @@ def test_unequal_weights_widen_intervals():
 def test_scikit_learns_weighted_scores():
     z, y = PAIRS[4]
     p = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
-    assert metrics.nll(z, y, weights=WEIGHTS) == pytest.approx(log_loss(y, p, sample_weight=WEIGHTS), abs=1e-8)
+    assert metrics.nll(z, y, sample_weight=WEIGHTS) == pytest.approx(log_loss(y, p, sample_weight=WEIGHTS), abs=1e-8)
     z, y = PAIRS[2]
     p = np.exp(z[:, 1]) / np.exp(z).sum(axis=1)
     theirs = brier_score_loss(y, p, sample_weight=WEIGHTS)
-    assert metrics.event_brier(z, y, weights=WEIGHTS) == pytest.approx(theirs, abs=1e-8)
-    assert metrics.brier(z, y, weights=WEIGHTS) == pytest.approx(2 * theirs, abs=1e-8)
+    assert metrics.event_brier(z, y, sample_weight=WEIGHTS) == pytest.approx(theirs, abs=1e-8)
+    assert metrics.brier(z, y, sample_weight=WEIGHTS) == pytest.approx(2 * theirs, abs=1e-8)
     theirs = roc_auc_score(y, p, sample_weight=WEIGHTS)
-    assert metrics.event_auroc(z, y, weights=WEIGHTS) == pytest.approx(theirs, abs=1e-8)
+    assert metrics.event_auroc(z, y, sample_weight=WEIGHTS) == pytest.approx(theirs, abs=1e-8)
 
 
 @sizes
 @pytest.mark.parametrize("fold", [False, True])
 def test_tallies_with_weights_add_up(classes, fold):
     z, y = PAIRS[classes]
-    whole = Tally.of(z, y, weights=WEIGHTS, fold=fold)
-    parts = Tally.of(z[:90], y[:90], weights=WEIGHTS[:90], fold=fold)
-    parts += Tally.of(z[90:], y[90:], weights=WEIGHTS[90:], fold=fold)
+    whole = Tally.of(z, y, sample_weight=WEIGHTS, top_label=fold)
+    parts = Tally.of(z[:90], y[:90], sample_weight=WEIGHTS[:90], top_label=fold)
+    parts += Tally.of(z[90:], y[90:], sample_weight=WEIGHTS[90:], top_label=fold)
     assert (parts.n, parts.effective_rows) == (240, pytest.approx(whole.effective_rows))
     for name in ("accuracy", "predicted", "ece", "mce", "aece", "sce"):
         assert parts.value(name) == pytest.approx(whole.value(name), abs=1e-12), name
     if classes == 2:
         with pytest.raises(ValueError, match="both be folded or neither"):
-            whole + Tally.of(z, y, fold=not fold)
+            whole + Tally.of(z, y, top_label=not fold)
 
 
 def test_torch_and_compiled_passes_agree_on_weights(monkeypatch):
     z, y = PAIRS[4]
-    fast = Tally.of(z, y, weights=WEIGHTS)
+    fast = Tally.of(z, y, sample_weight=WEIGHTS)
     monkeypatch.setattr("trueup._core.native.compiled", None)
-    slow = Tally.of(z, y, weights=WEIGHTS)
+    slow = Tally.of(z, y, sample_weight=WEIGHTS)
     for name in ("count", "confidence", "hits"):
         assert getattr(fast.classes, name) == pytest.approx(getattr(slow.classes, name), abs=1e-9)
     assert fast.gap == pytest.approx(slow.gap, abs=1e-9)
@@ -149,12 +149,12 @@ def test_torch_and_compiled_passes_agree_on_weights(monkeypatch):
 def test_bad_weights_are_named(bad, message):
     for call in (evaluate, metrics.ece, metrics.ici, metrics.auroc):
         with pytest.raises(ValueError, match=message):
-            call(*PAIRS[2], weights=bad)
+            call(*PAIRS[2], sample_weight=bad)
     assert as_weights(None, 5) is None
 
 
 def test_confidences_with_weights():
-    scores = evaluate(from_probs(np.array([0.2, 0.6, 0.9])), [0, 1, 1], weights=[2, 1, 1], n_resamples=20)
+    scores = evaluate(from_probs(np.array([0.2, 0.6, 0.9])), [0, 1, 1], sample_weight=[2, 1, 1], n_resamples=20)
     assert scores["predicted"].value == pytest.approx((0.4 + 0.6 + 0.9) / 4)
     assert scores["observed"].value == 0.5
     assert scores.rows == 3

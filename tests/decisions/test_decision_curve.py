@@ -40,7 +40,7 @@ def test_weights_count_rows_and_no_events_are_no_proof():
     rng = np.random.default_rng(0)
     z = rng.normal(size=(300, 2))
     y, w = rng.integers(0, 2, 300), rng.integers(1, 4, 300)
-    whole, weighted = net_benefit(np.repeat(z, w, axis=0), np.repeat(y, w)), net_benefit(z, y, weights=w)
+    whole, weighted = net_benefit(np.repeat(z, w, axis=0), np.repeat(y, w)), net_benefit(z, y, sample_weight=w)
     assert weighted.value == pytest.approx(whole.value)
     assert weighted.treat_all == pytest.approx(whole.treat_all)
     assert (weighted.high - weighted.low > whole.high - whole.low - 1e-12).all()
@@ -48,7 +48,7 @@ def test_weights_count_rows_and_no_events_are_no_proof():
     p = np.array([0.005] * 10 + [0.5] * 20)
     sure = net_benefit(np.stack([np.log1p(-p), np.log(p)], axis=1), [0] * 10 + [0, 1] * 10, thresholds=[0.01])
     assert sure.useful == []
-    named = net_benefit(z, y, event="ill", names=["well", "ill"])
+    named = net_benefit(z, y, event="ill", class_names=["well", "ill"])
     assert named.event == 1
 
 

@@ -136,13 +136,13 @@ def test_weights_cover_under_a_shift_of_the_inputs():
     cal, new = np.arange(6000), target[target >= 6000]
     weight = np.where(x < 0.5, 1.0, 0.1)
     plain = PredictionSets.fit(z[cal], y[cal], score="lac")
-    shifted = PredictionSets.fit(z[cal], y[cal], score="lac", weights=weight[cal])
+    shifted = PredictionSets.fit(z[cal], y[cal], score="lac", sample_weight=weight[cal])
     before = plain(z[new])[np.arange(len(new)), y[new]].mean()
-    after = shifted(z[new], weights=weight[new])[np.arange(len(new)), y[new]].mean()
+    after = shifted(z[new], sample_weight=weight[new])[np.arange(len(new)), y[new]].mean()
     assert before < 0.88
     assert abs(after - 0.9) < 0.02
-    equal = PredictionSets.fit(z[cal], y[cal], score="lac", weights=np.ones(6000))
-    assert (equal(z[new], weights=np.ones(len(new))) == plain(z[new])).all()
+    equal = PredictionSets.fit(z[cal], y[cal], score="lac", sample_weight=np.ones(6000))
+    assert (equal(z[new], sample_weight=np.ones(len(new))) == plain(z[new])).all()
     with pytest.raises(ValueError, match="weights must be given"):
         shifted(z)
 
@@ -233,7 +233,7 @@ def test_what_a_rule_cannot_take_is_said():
     with pytest.raises(InputError, match="have the 3 classes of the rule, got 4"):
         PredictionSets.fit(z, y, groups="class")(np.zeros((5, 4)))
     with pytest.raises(InputError, match="weights must be non-negative"):
-        PredictionSets.fit(z, y, weights=np.ones(60))(z, weights=-np.ones(60))
+        PredictionSets.fit(z, y, sample_weight=np.ones(60))(z, sample_weight=-np.ones(60))
     with pytest.raises(InputError, match="groups must have a value in every row"):
         PredictionSets.fit(z, y, groups=np.array(["a", float("nan")] * 30, dtype=object))
     with pytest.raises(ValueError, match="at least 1 row"):

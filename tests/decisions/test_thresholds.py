@@ -153,7 +153,7 @@ def test_a_method_is_fitted_on_other_rows():
     split = calibrated_threshold(3 * z, y, max_risk=0.1)
     assert split.rows == 2000
     assert "Half of the rows" in str(split)
-    crossed = calibrated_threshold(3 * z, y, "temperature", max_risk=0.1, folds=5)
+    crossed = calibrated_threshold(3 * z, y, "temperature", max_risk=0.1, n_folds=5)
     assert crossed.rows == 4000
     assert "approximate" in str(crossed)
     assert crossed.answers(3 * z).mean() == pytest.approx(crossed.coverage, abs=0.02)

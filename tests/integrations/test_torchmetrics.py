@@ -175,8 +175,8 @@ def test_without_torchmetrics_the_extra_is_named(monkeypatch):
 def test_weights_of_rows_count_as_in_a_tally(classes, fold):
     z, y = calibrated(240, classes, temperature=1.6, scale=1.5, seed=classes)
     weights = np.random.default_rng(7).gamma(1.0, size=240)
-    expected = Tally.of(z, y, fold=fold, weights=weights).value("ece")
-    table, ece = CalibrationTable(classes, fold=fold), ECE(fold=fold)
+    expected = Tally.of(z, y, top_label=fold, sample_weight=weights).value("ece")
+    table, ece = CalibrationTable(classes, top_label=fold), ECE(top_label=fold)
     for part in (slice(0, 90), slice(90, None)):
         for metric in (table, ece):
             metric.update(z[part], y[part], weights[part])

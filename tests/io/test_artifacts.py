@@ -299,7 +299,7 @@ def test_options_of_predictions_and_of_artifacts_do_not_mix(file):
     with pytest.raises(ValueError, match="summary must be left out for predictions"):
         save(([[1.0, 2.0]], [0]), file, summary="note")
     with pytest.raises(TypeError, match="load_table reads weights too"):
-        load("net.npz", weights="w")
+        load("net.npz", sample_weight="w")
 
 
 @pytest.mark.parametrize(

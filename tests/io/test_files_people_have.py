@@ -29,9 +29,9 @@ def test_halves_have_groups_of_their_own(tmp_path):
     np.savez(tmp_path / "both.npz", **arrays, val_region=["a", "b", "a"], test_region=["c", "a"], test_w=[1.0, 2.0])
     for split, groups in (("val", ["a", "b", "a"]), ("test", ["c", "a"])):
         assert load_table(tmp_path / "both.npz", split=split, groups="region").groups["region"].tolist() == groups
-    assert load_table(tmp_path / "both.npz", split="test", weights="w").weights.tolist() == [1.0, 2.0]
+    assert load_table(tmp_path / "both.npz", split="test", sample_weight="w").sample_weight.tolist() == [1.0, 2.0]
     with pytest.raises(ValueError, match="must have w"):
-        load_table(tmp_path / "both.npz", split="val", weights="w")
+        load_table(tmp_path / "both.npz", split="val", sample_weight="w")
 
 
 @pytest.mark.parametrize("suffix", PACKED)
@@ -123,10 +123,12 @@ def answers(request, tmp_path):
 
 def test_confidences_weights_and_groups_by_column(answers):
     with pytest.warns(UserWarning, match="2 rows were left out, without a label or a confidence"):
-        table = load_table(answers, confidence="stated", correct="right", weights="w", groups="region", columns=["id"])
+        table = load_table(
+            answers, confidence="stated", correct="right", sample_weight="w", groups="region", columns=["id"]
+        )
     np.testing.assert_allclose(np.exp(table.logits), [[0.1, 0.9], [0.75, 0.25], [0.4, 0.6]])
     assert table.labels.tolist() == [1, 0, 1]
-    assert table.weights.tolist() == [1.0, 2.0, 0.5]
+    assert table.sample_weight.tolist() == [1.0, 2.0, 0.5]
     assert table.groups["region"].tolist() == ["eu", "us", "eu"]
     assert table.columns["id"].tolist() == ["a", "b", "d"]
     assert table.skipped == 2
@@ -354,7 +356,7 @@ def test_shards_without_labels_are_counted(tmp_path):
             + [{"logits": [1, 2, 3], "label": None}],
         )
     with pytest.warns(UserWarning, match="2 shards: 2 rows were left out"):
-        scores = evaluate_shards(Shards.of(tmp_path, groups=("g",), weights=None), progress=False, n_resamples=50)
+        scores = evaluate_shards(Shards.of(tmp_path, groups=("g",), sample_weight=None), progress=False, n_resamples=50)
     assert scores.rows == 80
     whole = trueup.evaluate(
         np.tile(Z, (2, 1)), np.tile(Y, 2), groups=np.tile(np.array(["a", "b"])[Y % 2], 2), n_resamples=50

@@ -16,9 +16,9 @@ def test_every_format_gives_the_same_forecasts(tmp_path, suffix):
     path = tmp_path / f"a{suffix}"
     columns = {"mu": MEAN, "sd": STD, "sold": Y, "w": STD, "q10": MEAN - 1, "q50": MEAN, "q90": MEAN + 1}
     save_columns(path, columns)
-    table = load_forecasts(path, mean="mu", std="sd", targets="sold", weights="w")
+    table = load_forecasts(path, mean="mu", std="sd", targets="sold", sample_weight="w")
     assert table.is_gaussian
-    for found, wanted in zip((*table, table.weights), (MEAN, STD, Y, STD), strict=True):
+    for found, wanted in zip((*table, table.sample_weight), (MEAN, STD, Y, STD), strict=True):
         np.testing.assert_array_equal(found, wanted)
     for named in ("q*", ["q10", "q50", "q90"]):
         quantiles, levels, targets = load_forecasts(path, quantiles=named, targets="sold")

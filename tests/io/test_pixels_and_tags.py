@@ -58,7 +58,7 @@ def test_labels_by_the_dozen(tmp_path):
     y[3, 2] = -1
     np.savez(tmp_path / "tags.npz", logits=x, labels=y)
     table = load_table(tmp_path / "tags.npz", multilabel=True, ignore_index=-1, classes=("a", "b", "c", "d"))
-    expected = trueup.io.from_multilabel(x, y, ignore_index=-1, names=["a", "b", "c", "d"])
+    expected = trueup.io.from_multilabel(x, y, ignore_index=-1, class_names=["a", "b", "c", "d"])
     assert np.array_equal(table.logits, expected.logits)
     assert table.groups["label"].tolist() == expected.groups["label"].tolist()
     assert table.clusters.tolist() == expected.clusters.tolist()
@@ -76,8 +76,8 @@ def test_a_column_of_clusters(tmp_path):
     (tmp_path / "b.csv").write_text("\n".join(["logit_0,logit_1,label,patient", *lines[33:]]) + "\n")
     table = load_table(tmp_path / "a.csv", clusters="patient")
     assert table.clusters.tolist() == [f"p{k}" for k in patient[:33]]
-    scores = evaluate_shards(Shards.of(tmp_path / "*.csv", clusters="patient"), fold=True, progress=False)
-    whole = trueup.evaluate(z, y, clusters=patient, fold=True)
+    scores = evaluate_shards(Shards.of(tmp_path / "*.csv", clusters="patient"), top_label=True, progress=False)
+    whole = trueup.evaluate(z, y, clusters=patient, top_label=True)
     assert scores.clusters == 10
     assert scores.caption() == "60 rows, 2 classes, 15 bins, 10 clusters (patient): intervals by patient"
     assert scores["nll"].low == pytest.approx(whole["nll"].low)

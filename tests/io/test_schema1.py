@@ -28,7 +28,7 @@ def test_calibrators(name):
 def test_prediction_sets(name):
     rule = load(FOLDER / f"{name}.safetensors")
     extra = {"groups": EXPECTED["input.groups"]} if "groups" in name else {}
-    sets = rule(LOGITS, weights=EXPECTED["input.w"]) if "weighted" in name else rule(LOGITS, **extra)
+    sets = rule(LOGITS, sample_weight=EXPECTED["input.w"]) if "weighted" in name else rule(LOGITS, **extra)
     np.testing.assert_array_equal(sets, EXPECTED[name])
 
 

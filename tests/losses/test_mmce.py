@@ -92,4 +92,4 @@ def test_a_large_batch_takes_no_square_of_memory():
     confidence, correct = reference.top_label(z[:100].double().numpy(), y[:100].numpy())
     small = math.sqrt(reference.mmce_squared(confidence, correct, 0.4))
     assert penalty(mmce, z[:100], y[:100]) == pytest.approx(small, rel=1e-3)
-    assert penalty(mmce, z, y) == pytest.approx(metrics.mmce(z, y, fold=True), rel=1e-3)
+    assert penalty(mmce, z, y) == pytest.approx(metrics.mmce(z, y, top_label=True), rel=1e-3)

@@ -110,8 +110,8 @@ def test_torchmetrics_rule_gives_certainty_a_bin_of_its_own():
 
 def test_left_and_right_differ_on_an_edge_only():
     z = np.log(np.array([[0.6, 0.4], [0.65, 0.35]]))
-    assert metrics.ece(z, [0, 1], bins=5, fold=True) == pytest.approx((0.4 + 0.65) / 2)
-    assert metrics.ece(z, [0, 1], bins=5, closed="left", fold=True) == pytest.approx(abs(1 - 1.25) / 2)
+    assert metrics.ece(z, [0, 1], bins=5, top_label=True) == pytest.approx((0.4 + 0.65) / 2)
+    assert metrics.ece(z, [0, 1], bins=5, closed="left", top_label=True) == pytest.approx(abs(1 - 1.25) / 2)
 
 
 @given(pairs(max_rows=60))

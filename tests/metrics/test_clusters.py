@@ -46,8 +46,8 @@ def test_unequal_clusters_and_weights_have_the_jackknife():
     error = np.sqrt(6 / 7 * np.sum((without - np.average(loss, weights=w)) ** 2))
     df = degrees_of_freedom(np.bincount(cluster, w))
     assert 1 < df < 6
-    found = trueup.evaluate(z, y, weights=w, clusters=cluster, metrics=("nll",))["nll"]
-    plain = trueup.evaluate(z, y, weights=w, metrics=("nll",))["nll"]
+    found = trueup.evaluate(z, y, sample_weight=w, clusters=cluster, metrics=("nll",))["nll"]
+    plain = trueup.evaluate(z, y, sample_weight=w, metrics=("nll",))["nll"]
     error = max(error, (plain.high - plain.low) / 2 / 1.959964)  # never less than that of independent rows
     assert (found.high - found.low) / 2 == pytest.approx(stats.t.ppf(0.975, df) * error, rel=1e-5)
 
@@ -188,8 +188,8 @@ def test_what_is_wrong_is_said(clusters, message):
 def test_a_cluster_without_weight_is_not_there():
     z, y, image = images(5, 20, seed=1)
     with pytest.raises(InputError, match="at least 2"):
-        trueup.evaluate(z, y, clusters=image, weights=image == 2)
-    three = trueup.evaluate(z, y, clusters=image, weights=image < 3, metrics=("nll",))["nll"]
+        trueup.evaluate(z, y, clusters=image, sample_weight=image == 2)
+    three = trueup.evaluate(z, y, clusters=image, sample_weight=image < 3, metrics=("nll",))["nll"]
     alone = trueup.evaluate(z[image < 3], y[image < 3], clusters=image[image < 3], metrics=("nll",))["nll"]
     assert (three.low, three.high) == pytest.approx((alone.low, alone.high))
 

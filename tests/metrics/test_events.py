@@ -51,7 +51,7 @@ class TestWhatFoldingHides:
         assert "too extreme" in verdict
         assert "confident" not in verdict
         assert scores["ece"].value > 0.06
-        folded = evaluate(logits, labels, fold=True)
+        folded = evaluate(logits, labels, top_label=True)
         assert folded["ece"].value < 0.7 * scores["ece"].value
         assert "underconfident" in folded.verdict()
 
@@ -62,7 +62,7 @@ class TestWhatFoldingHides:
         index = np.minimum((np.ceil(p * 15) - 1).astype(int), 14)
         by_hand = sum(abs((happened - p)[index == b].sum()) for b in range(15)) / len(p)
         assert scores["ece"].value == pytest.approx(by_hand, abs=1e-9)
-        assert by_hand > 3 * metrics.ece(logits, happened, fold=True) > 0
+        assert by_hand > 3 * metrics.ece(logits, happened, top_label=True) > 0
         assert "overestimates" in scores.verdict()
 
     def test_the_other_class_as_event_is_underestimated(self):
@@ -125,7 +125,7 @@ class TestMonitor:
         assert status.confidence == pytest.approx(0.22, abs=0.02)
         assert status.accuracy == pytest.approx(labels.mean(), abs=1e-12)
         assert "too much" in status.alarm.reason or "less often" in status.alarm.reason
-        folded = Monitor(2, fold=True).update(logits, labels)
+        folded = Monitor(2, top_label=True).update(logits, labels)
         assert folded.accuracy == pytest.approx(metrics.accuracy(logits, labels), abs=1e-12)
 
 

@@ -112,7 +112,7 @@ def test_whole_weights_are_copies_of_rows_and_the_order_does_not_matter(kind):
     left, right = (mean, std) if kind == "gaussian" else (quantiles_of(mean, std), TAU)
     copies = np.repeat(np.arange(40), counts)
     again = (left[copies], right[copies] if kind == "gaussian" else right, y[copies])
-    whole = evaluate_forecasts(left, right, y, weights=counts, n_resamples=20)
+    whole = evaluate_forecasts(left, right, y, sample_weight=counts, n_resamples=20)
     assert values(whole) == pytest.approx(values(evaluate_forecasts(*again, n_resamples=20)), abs=1e-12)
     assert whole.effective_rows == pytest.approx(counts.sum() ** 2 / (counts**2).sum())
     turned = (left[::-1], right[::-1] if kind == "gaussian" else right, y[::-1])

@@ -72,12 +72,12 @@ def test_parts_add_up_and_a_common_factor_changes_nothing():
     parts = [GroupTally.of(P[i::3], Y[i::3], WARD[i::3]) for i in range(3)]
     np.testing.assert_allclose(numbers((parts[0] + parts[1] + parts[2]).table()), numbers(whole), atol=1e-9)
     np.testing.assert_allclose(
-        numbers(evaluate_groups(P, Y, WARD, weights=np.full(3000, 7.0))), numbers(whole), atol=1e-9
+        numbers(evaluate_groups(P, Y, WARD, sample_weight=np.full(3000, 7.0))), numbers(whole), atol=1e-9
     )
     whole_weights = RNG.integers(0, 3, 3000)
     copies = np.repeat(np.arange(3000), whole_weights)
     weighted, copied = (
-        evaluate_groups(P, Y, WARD, weights=whole_weights),
+        evaluate_groups(P, Y, WARD, sample_weight=whole_weights),
         evaluate_groups(P[copies], Y[copies], WARD[copies]),
     )
     np.testing.assert_allclose(numbers(weighted)[:, :2], numbers(copied)[:, :2])

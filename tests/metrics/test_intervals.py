@@ -208,7 +208,7 @@ def test_no_error_at_all_still_has_an_upper_end():
     # All bins underconfident: overconfidence is 0 as observed, but noise could have hidden some.
     logits = np.log(np.tile([[0.6, 0.4]], (30, 1)))
     labels = np.array([0] * 20 + [1] * 10)
-    found = metrics.bootstrap(logits, labels, metric="overconfidence", fold=True)
+    found = metrics.bootstrap(logits, labels, metric="overconfidence", top_label=True)
     assert found.value == found.low == 0
     assert found.high > 0
 

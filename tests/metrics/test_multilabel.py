@@ -22,7 +22,7 @@ def tags(n=400, labels=3, *, slopes=1.0, seed=0):
 def test_every_label_is_an_event():
     x = np.array([[2.0, -1.0], [0.5, 3.0], [0.0, -2.0]])
     y = np.array([[1, 0], [-100, 1], [0, -100]])
-    table = trueup.io.from_multilabel(x, y, names=["cat", "dog"])
+    table = trueup.io.from_multilabel(x, y, class_names=["cat", "dog"])
     assert expit(table.logits[:, 1] - table.logits[:, 0]) == pytest.approx(expit([2.0, -1.0, 3.0, 0.0]))
     assert table.labels.tolist() == [1, 0, 1, 0]
     assert table.groups["label"].tolist() == ["cat", "dog", "dog", "cat"]
@@ -38,7 +38,7 @@ def test_every_label_is_an_event():
 def test_micro_macro_and_each_label():
     x, y = tags(labels=4, slopes=[1.0, 0.5, 1.0, 2.0])
     y[::7, 1] = -100
-    scores = evaluate_labels(x, y, names=list("abcd"), n_resamples=200)
+    scores = evaluate_labels(x, y, class_names=list("abcd"), n_resamples=200)
     kept = y != -100
     loss = np.logaddexp(0, np.where(y == 1, -x, x))
     assert scores.micro["nll"].value == pytest.approx(loss[kept].mean())
@@ -110,7 +110,7 @@ def test_what_is_wrong_is_said():
     with pytest.raises(InputError, match=r"targets must have the logits' shape \(10, 3\), got \(10,\)"):
         trueup.io.from_multilabel(x, y[:, 0])
     with pytest.raises(InputError, match="names must name the 3 labels, got 2 names"):
-        trueup.io.from_multilabel(x, y, names=["a", "b"])
+        trueup.io.from_multilabel(x, y, class_names=["a", "b"])
     with pytest.raises(InputError, match="at least 2 labels"):
         per_label()(x[:, :1], y[:, :1])
 

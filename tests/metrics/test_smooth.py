@@ -54,7 +54,7 @@ def test_ks_of_a_rank_equals_the_slow_loop(pair, rank):
     z, y = pair
     rank = min(rank, z.shape[1])
     scores, hits, sums, within = ranked_rows(z, y, rank)
-    assert ks(z, y, rank=rank, fold=True) == pytest.approx(ks_error(scores, hits), abs=1e-12)
+    assert ks(z, y, rank=rank, top_label=True) == pytest.approx(ks_error(scores, hits), abs=1e-12)
     if rank < z.shape[1]:  # all classes together score 1, give or take rounding: near ties, which the loop parts
         assert ks_within(z, y, top=rank) == pytest.approx(ks_error(sums, within), abs=1e-12)
 
@@ -71,7 +71,7 @@ def test_equal_logits_rank_by_their_index(seed, rank):
     rng = np.random.default_rng(seed)
     z = np.broadcast_to([2.0, 2.0, 2.0], (20, 3))
     y = rng.integers(0, 3, size=20)
-    assert ks(z, y, rank=rank, fold=True) == pytest.approx(abs(np.mean(y == rank - 1) - 1 / 3), abs=1e-12)
+    assert ks(z, y, rank=rank, top_label=True) == pytest.approx(abs(np.mean(y == rank - 1) - 1 / 3), abs=1e-12)
     assert ks_within(z, y, top=rank) == pytest.approx(abs(np.mean(y < rank) - rank / 3), abs=1e-12)
 
 

@@ -113,7 +113,7 @@ def test_methods_that_choose_keep_images_together():
         seen.append(len(labels))
         return Temperature.fit(logits, labels)
 
-    fit = choose({"identity": trueup.METHODS["identity"], "spy": spy}, folds=4)
+    fit = choose({"identity": trueup.METHODS["identity"], "spy": spy}, n_folds=4)
     wrapped = trueup.calibrate(model, segmentations(model), fit, classes="first", ignore_index=255, progress=False)
     assert wrapped.after.choice.chosen == "spy"
     assert all(n % 34 == 0 for n in seen)  # whole images, of 34 pixels each
@@ -166,7 +166,7 @@ def test_streaming_metrics_take_tokens_and_pixels(shape):
         assert float(last.compute()) == pytest.approx(float(plain.compute()))
         assert float(first.compute()) == pytest.approx(float(plain.compute()))
     table = torchmetrics.CalibrationTable(5, class_axis="last", ignore_index=-1)
-    table.update(z, y, weights=torch.tensor([1.0, 0.0]))
+    table.update(z, y, sample_weight=torch.tensor([1.0, 0.0]))
     alone = torchmetrics.CalibrationTable(5, class_axis="last", ignore_index=-1)
     alone.update(z[:1], y[:1])
     assert float(table.compute()["nll"]) == pytest.approx(float(alone.compute()["nll"]))

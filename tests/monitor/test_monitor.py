@@ -195,7 +195,7 @@ def test_settings_are_all_that_another_needs():
     assert monitor.settings() == {"classes": 3, **options, "event": None, "promise": None}
     taken = {*inspect.signature(Monitor).parameters, *inspect.signature(MonitorSizes).parameters}
     assert {*monitor.settings(), "names", "sizes"} == taken
-    named = Monitor(3, event="cat", names=["ant", "bee", "cat"])
+    named = Monitor(3, event="cat", class_names=["ant", "bee", "cat"])
     assert Monitor.from_settings(named.settings()).settings() == named.settings()
     assert named.event == 2
 
@@ -270,7 +270,7 @@ def test_prometheus_reads_it():
 
 def test_an_event_is_watched_in_the_logits_of_all_classes(tmp_path):
     z, y = drawn(3000)
-    monitor = Monitor(4, event="cat", names=["ant", "bee", "cat", "dog"])
+    monitor = Monitor(4, event="cat", class_names=["ant", "bee", "cat", "dog"])
     status = monitor.update(z, y)
     expected = Monitor(2).update(*as_event(z, y, 2))
     assert status == expected
@@ -280,7 +280,7 @@ def test_an_event_is_watched_in_the_logits_of_all_classes(tmp_path):
     again = load(tmp_path / "watch.safetensors")
     assert again.update(z, y) == monitor.update(z, y)
     with pytest.raises(ValueError, match=r"event must be a class, 0\.\.2: ant, bee, cat, got 'cow'"):
-        Monitor(3, event="cow", names=["ant", "bee", "cat"])
+        Monitor(3, event="cow", class_names=["ant", "bee", "cat"])
     with pytest.raises(ValueError, match="monitors must have the same classes"):
         monitor + Monitor(4, event=1)
 
@@ -289,7 +289,7 @@ def test_weights_weigh_the_figures_and_the_evidence_counts_rows(tmp_path):
     z, y = drawn(3000)
     w = np.random.default_rng(5).integers(0, 4, 3000).astype(float)
     monitor = Monitor(4, sizes=MonitorSizes(window=500, half_life=1e12))
-    status = monitor.update(z, y, weights=w)
+    status = monitor.update(z, y, sample_weight=w)
     copies = np.repeat(np.arange(3000), w.astype(int))
     for name in ("ece", "nll", "accuracy"):
         expected = getattr(metrics, name)(z[copies], y[copies])
@@ -300,13 +300,13 @@ def test_weights_weigh_the_figures_and_the_evidence_counts_rows(tmp_path):
     assert 500 <= status.recent_rows <= 550
     assert status.evidence == Monitor(4).update(z[some], y[some]).evidence
     last = np.flatnonzero(some)[-status.recent_rows :]
-    assert status.recent_ece == pytest.approx(metrics.ece(z[last], y[last], weights=w[last]), abs=1e-12)
-    halved = Monitor(4, sizes=MonitorSizes(window=500, half_life=1e12)).update(z, y, weights=w / 2)
+    assert status.recent_ece == pytest.approx(metrics.ece(z[last], y[last], sample_weight=w[last]), abs=1e-12)
+    halved = Monitor(4, sizes=MonitorSizes(window=500, half_life=1e12)).update(z, y, sample_weight=w / 2)
     assert halved.ece == pytest.approx(status.ece, abs=1e-12)
     save(monitor, tmp_path / "watch.safetensors")
     assert load(tmp_path / "watch.safetensors").status() == status
     with pytest.raises(ValueError, match="weights must"):
-        monitor.update(z, y, weights=-w)
+        monitor.update(z, y, sample_weight=-w)
     assert monitor.status() == status
 
 
@@ -346,5 +346,5 @@ def test_bad_groups_change_nothing():
 def test_rows_without_weight_are_in_no_group():
     z, y = drawn(100)
     monitor = Monitor(4)
-    monitor.update(z, y, weights=(np.arange(100) < 60) * 2.0, groups=np.where(np.arange(100) < 50, "a", "b"))
+    monitor.update(z, y, sample_weight=(np.arange(100) < 60) * 2.0, groups=np.where(np.arange(100) < 50, "a", "b"))
     assert {row.name: row.rows for row in monitor.by_group().rows} == {"a": 50, "b": 10}

@@ -30,9 +30,9 @@ def drawn(n=1000, classes=4, sharper=3.0, seed=0):
 
 
 @pytest.mark.parametrize("folds", [1, 0, 2.5, True])
-def test_folds_are_two_or_more(folds):
-    with pytest.raises(ValueError, match=f"^folds must be a whole number of at least 2, got {folds}$"):
-        report(drawn(100), methods=["temperature"], folds=folds)
+def test_folds_are_two_or_more(n_folds):
+    with pytest.raises(ValueError, match=f"^folds must be a whole number of at least 2, got {n_folds}$"):
+        report(drawn(100), methods=["temperature"], n_folds=n_folds)
 
 
 @pytest.fixture(scope="module")
@@ -69,15 +69,15 @@ def test_the_test_rows_have_no_part_in_the_choice():
 
 def test_one_file_is_cross_fitted():
     pair = drawn()
-    found = report(pair, methods=["vector"], progress=False, folds=4).audit
-    held_out = cross_fit("vector", folds=4)(*pair)
+    found = report(pair, methods=["vector"], progress=False, n_folds=4).audit
+    held_out = cross_fit("vector", n_folds=4)(*pair)
     np.testing.assert_allclose(found.predictions["vector"].logits, held_out, atol=1e-6)
     # The calibrator delivered has seen all rows.
     np.testing.assert_allclose(
         found.calibrators["vector"](pair.logits), METHODS["vector"](*pair)(pair.logits), atol=1e-6
     )
     assert found.cross_fitted
-    assert found.folds == 4
+    assert found.n_folds == 4
 
 
 def test_calibrated_network_is_left_alone():
@@ -322,7 +322,7 @@ def test_labels_that_are_changed_later_do_no_harm():
 def test_an_event_of_several_classes_is_audited_by_its_probability():
     val, test = drawn(), drawn(seed=1)
     named = ["ant", "bee", "cat", "dog"]
-    found = report(val, test, methods=["platt"], event="cat", names=named, progress=False).audit
+    found = report(val, test, methods=["platt"], event="cat", class_names=named, progress=False).audit
     plain = report(as_event(*val, 2), as_event(*test, 2), methods=["platt"], progress=False).audit
     assert found.losses == plain.losses
     assert found.scores.caption().endswith("the event is cat, 15 bins")
@@ -332,7 +332,7 @@ def test_an_event_of_several_classes_is_audited_by_its_probability():
         found.scores.metrics
     )
     with pytest.raises(ValueError, match=r"event must be a class, 0\.\.3: ant, bee, cat, dog, got 'cow'"):
-        report(val, test, event="cow", names=named, progress=False)
+        report(val, test, event="cow", class_names=named, progress=False)
     with pytest.raises(ValueError, match=r"event must be a class, 0\.\.3, got 'cat'; names= names the classes"):
         report(val, test, event="cat", progress=False)
 

@@ -119,7 +119,7 @@ def test_comparison_tells_better_from_worse():
 
 def test_class_names_are_words():
     z, y = pair()
-    record = class_errors(z, y, names=["<a href='http://x'>", "b & c", "d" * 90, "e"])
+    record = class_errors(z, y, class_names=["<a href='http://x'>", "b & c", "d" * 90, "e"])
     shown = chart(record).layout.yaxis.ticktext
     assert "&lt;a href='http://x'&gt;" in shown
     assert max(map(len, shown)) < 60
@@ -145,7 +145,7 @@ def test_words_and_numbers_of_every_record(name):
 def test_words_say_the_numbers():
     record = reliability(np.log([[0.9, 0.1]] * 10), [0] * 5 + [1] * 5)
     assert "predicted probability 10.0 % and observed frequency 50.0 %: predicted too low" in summary(record)
-    record = reliability(np.log([[0.9, 0.1]] * 10), [0] * 5 + [1] * 5, fold=True)
+    record = reliability(np.log([[0.9, 0.1]] * 10), [0] * 5 + [1] * 5, top_label=True)
     assert "confidence and accuracy differ by 0.400 on average" in summary(record)
     assert "has confidence 90.0 % and accuracy 50.0 %: overconfident" in summary(record)
     assert "band of a calibrated network: 1 of 1 bins." in summary(record)

@@ -63,7 +63,7 @@ RECORDS = {
     "risk of no errors": lambda: r.risk_coverage(LOGITS, LOGITS.argmax(axis=1)),
     "risk of nothing": lambda: r.risk_coverage(*NOTHING),
     "classes": lambda: r.class_errors(
-        LOGITS, LABELS, names=["cat", "dog", "a very long name of a class indeed", "$x$"]
+        LOGITS, LABELS, class_names=["cat", "dog", "a very long name of a class indeed", "$x$"]
     ),
     "two classes": lambda: r.class_errors(*SURE),
     "many classes": lambda: r.class_errors(*MANY),
@@ -72,7 +72,7 @@ RECORDS = {
     "sweep of one": lambda: r.temperature_sweep(LOGITS, LABELS, temperatures=[2.0]),
     "sweep over decades": lambda: r.temperature_sweep(LOGITS, LABELS, temperatures=np.geomspace(1e-3, 1e3, 20)),
     "choice": lambda: r.method_choice(choice()),
-    "choice of a mixture": lambda: r.method_choice(choice(chosen="mixture", weights={"a": 0.7, "b": 0.3})),
+    "choice of a mixture": lambda: r.method_choice(choice(chosen="mixture", sample_weight={"a": 0.7, "b": 0.3})),
     "choice of one": lambda: r.method_choice(Choice("a", {"a": 0.5}, {})),
     "groups": grouped,
     "groups of one": lambda: grouped(1),

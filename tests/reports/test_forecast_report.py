@@ -63,7 +63,7 @@ def test_weights_of_recalibrations_are_copies_of_rows():
     counts = np.random.default_rng(0).integers(0, 3, size=60)
     copies = np.repeat(np.arange(60), counts)
     for kind in (VarianceScaling, IsotonicQuantiles):
-        weighted = kind.fit(mean, std, y, weights=counts)
+        weighted = kind.fit(mean, std, y, sample_weight=counts)
         again = kind.fit(mean[copies], std[copies], y[copies])
         levels = np.array([0.2, 0.5, 0.8])
         np.testing.assert_allclose(weighted.standard_quantiles(levels), again.standard_quantiles(levels), atol=0.1)
@@ -117,7 +117,7 @@ def test_figures_are_drawn_and_told(kind, figure):
     mean, std, y = forecast(150)
     tau = TAU if kind == "quantiles" else np.array([0.2, 0.4])
     triple = (mean, std, y) if kind == "gaussian" else (mean[:, None] + std[:, None] * ndtri(tau), tau, y)
-    record = figure(*triple, weights=np.ones(150))
+    record = figure(*triple, sample_weight=np.ones(150))
     ax = draw(record)
     ax.figure.canvas.draw()
     assert ax.get_title(loc="left")

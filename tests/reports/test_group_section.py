@@ -112,10 +112,10 @@ def test_weighted_figures_are_those_of_duplicated_rows():
         (class_errors, ("error", "probability", "frequency")),
         (temperature_sweep, ("temperatures", "nll", "ece")),
     ):
-        weighted, copied = make(Z3, Y3, weights=WEIGHTS), make(Z3[COPIES], Y3[COPIES])
+        weighted, copied = make(Z3, Y3, sample_weight=WEIGHTS), make(Z3[COPIES], Y3[COPIES])
         for field in fields:
             np.testing.assert_allclose(getattr(weighted, field), getattr(copied, field), rtol=1e-5, atol=1e-7)
-    weighted, copied = risk_coverage(Z3, Y3, weights=WEIGHTS), risk_coverage(Z3[COPIES], Y3[COPIES])
+    weighted, copied = risk_coverage(Z3, Y3, sample_weight=WEIGHTS), risk_coverage(Z3[COPIES], Y3[COPIES])
     np.testing.assert_allclose(
         np.interp(0.5, weighted.coverage, weighted.risk), np.interp(0.5, copied.coverage, copied.risk), atol=5e-3
     )
@@ -127,13 +127,13 @@ def test_weighted_figures_are_those_of_duplicated_rows():
 def test_a_factor_in_all_weights_changes_nothing_on_the_page():
     pages = []
     for factor in (1.0, 1e-3):
-        result = report((Z3, Y3), methods=["temperature"], weights=factor * WEIGHTS, progress=False).audit
+        result = report((Z3, Y3), methods=["temperature"], sample_weight=factor * WEIGHTS, progress=False).audit
         page = Report(result).html()
         assert "Rows count by their weights" in page
         assert "1,500 rows tell as much as 1,286 of equal weight" in page
         pages.append(result)
     one, two = pages
-    assert one.weights.mean() == pytest.approx(1.0)
-    np.testing.assert_allclose(one.weights, two.weights)
+    assert one.sample_weight.mean() == pytest.approx(1.0)
+    np.testing.assert_allclose(one.sample_weight, two.sample_weight)
     for metric in one.scores.metrics:
         assert one.scores["raw", metric].value == pytest.approx(two.scores["raw", metric].value, abs=1e-9)

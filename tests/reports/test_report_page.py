@@ -43,7 +43,7 @@ def found():
 
 @pytest.fixture(scope="module")
 def page(found):
-    return Report(found, title=EVIL, names=(EVIL, "b", "c"), sections=(("More", "<p>told</p>"),)).html()
+    return Report(found, title=EVIL, class_names=(EVIL, "b", "c"), sections=(("More", "<p>told</p>"),)).html()
 
 
 class Outline(HTMLParser):
@@ -140,7 +140,7 @@ def test_save_is_whole_or_nothing(found, tmp_path):
 
 def test_names_must_fit(found):
     with pytest.raises(ValueError, match="names must have 3 entries, one a class, got 2"):
-        Report(found, names=["a", "b"])
+        Report(found, class_names=["a", "b"])
 
 
 @pytest.fixture(scope="module")

@@ -100,7 +100,7 @@ def take_rows(logits: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> tuple
 
 
 def as_weighted(
-    logits: Any, labels: Any, weights: Any, *, at_least: int = 0
+    logits: Any, labels: Any, sample_weight: Any, *, at_least: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Check a pair and its weights for a fit: rows of weight zero are gone, and n is the sum of the weights.
 
@@ -110,10 +110,10 @@ def as_weighted(
     >>> as_weighted([[2.0, 1.0], [0.0, 1.0], [0.0, 2.0]], [0, 1, 0], [3.0, 0.0, 1.0])[1:]
     (array([0, 0]), array([1.2, 0.4]))
     """
-    if weights is None:
+    if sample_weight is None:
         return *as_arrays(logits, labels, at_least=at_least), None
     z, y = as_arrays(logits, labels)
-    w = as_weights(weights, len(z))
+    w = as_weights(sample_weight, len(z))
     assert w is not None
     if (w == 0).any():
         kept = w > 0
@@ -127,15 +127,15 @@ def as_weighted(
 
 
 def take_weighted(
-    logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None, rows: np.ndarray
+    logits: np.ndarray, labels: np.ndarray, sample_weight: np.ndarray | None, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Some rows of what came from `as_weighted`."""
-    return *take_rows(logits, labels, rows), None if weights is None else weights[rows]
+    return *take_rows(logits, labels, rows), None if sample_weight is None else sample_weight[rows]
 
 
-def given(weights: Any) -> dict[str, Any]:
+def given(sample_weight: Any) -> dict[str, Any]:
     """Weights as a keyword argument, if there are any: functions that take none can still be called without."""
-    return {} if weights is None else {"weights": weights}
+    return {} if sample_weight is None else {"sample_weight": sample_weight}
 
 
 def trusted_arrays(logits: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -344,7 +344,7 @@ def check_share(value: float, name: str) -> float:
     return float(value)
 
 
-def as_weights(weights: Any, rows: int) -> np.ndarray | None:
+def as_weights(sample_weight: Any, rows: int) -> np.ndarray | None:
     """Check one weight a row, (n,): finite, not negative, not all zero; None stays None, which is a weight of 1 each.
 
     >>> as_weights([1, 0, 2.5], 3)
@@ -354,26 +354,26 @@ def as_weights(weights: Any, rows: int) -> np.ndarray | None:
         ...
     trueup._core.errors.InputError: weights must not be negative, got -1 in row 1
     """
-    if weights is None:
+    if sample_weight is None:
         return None
-    w = np.ascontiguousarray(as_vector(weights, "weights", length=rows))
+    w = np.ascontiguousarray(as_vector(sample_weight, "sample_weight", length=rows))
     if len(w) and w.min() < 0:
         row = int(np.argmax(w < 0))
-        raise InputError("weights", "not be negative", f"{w[row]:g} in row {row}")
+        raise InputError("sample_weight", "not be negative", f"{w[row]:g} in row {row}")
     if len(w) and not w.max() > 0:
-        raise InputError("weights", "not all be zero", f"{len(w)} zeros")
+        raise InputError("sample_weight", "not all be zero", f"{len(w)} zeros")
     return w
 
 
-def effective_rows(weights: np.ndarray | None, rows: int) -> float:
+def effective_rows(sample_weight: np.ndarray | None, rows: int) -> float:
     """How many rows of equal weight tell as much: (Σw)²/Σw².
 
     >>> effective_rows(np.array([2.0, 2.0, 0.0]), 3)
     2.0
     """
-    if weights is None or not rows:
+    if sample_weight is None or not rows:
         return float(rows)
-    share = weights / weights.max()
+    share = sample_weight / sample_weight.max()
     return float(share.sum() ** 2 / (share @ share))
 
 

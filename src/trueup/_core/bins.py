@@ -40,7 +40,7 @@ def equal_width(bins: int = BINS) -> np.ndarray:
     return edges
 
 
-def equal_mass(confidence: np.ndarray, bins: int = BINS, weights: np.ndarray | None = None) -> np.ndarray:
+def equal_mass(confidence: np.ndarray, bins: int = BINS, sample_weight: np.ndarray | None = None) -> np.ndarray:
     """Edges midway between chunks of the sorted confidences; equal confidences are never parted.
 
     With weights, all positive, a chunk ends where its share of their sum is reached.
@@ -49,12 +49,12 @@ def equal_mass(confidence: np.ndarray, bins: int = BINS, weights: np.ndarray | N
     array([0. , 0.25, 0.6 , 1. ])
     """
     equal_width(bins)  # the same demand on the number of bins
-    if weights is None:
+    if sample_weight is None:
         c, below = np.sort(confidence), None
     else:
-        some = weights > 0  # a row without weight is not there
+        some = sample_weight > 0  # a row without weight is not there
         order = np.argsort(confidence[some], kind="stable")
-        c, below = confidence[some][order], np.concatenate([[0.0], np.cumsum(weights[some][order])])
+        c, below = confidence[some][order], np.concatenate([[0.0], np.cumsum(sample_weight[some][order])])
     if len(c) == 0:
         return equal_width(1)
     starts = equal_mass_starts(c, bins, below)[1:]
@@ -179,30 +179,36 @@ class Bins:
         bins: int | np.ndarray = BINS,
         closed: Closed = "right",
         classwise: bool = False,
-        fold: bool = False,
-        weights: Any = None,
+        top_label: bool = False,
+        sample_weight: Any = None,
     ) -> Bins:
         """Tally a pair of logits and labels; `bins` is a number of equal-width bins, or the edges themselves.
 
-        Of two classes it is the probability of class 1 against how often that happens; with `fold`, and of more
+        Of two classes it is the probability of class 1 against how often that happens; with `top_label`, and of more
         classes, the confidence of the predicted class against how often it is right.
         """
         z, y = as_arrays(logits, labels)
-        w = as_weights(weights, len(z))
+        w = as_weights(sample_weight, len(z))
         edges, unit = _edges(bins), rounding_error(z)
         inner = cut_points(edges, closed=closed, rounding=unit)
         if classwise:
             tally = score_rows_and_classes(z, y, ClassCells(inner, weights=w))[1]
             return cls(edges, tally.counts, tally.confidence, tally.hits, closed)
-        if w is None and not is_event(z, fold):
+        if w is None and not is_event(z, top_label):
             count, confidence, hits = top_label_tally(z, y, inner)
             return cls(edges, count, confidence, hits, closed)
-        score, outcome = scores_and_outcomes(z, y, fold=fold, quick=True)
+        score, outcome = scores_and_outcomes(z, y, top_label=top_label, quick=True)
         return cls.from_indices(count_below(inner, score), score, outcome, edges, closed, w)
 
     @classmethod
     def of_scores(
-        cls, scores: Any, hits: Any, *, bins: int | np.ndarray = BINS, closed: Closed = "right", weights: Any = None
+        cls,
+        scores: Any,
+        hits: Any,
+        *,
+        bins: int | np.ndarray = BINS,
+        closed: Closed = "right",
+        sample_weight: Any = None,
     ) -> Bins:
         """Tally confidences in [0, 1] with what came true (1 or 0)."""
         c = as_vector(scores, "scores")
@@ -211,7 +217,9 @@ class Bins:
             raise ValueError(f"scores must lie in [0, 1], got {c.min():.6g}..{c.max():.6g}")
         if not np.isin(a, (0.0, 1.0)).all():
             raise ValueError("hits must be 0 or 1")
-        return cls.from_scores(np.clip(c, 0.0, 1.0), a, _edges(bins), closed, weights=as_weights(weights, len(c)))
+        return cls.from_scores(
+            np.clip(c, 0.0, 1.0), a, _edges(bins), closed, sample_weight=as_weights(sample_weight, len(c))
+        )
 
     @classmethod
     def from_scores(
@@ -221,11 +229,11 @@ class Bins:
         edges: np.ndarray,
         closed: Closed = "right",
         rounding: float = 0.0,
-        weights: np.ndarray | None = None,
+        sample_weight: np.ndarray | None = None,
     ) -> Bins:
         """Tally trusted arrays."""
         index = bin_index(confidence, edges, closed=closed, rounding=rounding)
-        return cls.from_indices(index, confidence, hits, edges, closed, weights)
+        return cls.from_indices(index, confidence, hits, edges, closed, sample_weight)
 
     @classmethod
     def from_indices(
@@ -235,13 +243,13 @@ class Bins:
         hits: np.ndarray,
         edges: np.ndarray,
         closed: Closed = "right",
-        weights: np.ndarray | None = None,
+        sample_weight: np.ndarray | None = None,
     ) -> Bins:
         """Tally trusted arrays whose bins are known."""
         size = len(edges) - 1
-        count = np.bincount(index, weights, minlength=size).astype(np.float64)
-        if weights is not None:
-            confidence, hits = weights * confidence, weights * hits
+        count = np.bincount(index, sample_weight, minlength=size).astype(np.float64)
+        if sample_weight is not None:
+            confidence, hits = sample_weight * confidence, sample_weight * hits
         confidence, hits = (np.bincount(index, weights=w, minlength=size) for w in (confidence, hits))
         return cls(edges, count, confidence, hits, closed)
 

@@ -94,11 +94,11 @@ def as_clusters(clusters: Any, rows: int, *, at_least: int = 1) -> Clusters | No
     return found
 
 
-def weighted_clusters(clusters: Any, weights: Any, rows: int, *, at_least: int = 1) -> Clusters | None:
+def weighted_clusters(clusters: Any, sample_weight: Any, rows: int, *, at_least: int = 1) -> Clusters | None:
     """The clusters of the rows that have weight, as `as_weighted` keeps them."""
     found = as_clusters(clusters, rows)
-    if found is not None and weights is not None:
-        found = found.take(np.asarray(weights) > 0)
+    if found is not None and sample_weight is not None:
+        found = found.take(np.asarray(sample_weight) > 0)
     return None if found is None else as_clusters(found, len(found.code), at_least=at_least)
 
 
@@ -157,11 +157,13 @@ def mean_error(sums: np.ndarray, weight: np.ndarray) -> float:
     return float(np.sqrt((jackknife(whole / total, (whole - sums) / (total - weight)) ** 2).sum()))
 
 
-def block_sums(values: np.ndarray, weights: np.ndarray | None, clusters: Clusters) -> tuple[np.ndarray, np.ndarray]:
+def block_sums(
+    values: np.ndarray, sample_weight: np.ndarray | None, clusters: Clusters
+) -> tuple[np.ndarray, np.ndarray]:
     """Sums by block of one number a row, and the weight of each block that has any."""
     block = clusters.block
-    weight = np.bincount(block, weights).astype(np.float64)
-    sums = np.bincount(block, values if weights is None else weights * values)
+    weight = np.bincount(block, sample_weight).astype(np.float64)
+    sums = np.bincount(block, values if sample_weight is None else sample_weight * values)
     return sums[weight > 0], weight[weight > 0]
 
 

@@ -15,13 +15,13 @@ from trueup._core.native import map_threads
 
 
 def temperature_sums(
-    logits: Any, labels: Any, beta: float, weights: Any = None, *, quick: bool = False
+    logits: Any, labels: Any, beta: float, sample_weight: Any = None, *, quick: bool = False
 ) -> tuple[float, float, float]:
     """Σ_i w_i (ln Σ_k exp(β z_ik) − β z_iy), and its first two derivatives in β, in one pass; without weights w = 1.
 
     A quick pass works on float32 in float32: right to about 1e-6, which is enough to find where to look closely.
     """
-    z, y, w = _as_contiguous(logits, labels, weights)
+    z, y, w = _as_contiguous(logits, labels, sample_weight)
     if native.compiled is None:
         return _numpy_temperature(z, y, beta, w)
 
@@ -44,14 +44,14 @@ def vector_sums(
     *,
     scale: float = 1.0,
     shift: np.ndarray | None = None,
-    weights: Any = None,
+    sample_weight: Any = None,
     quick: bool = False,
 ) -> np.ndarray:
     """Loss of softmax(w ⊙ u + b) with u = scale·z − shift, summed over the rows, and its gradient: (1 + 2K,).
 
-    Of `weights` each row has one. A quick pass works on float32 in float32.
+    Of `sample_weight` each row has one. A quick pass works on float32 in float32.
     """
-    z, y, w = _as_contiguous(logits, labels, weights)
+    z, y, w = _as_contiguous(logits, labels, sample_weight)
     if native.compiled is None:
         return _numpy_vector(z, y, (weight, bias), scale, shift, w)
 
@@ -66,9 +66,9 @@ def vector_sums(
     return total
 
 
-def _as_contiguous(logits: Any, labels: Any, weights: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+def _as_contiguous(logits: Any, labels: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     y = np.ascontiguousarray(to_array(labels, "labels"), np.int64)
-    w = None if weights is None else np.ascontiguousarray(to_array(weights, "weights"), np.float64)
+    w = None if sample_weight is None else np.ascontiguousarray(to_array(sample_weight, "sample_weight"), np.float64)
     return to_array(logits, "logits"), y, w
 
 
@@ -78,7 +78,7 @@ def _numpy_vector(
     parameters: tuple[np.ndarray, np.ndarray],
     scale: float,
     shift: np.ndarray | None,
-    weights: np.ndarray | None = None,
+    sample_weight: np.ndarray | None = None,
 ) -> np.ndarray:
     classes = logits.shape[1]
     total = np.zeros(1 + 2 * classes)
@@ -100,9 +100,9 @@ def _numpy_vector(
         losses = np.log(normaliser) - s[label]
         residual /= normaliser[:, None]
         residual[label] -= 1
-        if weights is not None:
-            losses = losses * weights[rows]
-            residual *= weights[rows].astype(kind)[:, None]
+        if sample_weight is not None:
+            losses = losses * sample_weight[rows]
+            residual *= sample_weight[rows].astype(kind)[:, None]
         total[0] += losses.sum(dtype=np.float64)
         total[1 : 1 + classes] += np.multiply(residual, u, out=u).sum(axis=0, dtype=np.float64)
         total[1 + classes :] += residual.sum(axis=0, dtype=np.float64)
@@ -110,7 +110,7 @@ def _numpy_vector(
 
 
 def _numpy_temperature(
-    logits: np.ndarray, labels: np.ndarray, beta: float, weights: np.ndarray | None = None
+    logits: np.ndarray, labels: np.ndarray, beta: float, sample_weight: np.ndarray | None = None
 ) -> tuple[float, float, float]:
     sums = np.zeros(3)
     for rows in native.row_chunks(len(logits), logits.shape[1], native.CACHE):
@@ -125,6 +125,6 @@ def _numpy_temperature(
         z *= z
         spread = np.einsum("ij,ij->i", p, z)
         columns = np.stack([np.log(normaliser) - beta * label, mean - label, spread])
-        sums += columns.sum(axis=1) if weights is None else columns @ weights[rows]
+        sums += columns.sum(axis=1) if sample_weight is None else columns @ sample_weight[rows]
     value, slope, curvature = sums.tolist()
     return value, slope, curvature

@@ -99,42 +99,42 @@ class _Sums(NamedTuple):
             mine += theirs
 
 
-def score_rows(logits: Any, labels: Any, *, fold: bool = False) -> RowScores:
-    """Score each row of a trusted pair; `fold` takes two classes by the predicted one, as more are."""
+def score_rows(logits: Any, labels: Any, *, top_label: bool = False) -> RowScores:
+    """Score each row of a trusted pair; `top_label` takes two classes by the predicted one, as more are."""
     z, y = to_array(logits, "logits"), to_array(labels, "labels")
-    return _with_event(_run(z, y, None)[0], z, y, fold)
+    return _with_event(_run(z, y, None)[0], z, y, top_label)
 
 
-def is_event(logits: Any, fold: bool) -> bool:
+def is_event(logits: Any, top_label: bool) -> bool:
     """Whether a pair is about the probability of class 1: of two classes, unless they are folded."""
-    return logits.shape[1] == 2 and not fold
+    return logits.shape[1] == 2 and not top_label
 
 
-def event_class(event: int | str, classes: int, names: Sequence[str] | None = None) -> int:
+def event_class(event: int | str, classes: int, class_names: Sequence[str] | None = None) -> int:
     """The number of the class that is meant: by its number, or by its name where the classes have names.
 
     >>> event_class("ill", 2, ["well", "ill"])
     1
     """
-    if names is not None and len(names) != classes:
-        raise InputError("names", f"have {classes} entries, one a class", str(len(names)))
-    if names is not None and isinstance(event, str) and event in names:
-        return list(names).index(event)
+    if class_names is not None and len(class_names) != classes:
+        raise InputError("class_names", f"have {classes} entries, one a class", str(len(class_names)))
+    if class_names is not None and isinstance(event, str) and event in class_names:
+        return list(class_names).index(event)
     if isinstance(event, bool) or not isinstance(event, (int, np.integer)) or not 0 <= event < classes:
-        known = "" if names is None else f": {_listing(names)}"
-        hint = "names= names the classes" if isinstance(event, str) and names is None else None
+        known = "" if class_names is None else f": {_listing(class_names)}"
+        hint = "class_names= names the classes" if isinstance(event, str) and class_names is None else None
         raise InputError("event", f"be a class, 0..{classes - 1}{known}", repr(event), hint)
     return int(event)
 
 
-def event_name(event: int | str | None, classes: int, names: Sequence[str] | None = None) -> str:
+def event_name(event: int | str | None, classes: int, class_names: Sequence[str] | None = None) -> str:
     """How the event is called; None is class 1 of two.
 
     >>> event_name(3, 5), event_name(None, 2, ["well", "ill"])
     ('class 3', 'ill')
     """
-    number = 1 if event is None else event_class(event, classes, names)
-    return f"class {number}" if names is None or len(names) != classes else str(names[number])
+    number = 1 if event is None else event_class(event, classes, class_names)
+    return f"class {number}" if class_names is None or len(class_names) != classes else str(class_names[number])
 
 
 def _listing(names: Sequence[str]) -> str:
@@ -149,19 +149,20 @@ def event_log_odds(logits: Any) -> np.ndarray:
 
 
 def scores_and_outcomes(
-    logits: Any, labels: Any, *, fold: bool = False, quick: bool = False
+    logits: Any, labels: Any, *, top_label: bool = False, quick: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """The probability of each row that is held against what happened, and 1.0 where it did, else 0.0.
 
-    P(class 1) and 1[y = 1] for two classes; confidence and whether the prediction is right for more, or with `fold`.
+    P(class 1) and 1[y = 1] for two classes; confidence and whether the prediction is right for more, or with
+    `top_label`.
     """
-    if not is_event(logits, fold):
+    if not is_event(logits, top_label):
         return confidences_and_hits(logits, labels, quick=quick)
     return event_probs(logits), to_array(labels, "labels").astype(np.float64)
 
 
-def _with_event(scored: RowScores, logits: np.ndarray, labels: np.ndarray, fold: bool) -> RowScores:
-    if not is_event(logits, fold):
+def _with_event(scored: RowScores, logits: np.ndarray, labels: np.ndarray, top_label: bool) -> RowScores:
+    if not is_event(logits, top_label):
         return scored
     score, outcome = scores_and_outcomes(logits, labels)
     return scored._replace(score=score, outcome=outcome)
@@ -217,7 +218,7 @@ def top_label_tally(logits: Any, labels: Any, cuts: np.ndarray) -> np.ndarray:
 
 
 def score_rows_and_classes(
-    logits: Any, labels: Any, cells: ClassCells, *, fold: bool = False
+    logits: Any, labels: Any, cells: ClassCells, *, top_label: bool = False
 ) -> tuple[RowScores, ClassTally]:
     """Score each row and tally every class."""
     z, y = to_array(logits, "logits"), to_array(labels, "labels")
@@ -230,7 +231,7 @@ def score_rows_and_classes(
         empty = (count[0] < 1e-12 * total) & (hits[0] == 0)
         count[0, empty] = confidence[0, empty] = 0.0
     tally = ClassTally(count.T, confidence.T, hits.T, gap.transpose(0, 2, 1))
-    return _with_event(scored, z, y, fold), tally
+    return _with_event(scored, z, y, top_label), tally
 
 
 def log_sum_exp(logits: Any) -> np.ndarray:

@@ -13,7 +13,7 @@ from trueup._core.clusters import Clusters, block_sums, mean_error
 from trueup._core.native import hash_rows
 
 
-def stratified_folds(logits: Any, labels: Any, folds: int) -> np.ndarray:
+def stratified_folds(logits: Any, labels: Any, n_folds: int) -> np.ndarray:
     """The fold of each row: each class is spread evenly over the folds, and copies of a row at random.
 
     Within a label, rows are sorted by a hash of all that they hold and of the number of their copy, and take the folds
@@ -27,11 +27,11 @@ def stratified_folds(logits: Any, labels: Any, folds: int) -> np.ndarray:
     """
     y = to_array(labels, "labels")
     fold = np.empty(len(y), np.int64)
-    fold[np.lexsort((_copy_hash(logits, labels), y))] = np.arange(len(y)) % folds
+    fold[np.lexsort((_copy_hash(logits, labels), y))] = np.arange(len(y)) % n_folds
     return fold
 
 
-def cluster_folds(labels: Any, clusters: Clusters, folds: int) -> np.ndarray:
+def cluster_folds(labels: Any, clusters: Clusters, n_folds: int) -> np.ndarray:
     """The fold of each row, all rows of a cluster in one: correlated rows on both sides would flatter every fit.
 
     Clusters are sorted by their most frequent label and their size, and take the folds in turn, there and back. There
@@ -48,10 +48,10 @@ def cluster_folds(labels: Any, clusters: Clusters, folds: int) -> np.ndarray:
     first = np.unique(place[order] // classes, return_index=True)[1]
     common = place[order][first] % classes
     size = np.bincount(clusters.code, minlength=n)
-    folds = min(folds, n)
-    turn = np.arange(n) % (2 * folds)
+    n_folds = min(n_folds, n)
+    turn = np.arange(n) % (2 * n_folds)
     fold = np.empty(n, np.int64)
-    fold[np.lexsort((-size, common))] = np.minimum(turn, 2 * folds - 1 - turn)
+    fold[np.lexsort((-size, common))] = np.minimum(turn, 2 * n_folds - 1 - turn)
     return fold[clusters.code]
 
 
@@ -168,7 +168,7 @@ def _bits(values: np.ndarray) -> np.ndarray:
     return bits.astype(np.int64).view(np.uint64)
 
 
-def k_fold(logits: Any, labels: Any, folds: int, clusters: Clusters | None = None) -> list[tuple[Any, Any]]:
+def k_fold(logits: Any, labels: Any, n_folds: int, clusters: Clusters | None = None) -> list[tuple[Any, Any]]:
     """Masks of the training and the held-out rows of each of the `stratified_folds` that leaves neither empty.
 
     With clusters the folds are `cluster_folds`.
@@ -177,14 +177,14 @@ def k_fold(logits: Any, labels: Any, folds: int, clusters: Clusters | None = Non
     >>> k_fold(z, y, 2)[0]
     (array([False, False,  True]), array([ True,  True, False]))
     """
-    of_row = stratified_folds(logits, labels, folds) if clusters is None else cluster_folds(labels, clusters, folds)
+    of_row = stratified_folds(logits, labels, n_folds) if clusters is None else cluster_folds(labels, clusters, n_folds)
     fold = match_kind(of_row, logits)
-    masks = [(fold != k, fold == k) for k in range(folds)]
+    masks = [(fold != k, fold == k) for k in range(n_folds)]
     return [(train, held_out) for train, held_out in masks if train.any() and held_out.any()]
 
 
 def exceeds_error(
-    gain: np.ndarray, weights: Any = None, *, errors: float = 1.0, clusters: Clusters | None = None
+    gain: np.ndarray, sample_weight: Any = None, *, errors: float = 1.0, clusters: Clusters | None = None
 ) -> bool:
     """Whether the mean of what rows gain is more than so many standard errors; n is (Σw)²/Σw² of the weights.
 
@@ -193,7 +193,7 @@ def exceeds_error(
     >>> exceeds_error(np.array([1.0, 0.5, 0.0])), exceeds_error(np.array([1.0, -0.5, -0.4]))
     (True, False)
     """
-    w = np.ones(len(gain)) if weights is None else np.asarray(weights)
+    w = np.ones(len(gain)) if sample_weight is None else np.asarray(sample_weight)
     mean = np.average(gain, weights=w)
     if clusters is not None:
         return bool(mean > errors * mean_error(*block_sums(gain, w, clusters)))
@@ -210,14 +210,14 @@ def stratified_order(values: Any, labels: Any, ties: Any) -> Any:
     return match_kind(np.lexsort((np.asarray(ties), np.asarray(labels), np.asarray(values))), values)
 
 
-def fold_mask(order: Any, fold: int, folds: int) -> Any:
-    """A mask of the rows of one fold, which takes every `folds`-th place of an order.
+def fold_mask(order: Any, fold: int, n_folds: int) -> Any:
+    """A mask of the rows of one fold, which takes every `n_folds`-th place of an order.
 
     >>> fold_mask(np.array([3, 0, 2, 1]), 1, 2)
     array([ True,  True, False, False])
     """
     mask = np.zeros(len(order), dtype=bool)
-    mask[np.asarray(order)[fold::folds]] = True
+    mask[np.asarray(order)[fold::n_folds]] = True
     return match_kind(mask, order)
 
 

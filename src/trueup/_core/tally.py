@@ -63,13 +63,18 @@ class Mean:
     """Σw²."""
 
     @classmethod
-    def of(cls, values: np.ndarray, weights: np.ndarray | None = None) -> Mean:
+    def of(cls, values: np.ndarray, sample_weight: np.ndarray | None = None) -> Mean:
         """Tally one number a row."""
-        if weights is None:
+        if sample_weight is None:
             n = float(len(values))
             return cls(n, float(values.sum()), float(values @ values), n)
-        weighted = weights * values
-        return cls(float(weights.sum()), float(weighted.sum()), float(weighted @ values), float(weights @ weights))
+        weighted = sample_weight * values
+        return cls(
+            float(sample_weight.sum()),
+            float(weighted.sum()),
+            float(weighted @ values),
+            float(sample_weight @ sample_weight),
+        )
 
     @classmethod
     def empty(cls) -> Mean:
@@ -125,13 +130,13 @@ class Grid:
         *,
         bins: int = BINS,
         rounding: float = 0.0,
-        weights: np.ndarray | None = None,
+        sample_weight: np.ndarray | None = None,
     ) -> Grid:
         """Tally trusted scores and outcomes."""
         edges = cls.fine_edges(bins)
         size = len(edges) - 1
         index = bin_index(confidence, edges, rounding=rounding) + size * correct.astype(np.int64)
-        w = weights
+        w = sample_weight
         count = np.bincount(index, w, minlength=2 * size).astype(np.float64).reshape(2, size)
         total = np.bincount(index, confidence if w is None else w * confidence, minlength=2 * size).reshape(2, size)
         squared = count if w is None else np.bincount(index, w * w, minlength=2 * size).reshape(2, size)
@@ -235,10 +240,16 @@ class ClusterSums:
 
     @classmethod
     def of(
-        cls, rows: RowScores, block: np.ndarray, blocks: int, bins: int, rounding: float, weights: np.ndarray | None
+        cls,
+        rows: RowScores,
+        block: np.ndarray,
+        blocks: int,
+        bins: int,
+        rounding: float,
+        sample_weight: np.ndarray | None,
     ) -> ClusterSums:
         """Sum what the pass gave, by the block of each row."""
-        w = np.ones(len(block)) if weights is None else weights
+        w = np.ones(len(block)) if sample_weight is None else sample_weight
         means = [np.bincount(block, w * row_values(rows, name), blocks) for name in cls.NAMES]
         place = block * bins + bin_index(rows.score, equal_width(bins), rounding=rounding)
         count, gap = (
@@ -293,7 +304,7 @@ class Tally:
     gap: np.ndarray
     """Class-wise sums of hits − probability by group of rows, (groups, K, B): the spread of the class-wise error."""
     weight_of_group: np.ndarray
-    fold: bool
+    top_label: bool
     """Whether two classes were tallied by the predicted one instead of by class 1."""
     clusters: ClusterSums | None = None
     """Sums by block of clusters, where rows have them."""
@@ -316,23 +327,23 @@ class Tally:
         labels: Any,
         *,
         bins: int = BINS,
-        fold: bool = False,
-        weights: Any = None,
+        top_label: bool = False,
+        sample_weight: Any = None,
         clusters: Any = None,
     ) -> Tally:
         """Tally a pair in one pass.
 
-        Of two classes the bins are those of P(class 1); with `fold` those of the predicted class's confidence.
+        Of two classes the bins are those of P(class 1); with `top_label` those of the predicted class's confidence.
         `clusters`, one hashable value a row, say which rows are correlated: a cluster may go on in another tally.
         """
         z, y = as_arrays(logits, labels)
-        w, unit = as_weights(weights, len(z)), rounding_error(z)
+        w, unit = as_weights(sample_weight, len(z)), rounding_error(z)
         cells = replace(class_cells(z.shape[1], bins, unit), weights=w)
         of_row = as_clusters(clusters, len(z))
         if of_row is not None:  # a cluster goes to one group as a whole
             cells = replace(cells, group=of_row.hash_blocks(cells.groups))
-        scored, classes = score_rows_and_classes(z, y, cells, fold=fold)
-        tally = cls.from_rows(scored, classes, bins, unit, fold=fold, weights=w)
+        scored, classes = score_rows_and_classes(z, y, cells, top_label=top_label)
+        tally = cls.from_rows(scored, classes, bins, unit, top_label=top_label, sample_weight=w)
         if of_row is None:
             return tally
         return replace(tally, clusters=ClusterSums.of(scored, of_row.hash_blocks(), BLOCKS, bins, unit, w))
@@ -345,11 +356,11 @@ class Tally:
         bins: int,
         rounding: float,
         *,
-        fold: bool = False,
-        weights: np.ndarray | None = None,
+        top_label: bool = False,
+        sample_weight: np.ndarray | None = None,
     ) -> Tally:
         """Tally what the pass gave."""
-        w, squared = weights, None if weights is None else weights**2
+        w, squared = sample_weight, None if sample_weight is None else sample_weight**2
         c, a = rows.score, rows.outcome
         confidence, accuracy = Mean.of(rows.confidence, w), Mean.of(rows.correct, w)
         slope, variance = 1 - 2 * c, c * (1 - c)
@@ -365,11 +376,11 @@ class Tally:
             calibration_gap=Mean.of((a - c) * slope, w),
             calibration_variance=Mean.of(slope**2 * variance, squared),
             score_variance=Mean.of(variance, squared),
-            grid=Grid.of(c, a, bins=bins, rounding=rounding, weights=w),
+            grid=Grid.of(c, a, bins=bins, rounding=rounding, sample_weight=w),
             classes=Bins(equal_width(bins), classes.counts, classes.confidence, classes.hits),
             gap=classes.gap,
             weight_of_group=np.bincount(rows.group, w, minlength=len(classes.gap)).astype(np.float64),
-            fold=fold,
+            top_label=top_label,
         )
 
     def __add__(self, other: Tally) -> Tally:
@@ -384,7 +395,7 @@ class Tally:
             raise ValueError("tallies must both have clusters or neither, to be added")
         both = [one.clusters for one in (self, other) if one.clusters is not None]
         clusters = both[0] + both[1] if len(both) == 2 else both[0] if both else None
-        return _add_fields(self, other, kept=("fold",), clusters=clusters)
+        return _add_fields(self, other, kept=("top_label",), clusters=clusters)
 
     @property
     def n(self) -> int:
@@ -394,7 +405,7 @@ class Tally:
     @property
     def is_event(self) -> bool:
         """Whether it is about the probability of class 1: of two classes, unless they are folded."""
-        return len(self.classes.count) == 2 and not self.fold
+        return len(self.classes.count) == 2 and not self.top_label
 
     @property
     def effective_rows(self) -> float:

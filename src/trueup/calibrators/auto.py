@@ -82,15 +82,15 @@ _RACE_AFTER = 2  # folds after which candidates can be dropped
 _SCORED = 1 << 23  # held-out log-probabilities that are kept of each candidate
 
 
-def temperature_histogram(logits: Any, labels: Any, *, weights: Any = None) -> Calibrator:
+def temperature_histogram(logits: Any, labels: Any, *, sample_weight: Any = None) -> Calibrator:
     """Temperature scaling, then histogram binning: `chain("temperature", "histogram")`.
 
     Not for ranking: confidences of one bin become equal.
     """
-    return chain("temperature", "histogram")(logits, labels, weights=weights)
+    return chain("temperature", "histogram")(logits, labels, sample_weight=sample_weight)
 
 
-def diagonal_sms(logits: Any, labels: Any, *, weights: Any = None) -> Calibrator:
+def diagonal_sms(logits: Any, labels: Any, *, sample_weight: Any = None) -> Calibrator:
     """Diagonal map, then structured matrix scaling: `chain("diagonal", "sms")`.
 
     The first repairs what is wrong at each confidence, the second what is wrong between classes. Not for maps that must
@@ -103,18 +103,18 @@ def diagonal_sms(logits: Any, labels: Any, *, weights: Any = None) -> Calibrator
     >>> diagonal_sms(3 * z, y)(3 * z).shape
     (500, 3)
     """
-    return chain("diagonal", "sms")(logits, labels, weights=weights)
+    return chain("diagonal", "sms")(logits, labels, sample_weight=sample_weight)
 
 
 def auto(
     logits: Any,
     labels: Any,
     *,
-    weights: Any = None,
+    sample_weight: Any = None,
     clusters: Any = None,
     keep_argmax: bool = False,
     score: str = "nll",
-    folds: int = 5,
+    n_folds: int = 5,
     progress: bool = True,
 ) -> Calibrator:
     """Automatic choice: a mixture of the `CANDIDATES` for the problem's size, by their loss on held-out rows.
@@ -124,9 +124,9 @@ def auto(
     strongly so of few rows, where it is Bayesian; the candidates with a share are fitted again to all rows. The
     identity is a candidate too. It is taken alone where the mixture, its weights fitted to other folds, has no less
     loss; of few rows, too few to tell, it only has its share. `keep_argmax=True` pools only candidates that keep every
-    predicted class. `weights` are those of the rows. `clusters`, one value a row, keep correlated rows, such as pixels
-    of an image, in one fold, and standard errors are those of clusters. The calibrator that comes out carries the
-    comparison as `choice`.
+    predicted class. `sample_weight` are those of the rows. `clusters`, one value a row, keep correlated rows, such as
+    pixels of an image, in one fold, and standard errors are those of clusters. The calibrator that comes out carries
+    the comparison as `choice`.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -138,14 +138,14 @@ def auto(
     """
     if score not in ("nll", "brier"):
         raise ValueError(f'score must be "nll" or "brier", got {score!r}')
-    z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds)
-    together = weighted_clusters(clusters, weights, len(to_array(labels, "labels")), at_least=2)
+    z, y, w = as_weighted(logits, labels, sample_weight, at_least=2 * n_folds)
+    together = weighted_clusters(clusters, sample_weight, len(to_array(labels, "labels")), at_least=2)
     _warn_of_empty_classes(z, y, w)
     with silence_warnings():  # of fits to folds: what comes of them is judged by its held-out loss
         size = _size(z, y, w)
         pool = "the same for all classes" if keep_argmax and size != "every row right" else size
         fits = _candidates(z, y, w, pool)
-        parts = k_fold(z, y, folds, together)
+        parts = k_fold(z, y, n_folds, together)
         trial = _Trial(
             z, y, w, fits, parts, score, cautious=CAUTIOUS[pool] if size in CAUTIOUS else None, clusters=together
         )
@@ -263,7 +263,7 @@ class _Trial:
         names, weights = [name for name, w in zip(names, weights, strict=True) if w > 0], weights[weights > 0]
         # What could be seen is a difference from the identity, or of the identity from the best of the others.
         others = {name: known for name, known in losses.items() if name != "identity"}
-        rival = "identity" if names != ["identity"] else simplest(others, standard_errors=0.0, weights=each)
+        rival = "identity" if names != ["identity"] else simplest(others, standard_errors=0.0, sample_weight=each)
         choice = Choice(
             names[0] if len(names) == 1 else "mixture",
             {name: weighted_mean(losses[name], each) if name in losses else math.inf for name in self.fits},
@@ -301,7 +301,7 @@ class _Trial:
         losses = {name: self.held_out.losses(name)[seen] for name in self.models}
         each = None if self.held_out.row_weights is None else self.held_out.row_weights[seen]
         together = None if self.clusters is None else self.clusters.take(seen)
-        best = simplest(losses, standard_errors=0.0, weights=each)
+        best = simplest(losses, standard_errors=0.0, sample_weight=each)
         kept = {"identity", *PRIOR_ROWS, *self._kept(list(losses), PRIOR_ROWS, seen)}
         kept |= {base for name in self.fits for base in BASES.get(name, ())}
         for name in [name for name in losses if name not in kept]:
@@ -352,10 +352,10 @@ def _is_less(
     losses: np.ndarray,
     others: np.ndarray,
     standard_errors: float,
-    weights: np.ndarray | None,
+    sample_weight: np.ndarray | None,
     clusters: Clusters | None = None,
 ) -> bool:
     gain = others - losses
     if not standard_errors:
-        return weighted_mean(gain, weights) > 0
-    return weighted_mean(gain, weights) > standard_errors * standard_error(gain, weights, clusters)
+        return weighted_mean(gain, sample_weight) > 0
+    return weighted_mean(gain, sample_weight) > standard_errors * standard_error(gain, sample_weight, clusters)

@@ -148,9 +148,9 @@ class Identity(Calibrator):
         return z
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """No calibration: check the pair, as every method does."""
-        as_weighted(logits, labels, weights, at_least=1)
+        as_weighted(logits, labels, sample_weight, at_least=1)
         return cls()
 
 

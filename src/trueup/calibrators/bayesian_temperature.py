@@ -16,7 +16,7 @@ _NODES = np.linspace(-5.0, 5.0, 21)  # standard deviations of the posterior, who
 _LEAST = 1e-3  # weights below are left out
 
 
-def bayesian_temperature(logits: Any, labels: Any, *, scale: float = 0.5, weights: Any = None) -> Mixture:
+def bayesian_temperature(logits: Any, labels: Any, *, scale: float = 0.5, sample_weight: Any = None) -> Mixture:
     """Bayesian temperature scaling: the mean of q = softmax(z/T) over the posterior of T.
 
     The prior of ln T is Student's t with three degrees of freedom around 0, of this `scale`: few rows leave the logits
@@ -27,7 +27,7 @@ def bayesian_temperature(logits: Any, labels: Any, *, scale: float = 0.5, weight
     >>> bayesian_temperature(z, [0, 0, 1, 1])(z[:1]).round(3)
     array([[-0.13 , -2.105]])
     """
-    z, y, w = as_weighted(logits, labels, weights, at_least=1)
+    z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
     if not 0 < scale < math.inf:
         raise ValueError(f"scale must be a positive number, got {scale}")
     n = len(z) if w is None else float(w.sum())

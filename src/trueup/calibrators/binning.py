@@ -71,10 +71,10 @@ class Histogram(TopLabel):
         bins: int = BINS,
         edges: Literal["width", "mass"] = "width",
         empty: Empty = "midpoint",
-        weights: Any = None,
+        sample_weight: Any = None,
     ) -> Self:
         """Histogram binning: count hits in the bins; an empty one gets its midpoint, zero, or the mean accuracy."""
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
         if edges not in ("width", "mass"):
             raise ValueError(f'edges must be "width" or "mass", got {edges!r}')
         event = z.shape[1] == 2
@@ -84,7 +84,7 @@ class Histogram(TopLabel):
         else:
             scores, outcomes = scores_and_outcomes(z, y, quick=True)
             places = equal_mass(scores, bins, w) if edges == "mass" else slack_edges(bins, z)
-            tally = Bins.from_scores(scores, outcomes, places, weights=w)
+            tally = Bins.from_scores(scores, outcomes, places, sample_weight=w)
             count, hits = tally.count, tally.hits
         return cls.from_counts(count, hits, places, empty, event=event)
 
@@ -96,9 +96,9 @@ class Histogram(TopLabel):
         return cls(edges, _frequency(count, hits, edges, empty), 1 / (count.sum() + 2), event)
 
     @classmethod
-    def fit_mass(cls, logits: Any, labels: Any, *, bins: int = BINS, weights: Any = None) -> Self:
+    def fit_mass(cls, logits: Any, labels: Any, *, bins: int = BINS, sample_weight: Any = None) -> Self:
         """Histogram binning, equal mass: fit with bins of equal mass, none of which is empty."""
-        return cls.fit(logits, labels, bins=bins, edges="mass", weights=weights)
+        return cls.fit(logits, labels, bins=bins, edges="mass", sample_weight=sample_weight)
 
 
 class HistogramOvR(ClassCurves):
@@ -129,12 +129,14 @@ class HistogramOvR(ClassCurves):
         return step(xp, p, self.edges[1:-1], self.values)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, empty: Empty = "midpoint", weights: Any = None) -> Self:
+    def fit(
+        cls, logits: Any, labels: Any, *, bins: int = BINS, empty: Empty = "midpoint", sample_weight: Any = None
+    ) -> Self:
         """Histogram binning, one against the rest: count each class's labels in the bins of its probability; an empty
         one gets midpoint, zero or mean.
         """
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
-        return cls.from_counts(tally_options(z, y, bins=bins, weights=w), slack_edges(bins, z), empty)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        return cls.from_counts(tally_options(z, y, bins=bins, sample_weight=w), slack_edges(bins, z), empty)
 
     @classmethod
     def from_counts(cls, tally: Bins, edges: np.ndarray, empty: Empty = "midpoint") -> Self:
@@ -142,13 +144,15 @@ class HistogramOvR(ClassCurves):
         return cls(edges, clip_frequencies(_frequency(tally.count, tally.hits, edges, empty), tally.n))
 
 
-def tally_options(z: np.ndarray, y: np.ndarray, *, bins: int = BINS, weights: np.ndarray | None = None) -> Bins:
+def tally_options(z: np.ndarray, y: np.ndarray, *, bins: int = BINS, sample_weight: np.ndarray | None = None) -> Bins:
     """A class-wise tally of the options that rows have: an absent one is in no bin, not even that of 0."""
-    tally = Bins.of(z, y, bins=bins, classwise=True, weights=weights)
+    tally = Bins.of(z, y, bins=bins, classwise=True, sample_weight=sample_weight)
     if (absent := find_absent(z)) is None:
         return tally
     count = tally.count.copy()
-    count[:, 0] = np.maximum(count[:, 0] - (absent.sum(axis=0) if weights is None else weights @ absent), 0.0)
+    count[:, 0] = np.maximum(
+        count[:, 0] - (absent.sum(axis=0) if sample_weight is None else sample_weight @ absent), 0.0
+    )
     return replace(tally, count=np.where(count > 1e-9, count, 0.0))
 
 
@@ -210,9 +214,9 @@ class ShrunkenHistogram(ClassCurves):
         return (1 - weight) * xp.take(self.values, index) + weight * p
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, weights: Any = None) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, sample_weight: Any = None) -> Self:
         """Histogram binning, shrunken: count each class's labels in bins, and choose pseudo-counts by likelihood."""
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
         curves = [_curve_of(*rows, bins) for rows in each_class(z, y, w)]
         if z.shape[1] == 2:
             cuts, values, own = curves[1]
@@ -228,12 +232,12 @@ class ShrunkenHistogram(ClassCurves):
 
 
 def _curve_of(
-    p: np.ndarray, positive: np.ndarray, weights: np.ndarray | None, bins: int
+    p: np.ndarray, positive: np.ndarray, sample_weight: np.ndarray | None, bins: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Cuts, the frequency in each bin, and the weight m/(n_b + m) of the network's own probability there."""
-    edges, came_true = equal_mass(p, bins, weights), np.zeros(len(p))
+    edges, came_true = equal_mass(p, bins, sample_weight), np.zeros(len(p))
     came_true[positive] = 1.0
-    tally = Bins.from_scores(p, came_true, edges, weights=weights)
+    tally = Bins.from_scores(p, came_true, edges, sample_weight=sample_weight)
     count, hits = tally.count, tally.hits
     strength = choose_strength(count, hits, tally.mean_confidence)
     return cut_points(edges), hits / count, strength / (count + strength)
@@ -293,22 +297,22 @@ class ScalingBinning(TopLabel):
 
     @classmethod
     def fit(
-        cls, logits: Any, labels: Any, *, bins: int = 10, splits: int = 1, seed: int = 0, weights: Any = None
+        cls, logits: Any, labels: Any, *, bins: int = 10, splits: int = 1, seed: int = 0, sample_weight: Any = None
     ) -> Self:
         """Scaling-binning: fit T, the bins and their means to the same rows, or with `splits=3` to three parts drawn at
         random.
         """
-        z, y, w = as_weighted(logits, labels, weights, at_least=3 if splits == 3 else 1)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=3 if splits == 3 else 1)
         if splits not in (1, 3):
             raise ValueError(f"splits must be 1 or 3, got {splits!r}")
         parts: list[Any] = [slice(None)] * 3
         if splits == 3:
             parts = np.array_split(random_order(len(z), np.random.default_rng(seed)), 3)
-        scaler = Temperature.fit(z[parts[0]], y[parts[0]], weights=None if w is None else w[parts[0]])
+        scaler = Temperature.fit(z[parts[0]], y[parts[0]], sample_weight=None if w is None else w[parts[0]])
         scaled, _ = scores_and_outcomes(scaler(upcast_half(z)), y)
         cut, count = ((scaled[at], None if w is None else w[at]) for at in parts[1:])
         edges = equal_mass(cut[0], bins, cut[1])
-        tally = Bins.from_scores(count[0], np.zeros_like(count[0]), edges, weights=count[1])
+        tally = Bins.from_scores(count[0], np.zeros_like(count[0]), edges, sample_weight=count[1])
         filled = tally.count > 0
         values = np.where(filled, tally.confidence / np.where(filled, tally.count, 1.0), (edges[1:] + edges[:-1]) / 2)
         return cls(scaler.temperature, edges, values, z.shape[1] == 2).with_certificate(scaler.certificate)
@@ -351,9 +355,9 @@ class BBQ(ClassCurves):
         return step(xp, p, self.cuts, self.values)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Bayesian binning into quantiles: weigh all binnings of each class at once, on sums."""
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
         curves = [_average(*rows) for rows in each_class(z, y, w)]
         cuts, values = zip(*curves, strict=True)
         return cls(pad_curves(cuts, PADDING), pad_curves(values))
@@ -381,19 +385,21 @@ def _binnings(n: int, rows: float) -> _Binnings:
     return _Binnings((place * n + bins - 1) // bins - 1, place / bins, first_bin)
 
 
-def _average(scores: np.ndarray, positive: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+def _average(
+    scores: np.ndarray, positive: np.ndarray, sample_weight: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
     """Cuts and values of the averaged histogram of one class."""
     n = len(scores)
-    binnings = _binnings(n, float(n if weights is None else weights.sum()))
-    if weights is None:
+    binnings = _binnings(n, float(n if sample_weight is None else sample_weight.sum()))
+    if sample_weight is None:
         ordered = np.sort(scores)
         hits = np.cumsum(np.bincount(np.searchsorted(ordered, scores[positive]), minlength=n))
         mass, wanted = np.arange(n + 1), binnings.last
     else:
         order = np.argsort(scores, kind="stable")
         ordered, came_true = scores[order], np.zeros(n)
-        came_true[positive] = weights[positive]
-        hits, mass = np.cumsum(came_true[order]), np.append(0, np.cumsum(weights[order]))
+        came_true[positive] = sample_weight[positive]
+        hits, mass = np.cumsum(came_true[order]), np.append(0, np.cumsum(sample_weight[order]))
         wanted = weighted_places(mass[1:], binnings.share)
     hits = np.append(0, hits)
     runs = np.flatnonzero(tie_ends(ordered))
@@ -474,9 +480,9 @@ class IMax(TopLabel):
         return step(xp, confidence, self.cuts, self.values, right=True)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, seed: int = 0, weights: Any = None) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, seed: int = 0, sample_weight: Any = None) -> Self:
         """I-Max binning: alternate from representatives drawn at random, then count hits in the bins."""
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
         event = z.shape[1] == 2
         odds = _top_odds(NUMPY, upcast_half(z), event=event)
         hit = scores_and_outcomes(z, y)[1] > 0
@@ -515,20 +521,20 @@ class IMaxShared(ClassCurves):
         return one_vs_rest(xp, z, lambda odds: self.curve(xp, odds), score=lambda part: _odds(xp, part))
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, seed: int = 0, weights: Any = None) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, seed: int = 0, sample_weight: Any = None) -> Self:
         """I-Max binning, classes shared: alternate from random representatives, then count labels in the bins."""
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
         rows, classes = z.shape
         blocks = native.row_chunks(rows, classes, native.BLOCK)
         odds = np.concatenate([_odds(NUMPY, z[at].astype(np.float64)).ravel() for at in blocks])
         positive = np.arange(rows) * classes + y
-        weights = None if w is None else np.repeat(w, classes)
+        sample_weight = None if w is None else np.repeat(w, classes)
         if (absent := find_absent(z)) is not None:
             here = ~absent.ravel()
             odds, positive = odds[here], np.cumsum(here)[positive] - 1
-            weights = None if weights is None else weights[here]
-        cuts, values = _fit_bins(odds, positive, weights, bins, seed)
-        return cls(cuts, clip_frequencies(values, len(odds) if weights is None else weights.sum()))
+            sample_weight = None if sample_weight is None else sample_weight[here]
+        cuts, values = _fit_bins(odds, positive, sample_weight, bins, seed)
+        return cls(cuts, clip_frequencies(values, len(odds) if sample_weight is None else sample_weight.sum()))
 
 
 def _odds(xp: Namespace, z: Any) -> Any:
@@ -548,16 +554,16 @@ def _top_odds(xp: Namespace, z: Any, *, event: bool) -> Any:
 
 
 def _fit_bins(
-    odds: np.ndarray, positive: np.ndarray, weights: np.ndarray | None, bins: int, seed: int
+    odds: np.ndarray, positive: np.ndarray, sample_weight: np.ndarray | None, bins: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Cuts of all log-odds, and how many of each bin are among those that came true."""
     equal_width(bins)  # the same demand on the number of bins
-    if weights is None:
+    if sample_weight is None:
         ordered, w = np.sort(odds), np.ones(len(odds))
         came_true = w[positive]
     else:
         order = np.argsort(odds, kind="stable")
-        ordered, w, came_true = odds[order], weights[order], weights[positive]
+        ordered, w, came_true = odds[order], sample_weight[order], sample_weight[positive]
     mass = np.append(0.0, np.cumsum(w))
     cuts = _boundaries(_representatives(ordered, w, _seeds(ordered, mass, int(bins), seed)))
     count = np.diff(mass[np.concatenate([[0], np.searchsorted(ordered, cuts), [len(ordered)]])])

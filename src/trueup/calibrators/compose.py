@@ -108,8 +108,8 @@ def chain(*fits: Fit | str) -> Fit:
     """
     methods = [_resolve(fit) for fit in fits]
 
-    def fit(logits: Any, labels: Any, *, weights: Any = None) -> Chain:
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+    def fit(logits: Any, labels: Any, *, sample_weight: Any = None) -> Chain:
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
         steps = []
         for method in methods:
             steps.append(method(z, y, **given(w)))
@@ -150,8 +150,8 @@ def one_vs_rest(fit: Fit | str) -> Fit:
     """
     method = _resolve(fit)
 
-    def fitted(logits: Any, labels: Any, *, weights: Any = None) -> OneVsRest:
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+    def fitted(logits: Any, labels: Any, *, sample_weight: Any = None) -> OneVsRest:
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
         odds = _log_odds(NUMPY, NUMPY.upcast_half(z))
 
         def of_class(k: int) -> Calibrator:
@@ -203,7 +203,7 @@ class OneEvent(Calibrator):
         return self.calibrator.forward(xp, xp.stack([rest, this], axis=1), **extra)
 
 
-def for_event(fit: Fit | str, event: int | str, *, names: Sequence[str] | None = None) -> Fit:
+def for_event(fit: Fit | str, event: int | str, *, class_names: Sequence[str] | None = None) -> Fit:
     """Fit a method to the probability of one class, a number or with `names` one of them.
 
     The calibrator takes the logits of all classes and gives (ln(1 − p), ln p).
@@ -221,7 +221,7 @@ def for_event(fit: Fit | str, event: int | str, *, names: Sequence[str] | None =
         from trueup.convert import as_event  # most fits are of no event
 
         z, y = as_arrays(logits, labels)
-        number = event_class(event, z.shape[1], names)
+        number = event_class(event, z.shape[1], class_names)
         return OneEvent(method(*as_event(z, y, number), **options), number, z.shape[1])
 
     return fit_event
@@ -238,12 +238,12 @@ def _binary(xp: Namespace, odds: Any) -> Any:
     return xp.stack([xp.zeros_like(odds), odds], axis=1)
 
 
-def cross_fit(fit: Fit | str, *, folds: int = 5) -> Callable[..., Any]:
+def cross_fit(fit: Fit | str, *, n_folds: int = 5) -> Callable[..., Any]:
     """Calibrate every row by a calibrator that has not seen it: (logits, labels) → logits, of the same kind of array.
 
-    `weights` are those of the rows in the fits; rows of weight zero are calibrated too. Folds are stratified by label
-    and spread copies of a row; the order of the rows does not matter. `clusters`, one value a row, keep correlated rows
-    (pixels of an image) in one fold.
+    `sample_weight` are those of the rows in the fits; rows of weight zero are calibrated too. Folds are stratified by
+    label and spread copies of a row; the order of the rows does not matter. `clusters`, one value a row, keep
+    correlated rows (pixels of an image) in one fold.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(200, 3))
@@ -253,12 +253,12 @@ def cross_fit(fit: Fit | str, *, folds: int = 5) -> Callable[..., Any]:
     """
     method = _resolve(fit)
 
-    def calibrated(logits: Any, labels: Any, *, weights: Any = None, clusters: Any = None) -> Any:
-        z, y = as_arrays(logits, labels, at_least=folds)
+    def calibrated(logits: Any, labels: Any, *, sample_weight: Any = None, clusters: Any = None) -> Any:
+        z, y = as_arrays(logits, labels, at_least=n_folds)
         blocks = as_clusters(clusters, len(z), at_least=2)
-        w = as_weights(weights, len(z))
+        w = as_weights(sample_weight, len(z))
         out = np.empty_like(z)
-        for train, test in k_fold(z, y, folds, blocks):
+        for train, test in k_fold(z, y, n_folds, blocks):
             *pair, share = take_weighted(z, y, w, train)
             out[test] = method(*pair, **given(share))(take_rows(z, y, test)[0])
         return match_kind(out, logits)
@@ -266,7 +266,7 @@ def cross_fit(fit: Fit | str, *, folds: int = 5) -> Callable[..., Any]:
     return calibrated
 
 
-def grid(fit: Fit | str, *, folds: int = 5, score: str = "nll", **options: Sequence[Any]) -> Fit:
+def grid(fit: Fit | str, *, n_folds: int = 5, score: str = "nll", **options: Sequence[Any]) -> Fit:
     """Fit with every combination of the options and keep that of the lowest cross-validated score.
 
     >>> z, y = np.random.default_rng(0).normal(size=(200, 3)), np.arange(200) % 3
@@ -277,7 +277,7 @@ def grid(fit: Fit | str, *, folds: int = 5, score: str = "nll", **options: Seque
     for name, values in options.items():
         combinations = [{**known, name: value} for known in combinations for value in values]
     named = {str(chosen): partial(_resolve(fit), **chosen) for chosen in combinations}
-    return choose(named, folds=folds, score=score, standard_errors=0.0)
+    return choose(named, n_folds=n_folds, score=score, standard_errors=0.0)
 
 
 class Choice(NamedTuple):
@@ -308,7 +308,7 @@ def record_choice(
     *,
     raw: str,
     reasons: Mapping[str, str] | None = None,
-    weights: np.ndarray | None = None,
+    sample_weight: np.ndarray | None = None,
     clusters: Clusters | None = None,
 ) -> Choice:
     """The record of the choice of one method among several, by the loss of every held-out row.
@@ -324,34 +324,43 @@ def record_choice(
     reasons = reasons or {}
     loss = losses[chosen]
     others = {name: each for name, each in losses.items() if name != chosen}
-    rival = raw if raw in others else simplest(others, standard_errors=0.0, weights=weights) if others else chosen
+    rival = (
+        raw
+        if raw in others
+        else simplest(others, standard_errors=0.0, sample_weight=sample_weight)
+        if others
+        else chosen
+    )
     return Choice(
         chosen,
-        {name: weighted_mean(each, weights) for name, each in losses.items()} | dict.fromkeys(reasons, float("inf")),
+        {name: weighted_mean(each, sample_weight) for name, each in losses.items()}
+        | dict.fromkeys(reasons, float("inf")),
         reasons,
-        errors={name: standard_error(each - loss, weights, clusters) for name, each in losses.items()},
+        errors={name: standard_error(each - loss, sample_weight, clusters) for name, each in losses.items()},
         weights={chosen: 1.0},
-        loss=weighted_mean(loss, weights),
-        detectable=DETECTED * standard_error(losses[rival] - loss, weights, clusters),
+        loss=weighted_mean(loss, sample_weight),
+        detectable=DETECTED * standard_error(losses[rival] - loss, sample_weight, clusters),
     )
 
 
-def weighted_mean(values: np.ndarray, weights: np.ndarray | None = None) -> float:
+def weighted_mean(values: np.ndarray, sample_weight: np.ndarray | None = None) -> float:
     """The mean of one number a row."""
-    return float(np.average(values, weights=weights))
+    return float(np.average(values, weights=sample_weight))
 
 
-def standard_error(values: np.ndarray, weights: np.ndarray | None = None, clusters: Clusters | None = None) -> float:
+def standard_error(
+    values: np.ndarray, sample_weight: np.ndarray | None = None, clusters: Clusters | None = None
+) -> float:
     """Of a mean: the standard deviation over √n, where n is (Σw)²/Σw² with weights; with clusters, that over them."""
     if clusters is not None:
-        return mean_error(*block_sums(values, weights, clusters))
-    w = np.ones(len(values)) if weights is None else weights
+        return mean_error(*block_sums(values, sample_weight, clusters))
+    w = np.ones(len(values)) if sample_weight is None else sample_weight
     variance = np.average((values - np.average(values, weights=w)) ** 2, weights=w)
     return float(np.sqrt(variance * (w @ w)) / w.sum())
 
 
 def choose(
-    fits: Iterable[str] | Mapping[str, Fit], *, folds: int = 5, score: str = "nll", standard_errors: float = 1.0
+    fits: Iterable[str] | Mapping[str, Fit], *, n_folds: int = 5, score: str = "nll", standard_errors: float = 1.0
 ) -> Fit:
     """Fit each method on folds and keep the `simplest` that is within a standard error of the best, simplest first.
 
@@ -368,20 +377,20 @@ def choose(
     if score not in ("nll", "brier"):
         raise ValueError(f'score must be "nll" or "brier", got {score!r}')
 
-    def fit(logits: Any, labels: Any, *, weights: Any = None, clusters: Any = None) -> Calibrator:
-        z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds)
-        blocks = weighted_clusters(clusters, weights, len(to_array(labels, "labels")), at_least=2)
+    def fit(logits: Any, labels: Any, *, sample_weight: Any = None, clusters: Any = None) -> Calibrator:
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=2 * n_folds)
+        blocks = weighted_clusters(clusters, sample_weight, len(to_array(labels, "labels")), at_least=2)
         losses, reasons = {}, {}
         for name, method in methods.items():
             try:
-                losses[name] = _held_out(method, z, y, w, folds, score, blocks)
+                losses[name] = _held_out(method, z, y, w, n_folds, score, blocks)
             except (FitError, ValueError) as error:
                 reasons[name] = str(error)
         if not losses:
             raise FitError(f"none of the methods could be fitted: {reasons}")
-        name = simplest(losses, standard_errors=standard_errors, weights=w, clusters=blocks)
+        name = simplest(losses, standard_errors=standard_errors, sample_weight=w, clusters=blocks)
         fitted: Calibrator = methods[name](z, y, **given(w))
-        choice = record_choice(losses, name, raw="identity", reasons=reasons, weights=w, clusters=blocks)
+        choice = record_choice(losses, name, raw="identity", reasons=reasons, sample_weight=w, clusters=blocks)
         return fitted.with_choice(choice)
 
     return fit
@@ -391,7 +400,7 @@ def simplest(
     losses: Mapping[str, np.ndarray],
     *,
     standard_errors: float = 1.0,
-    weights: np.ndarray | None = None,
+    sample_weight: np.ndarray | None = None,
     clusters: Clusters | None = None,
 ) -> str:
     """Of methods, the simplest first, the first whose mean loss is within a standard error of the least.
@@ -403,10 +412,10 @@ def simplest(
     >>> simplest({"identity": one, "temperature": two}), simplest({"identity": one + 0.1, "temperature": two})
     ('identity', 'temperature')
     """
-    best = min(losses, key=lambda name: weighted_mean(losses[name], weights))
+    best = min(losses, key=lambda name: weighted_mean(losses[name], sample_weight))
     for name, loss in losses.items():
         behind = loss - losses[best]
-        if weighted_mean(behind, weights) <= standard_errors * standard_error(behind, weights, clusters):
+        if weighted_mean(behind, sample_weight) <= standard_errors * standard_error(behind, sample_weight, clusters):
             return name
     return best
 
@@ -466,11 +475,11 @@ def _resolve(fit: Fit | str) -> Fit:
 
 
 def _held_out(
-    method: Fit, z: np.ndarray, y: np.ndarray, w: np.ndarray | None, folds: int, score: str, clusters: Clusters | None
+    method: Fit, z: np.ndarray, y: np.ndarray, w: np.ndarray | None, n_folds: int, score: str, clusters: Clusters | None
 ) -> np.ndarray:
     """The score of every row under a calibrator that has not seen it."""
     scores = np.empty(len(z))
-    for train, test in k_fold(z, y, folds, clusters):
+    for train, test in k_fold(z, y, n_folds, clusters):
         *pair, share = take_weighted(z, y, w, train)
         held_out, labels = take_rows(z, y, test)
         calibrated = method(*pair, **given(share))(held_out)

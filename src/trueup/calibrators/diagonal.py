@@ -64,12 +64,12 @@ class Diagonal(Calibrator):
         return xp.astype(result, z.dtype)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, knots: int = 8, weights: Any = None) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, knots: int = 8, sample_weight: Any = None) -> Self:
         """Diagonal map: minimise the negative log-likelihood in the slopes' logarithms, from temperature scaling."""
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
         if knots < 2:
             raise ValueError(f"knots must be at least 2, got {knots}")
-        start = Temperature.fit(z, y, weights=w)
+        start = Temperature.fit(z, y, sample_weight=w)
         places = _knots(z, w, start.temperature, knots)
         slopes, certificate = _increasing(z, y, w, places, 1 / start.temperature)
         if start.certificate is not None:

@@ -66,9 +66,9 @@ class EnsembleTemperature(Calibrator):
         return xp.astype(xp.logsumexp(parts, axis=0), z.dtype)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, loss: Loss = "nll", weights: Any = None) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, loss: Loss = "nll", sample_weight: Any = None) -> Self:
         """Ensemble temperature scaling: minimise the loss in T alone, then in the weights."""
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
         scale = scale_of(z)
         if loss == "brier":
             weigh = _brier_weights

@@ -159,10 +159,10 @@ class VarianceScaling(Recalibrator):
             raise ValueError(f"scale must be one positive number, got {scale}")
 
     @classmethod
-    def fit(cls, mean: Any, std: Any, targets: Any, *, weights: Any = None) -> Self:
+    def fit(cls, mean: Any, std: Any, targets: Any, *, sample_weight: Any = None) -> Self:
         """Minimise the Gaussian negative log-likelihood: s is the root mean square of (y − μ)/σ."""
         z = np.abs(_standardise(mean, std, targets, at_least=1))
-        w = as_weights(weights, len(z))
+        w = as_weights(sample_weight, len(z))
         largest = float(z.max())
         if largest == 0:
             warn_at_bound("scale", _LEAST_SCALE, "every target is its mean")
@@ -223,10 +223,10 @@ class IsotonicQuantiles(Recalibrator):
         self.keep("law", _moments(self.knots, self.values))
 
     @classmethod
-    def fit(cls, mean: Any, std: Any, targets: Any, *, weights: Any = None) -> Self:
+    def fit(cls, mean: Any, std: Any, targets: Any, *, sample_weight: Any = None) -> Self:
         """Take the shares of (y − μ)/σ that lie below each of them; of equal ones the first and the last."""
         z = _standardise(mean, std, targets, at_least=1)
-        w = as_weights(weights, len(z))
+        w = as_weights(sample_weight, len(z))
         if w is None:
             z, share = np.sort(z), np.arange(1, len(z) + 1) / (len(z) + 1)
         else:
@@ -367,9 +367,9 @@ def choose_recalibration(
     targets: Any,
     *,
     methods: Sequence[str] | None = None,
-    weights: Any = None,
+    sample_weight: Any = None,
     clusters: Any = None,
-    folds: int = 5,
+    n_folds: int = 5,
 ) -> RecalibrationChoice:
     """Fit each recalibration to the other folds, and choose by the pinball loss of the fold left out.
 
@@ -384,21 +384,21 @@ def choose_recalibration(
     if not isinstance(forecast, GaussianForecast):
         raise InputError("forecasts", "be means and standard deviations to be recalibrated", "quantiles")
     m, s, y = forecast.mean, forecast.std, forecast.targets
-    w = as_weights(weights, len(y))
-    if isinstance(folds, bool) or int(folds) != folds or not 2 <= folds <= len(y):
-        raise InputError("folds", f"be a whole number of 2..{len(y)}, the number of rows", repr(folds))
+    w = as_weights(sample_weight, len(y))
+    if isinstance(n_folds, bool) or int(n_folds) != n_folds or not 2 <= n_folds <= len(y):
+        raise InputError("n_folds", f"be a whole number of 2..{len(y)}, the number of rows", repr(n_folds))
     names = list(FORECAST_METHODS) if methods is None else list(methods)
     fits = {name: FORECAST_METHODS[name] for name in names}
     rows, alike = np.stack([m, s, y], axis=1), np.zeros(len(y), np.int64)
-    blocks = as_clusters(clusters, len(y), at_least=folds)
-    fold = stratified_folds(rows, alike, folds) if blocks is None else cluster_folds(alike, blocks, folds)
-    bounds = {RAW: np.tile(ndtri(LEVELS), (folds, 1))}
+    blocks = as_clusters(clusters, len(y), at_least=n_folds)
+    fold = stratified_folds(rows, alike, n_folds) if blocks is None else cluster_folds(alike, blocks, n_folds)
+    bounds = {RAW: np.tile(ndtri(LEVELS), (n_folds, 1))}
     fitted: dict[str, Recalibrator] = {}
     for name, fit in fits.items():
-        fitted[name] = fit(m, s, y, weights=w)
+        fitted[name] = fit(m, s, y, sample_weight=w)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the fit to all rows has warned
-            parts = [fit(*(x[fold != k] for x in (m, s, y)), weights=_take(w, fold != k)) for k in range(folds)]
+            parts = [fit(*(x[fold != k] for x in (m, s, y)), sample_weight=_take(w, fold != k)) for k in range(n_folds)]
         bounds[name] = np.stack([part.standard_quantiles(LEVELS) for part in parts])
     losses = {name: held_out_losses(m, s, y, fold, bound) for name, bound in bounds.items()}
     means = {name: Mean.of(loss, w).value for name, loss in losses.items()}
@@ -425,5 +425,5 @@ def held_out_losses(
     return losses
 
 
-def _take(weights: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
-    return None if weights is None else weights[rows]
+def _take(sample_weight: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
+    return None if sample_weight is None else sample_weight[rows]

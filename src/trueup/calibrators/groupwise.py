@@ -94,7 +94,7 @@ class PerGroup(Calibrator):
         return {"base": self.base, "calibrators": calibrators, "names": self.names, "shares": self.shares}
 
 
-def per_group(fit: Fit | str, *, folds: int = 5, strengths: Sequence[float] = STRENGTHS) -> Fit:
+def per_group(fit: Fit | str, *, n_folds: int = 5, strengths: Sequence[float] = STRENGTHS) -> Fit:
     """Fit a method to all rows and to each group, and mix the two as far as held-out rows gain.
 
     The fit takes `clusters`, one value a row, that stay in one fold: rows that are correlated.
@@ -108,16 +108,16 @@ def per_group(fit: Fit | str, *, folds: int = 5, strengths: Sequence[float] = ST
     """
     method = METHODS[fit] if isinstance(fit, str) else fit
 
-    def fitted(logits: Any, labels: Any, *, groups: Any, weights: Any = None, clusters: Any = None) -> PerGroup:
-        z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds)
+    def fitted(logits: Any, labels: Any, *, groups: Any, sample_weight: Any = None, clusters: Any = None) -> PerGroup:
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=2 * n_folds)
         rows = len(to_array(labels, "labels"))
-        together = weighted_clusters(clusters, weights, rows, at_least=2)
+        together = weighted_clusters(clusters, sample_weight, rows, at_least=2)
         names = group_names(groups, rows)
-        if (each := as_weights(weights, rows)) is not None:
+        if (each := as_weights(sample_weight, rows)) is not None:
             names = names[each > 0]
         code, known = encode_groups(names)
         losses, pooled = np.empty((len(strengths), len(z))), np.empty(len(z))
-        for train, test in k_fold(z, y, folds, together):
+        for train, test in k_fold(z, y, n_folds, together):
             part = _Fitted.of(method, *take_weighted(z, y, w, train), code[train])
             pooled[test], losses[:, test] = part.held_out(z[test], y[test], code[test], strengths)
         best = int((losses @ (np.ones(len(z)) if w is None else w)).argmin())

@@ -57,9 +57,9 @@ class Isotonic(TopLabel):
         return interpolate(xp, confidence, self.knots, self.values)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Isotonic regression: pool adjacent violators."""
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
         scores, outcomes = scores_and_outcomes(z, y, quick=True)
         knots, values = pool_adjacent_violators(scores, outcomes > 0, w)
         return cls(knots, clip_frequencies(values, row_count(z, w)), z.shape[1] == 2)
@@ -100,21 +100,21 @@ class IsotonicOvR(ClassCurves):
         return super().map(xp, z / self.temperature)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Isotonic regression, one against the rest: pool adjacent violators in each class."""
-        return cls._fit(*as_weighted(logits, labels, weights, at_least=1), temperature=1.0)
+        return cls._fit(*as_weighted(logits, labels, sample_weight, at_least=1), temperature=1.0)
 
     @classmethod
-    def fit_scaled(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
+    def fit_scaled(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Isotonic regression after temperature: fit a temperature first, then the curves to what it gives."""
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
-        scaler = Temperature.fit(z, y, weights=w)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        scaler = Temperature.fit(z, y, sample_weight=w)
         return cls._fit(scaler(upcast_half(z)), y, w, scaler.temperature, scaler.certificate)
 
     @classmethod
-    def fit_centred(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
+    def fit_centred(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Centred isotonic regression: pool adjacent violators in each class, and join the blocks at their middles."""
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
         curves = [centre_blocks(*rows) for rows in each_class(z, y, w)]
         if z.shape[1] == 2:  # P(class 1) is fitted, and class 0 is what is left
             curves[0] = 1 - curves[1][0][::-1], 1 - curves[1][1][::-1]
@@ -170,22 +170,22 @@ class IsotonicPooled(ClassCurves):
         return interpolate(xp, p, self.knots, self.values)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Isotonic regression, classes pooled: pool adjacent violators among all classes' probabilities."""
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
         absent = find_absent(z)
         offered = [absent is None or not bool(absent[:, k].all()) for k in range(z.shape[1])]
         classes = [rows for rows, some in zip(each_class(z, y, w), offered, strict=True) if some]
         starts = np.cumsum([0, *(len(scores) for scores, _, _ in classes)])
         scores = np.concatenate([scores for scores, _, _ in classes])
         positive = np.concatenate([rows + start for (_, rows, _), start in zip(classes, starts, strict=False)])
-        weights = None if w is None else np.concatenate([each for _, _, each in classes])
-        knots, values = pool_adjacent_violators(scores, positive, weights)
-        return cls(knots, clip_frequencies(values, len(scores) if weights is None else weights.sum()))
+        sample_weight = None if w is None else np.concatenate([each for _, _, each in classes])
+        knots, values = pool_adjacent_violators(scores, positive, sample_weight)
+        return cls(knots, clip_frequencies(values, len(scores) if sample_weight is None else sample_weight.sum()))
 
 
 def pool_adjacent_violators(
-    scores: np.ndarray, positive: np.ndarray, weights: np.ndarray | None = None
+    scores: np.ndarray, positive: np.ndarray, sample_weight: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Isotonic regression of what came true, given all scores and which of them did: both ends of each block.
 
@@ -195,8 +195,8 @@ def pool_adjacent_violators(
     >>> pool_adjacent_violators(np.array([0.1, 0.2, 0.3, 0.4]), np.array([1, 3]), np.array([1.0, 3.0, 1.0, 1.0]))
     (array([0.1, 0.2, 0.3, 0.4]), array([0.  , 0.75, 0.75, 1.  ]))
     """
-    if weights is not None:
-        ordered, ends, sums = _runs(scores, positive, weights)
+    if sample_weight is not None:
+        ordered, ends, sums = _runs(scores, positive, sample_weight)
         blocks = isotonic_regression(sums[2] / sums[0], weights=sums[0]).blocks
         first, last = np.append(0, ends[:-1] + 1)[blocks[:-1]], ends[blocks[1:] - 1]
         value = np.add.reduceat(sums[2], blocks[:-1]) / np.add.reduceat(sums[0], blocks[:-1])
@@ -231,7 +231,7 @@ def _block_ends(
 
 
 def _runs(
-    scores: np.ndarray, positive: np.ndarray, weights: np.ndarray | None
+    scores: np.ndarray, positive: np.ndarray, sample_weight: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sorted scores, the last place of each run of equal ones, and in each run the weight, that times the score, and
     that of what came true, (3, runs).
@@ -241,20 +241,20 @@ def _runs(
     ends = np.flatnonzero(tie_ends(ordered))
     came_true = np.zeros(len(scores))
     came_true[positive] = 1.0
-    w = np.ones(len(scores)) if weights is None else weights[order]
+    w = np.ones(len(scores)) if sample_weight is None else sample_weight[order]
     columns = np.stack([w, w * ordered, w * came_true[order]])
     return ordered, ends, np.add.reduceat(columns, np.append(0, ends[:-1] + 1), axis=1)
 
 
 def centre_blocks(
-    scores: np.ndarray, positive: np.ndarray, weights: np.ndarray | None = None
+    scores: np.ndarray, positive: np.ndarray, sample_weight: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Isotonic regression of what came true: the mean score and the value of each block.
 
     >>> centre_blocks(np.array([0.1, 0.2, 0.4, 0.9]), np.array([False, True, False, True]))
     (array([0.1, 0.3, 0.9]), array([0. , 0.5, 1. ]))
     """
-    _, _, sums = _runs(scores, positive, weights)
+    _, _, sums = _runs(scores, positive, sample_weight)
     blocks = isotonic_regression(sums[2] / sums[0], weights=sums[0]).blocks[:-1]
     rows, totals, hits = np.add.reduceat(sums, blocks, axis=1)
     return totals / rows, hits / rows
@@ -340,15 +340,15 @@ class VennAbers(ClassCurves):
         return 1 - xp.take(lower, up_to), xp.take(upper, below)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Venn–Abers: the inductive predictor, for which all rows calibrate."""
-        return cls._of([_curves(*as_weighted(logits, labels, weights, at_least=1))])
+        return cls._of([_curves(*as_weighted(logits, labels, sample_weight, at_least=1))])
 
     @classmethod
-    def fit_cross(cls, logits: Any, labels: Any, *, folds: int = 5, weights: Any = None) -> Self:
+    def fit_cross(cls, logits: Any, labels: Any, *, n_folds: int = 5, sample_weight: Any = None) -> Self:
         """Cross Venn–Abers: an inductive predictor on each of several stratified folds, and their geometric means."""
-        z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds)
-        return cls._of([_curves(*take_weighted(z, y, w, held_out)) for _, held_out in k_fold(z, y, folds)])
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=2 * n_folds)
+        return cls._of([_curves(*take_weighted(z, y, w, held_out)) for _, held_out in k_fold(z, y, n_folds)])
 
     @classmethod
     def _of(cls, folds: Sequence[list[Curves]]) -> Self:
@@ -372,7 +372,7 @@ def _two_probs(xp: Namespace, z: Any) -> Any:
     return xp.sigmoid(xp.stack([-odds, odds]))
 
 
-def bracket_curves(scores: np.ndarray, positive: np.ndarray, weights: np.ndarray | None = None) -> Curves:
+def bracket_curves(scores: np.ndarray, positive: np.ndarray, sample_weight: np.ndarray | None = None) -> Curves:
     """Distinct scores c (m,), and p₀ and p₁ (m + 1,): p₀ of a new score s is at #{c ≤ s}, p₁ at #{c < s}.
 
     A row added as 1 joins the block of the next score at or above it, one added as 0 that of the score at or below, so
@@ -385,7 +385,7 @@ def bracket_curves(scores: np.ndarray, positive: np.ndarray, weights: np.ndarray
     order = np.argsort(scores)  # in any order among equals, which are counted together
     ordered = scores[order]
     first = np.flatnonzero(np.diff(ordered, prepend=-np.inf) > _TIE)
-    w = np.ones(len(ordered)) if weights is None else weights[order]
+    w = np.ones(len(ordered)) if sample_weight is None else sample_weight[order]
     came_true = np.zeros(len(scores))
     came_true[positive] = 1.0
     count, hits = np.add.reduceat(np.stack([w, w * came_true[order]]), first, axis=1)

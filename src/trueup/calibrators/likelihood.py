@@ -240,7 +240,9 @@ class Problem:
 
         def likelihood(x: np.ndarray) -> np.ndarray:
             weight, bias = np.ascontiguousarray(x[:classes]), np.ascontiguousarray(x[classes:])
-            return vector_sums(self.z, self.y, weight, bias, scale=self.scale, shift=shift, weights=self.w, quick=quick)
+            return vector_sums(
+                self.z, self.y, weight, bias, scale=self.scale, shift=shift, sample_weight=self.w, quick=quick
+            )
 
         return likelihood
 

@@ -70,21 +70,21 @@ class Vector(Linear):
     """
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Vector scaling: minimise the negative log-likelihood."""
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
         z, offset = _split_offset(z)
         problem = Problem(z, y, Penalty(diagonal=VECTOR_PENALTY, bias=VECTOR_PENALTY), vector=True, w=w)
         weight, bias, certificate = problem.solve(near_inverse_temperature(z, y, w))
         return cls(weight, _shift_bias(weight, bias, offset)).with_certificate(certificate)
 
     @classmethod
-    def fit_bias_corrected(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
+    def fit_bias_corrected(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Bias-corrected temperature scaling: one temperature and a bias for each class, q = softmax(z/T + b).
 
         Alexandari, Kundaje & Shrikumar, "Maximum likelihood with bias-corrected calibration" (2020).
         """
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
         classes = z.shape[1]
         problem = Problem(z, y, Penalty(), vector=True, w=w)
         likelihood = problem.likelihood()
@@ -116,9 +116,9 @@ class Matrix(Linear):
     """
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, penalty: float = MATRIX_PENALTY, weights: Any = None) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, penalty: float = MATRIX_PENALTY, sample_weight: Any = None) -> Self:
         """Matrix scaling: minimise the negative log-likelihood, with an L2 penalty on everything."""
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
         _check_rows(z)
         z, offset = _split_offset(z)
         problem = Problem(z, y, Penalty(off=penalty, diagonal=penalty, bias=penalty), w=w)
@@ -126,9 +126,9 @@ class Matrix(Linear):
         return cls(weight, _shift_bias(weight, bias, offset)).with_certificate(certificate)
 
     @classmethod
-    def fit_odir(cls, logits: Any, labels: Any, *, weights: Any = None, **options: Any) -> Self:
+    def fit_odir(cls, logits: Any, labels: Any, *, sample_weight: Any = None, **options: Any) -> Self:
         """Matrix scaling, ODIR: penalise what is off the diagonal, and the bias (MS-ODIR)."""
-        z, y, w = as_weighted(logits, labels, weights, at_least=2)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=2)
         z, offset = _split_offset(z)
         weight, bias, certificate = _fit_penalised(z, y, w, **options)
         return cls(weight, _shift_bias(weight, bias, offset)).with_certificate(certificate)
@@ -157,16 +157,16 @@ class Dirichlet(Linear):
         return xp.log_softmax(z)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, weights: Any = None, **options: Any) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None, **options: Any) -> Self:
         """Dirichlet calibration: L2 on the whole matrix; the bias is free."""
-        z, y, w = as_weighted(logits, labels, weights, at_least=2)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=2)
         weight, bias, certificate = _fit_penalised(z, y, w, on="log_probs", l2=True, **options)
         return cls(weight, bias).with_certificate(certificate)
 
     @classmethod
-    def fit_odir(cls, logits: Any, labels: Any, *, weights: Any = None, **options: Any) -> Self:
+    def fit_odir(cls, logits: Any, labels: Any, *, sample_weight: Any = None, **options: Any) -> Self:
         """Dirichlet calibration, ODIR: penalise what is off the diagonal, and the bias."""
-        z, y, w = as_weighted(logits, labels, weights, at_least=2)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=2)
         weight, bias, certificate = _fit_penalised(z, y, w, on="log_probs", **options)
         return cls(weight, bias).with_certificate(certificate)
 
@@ -202,14 +202,14 @@ class Structured(Linear):
         return xp.log_softmax(z / self.temperature)
 
     @classmethod
-    def fit_vector(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
+    def fit_vector(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Structured vector scaling: a vector of deviations (SVS)."""
-        return cls._fit(logits, labels, weights, diagonal=True)
+        return cls._fit(logits, labels, sample_weight, diagonal=True)
 
     @classmethod
-    def fit_matrix(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
+    def fit_matrix(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Structured matrix scaling: a matrix of deviations (SMS)."""
-        return cls._fit(logits, labels, weights, diagonal=False)
+        return cls._fit(logits, labels, sample_weight, diagonal=False)
 
     @classmethod
     def fit_matrix_cv(
@@ -218,24 +218,24 @@ class Structured(Linear):
         labels: Any,
         *,
         penalties: Sequence[float] = STRUCTURED_PENALTIES,
-        folds: int = 5,
-        weights: Any = None,
+        n_folds: int = 5,
+        sample_weight: Any = None,
     ) -> Self:
         """Structured matrix scaling, cross-validated: the penalty on the matrix by cross-validation (SMS-CV)."""
-        return cls._fit(logits, labels, weights, diagonal=False, penalties=penalties, folds=folds)
+        return cls._fit(logits, labels, sample_weight, diagonal=False, penalties=penalties, n_folds=n_folds)
 
     @classmethod
     def _fit(
         cls,
         logits: Any,
         labels: Any,
-        weights: Any,
+        sample_weight: Any,
         *,
         diagonal: bool,
         penalties: Sequence[float] = (1.0,),
-        folds: int = 1,
+        n_folds: int = 1,
     ) -> Self:
-        z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds if len(penalties) > 1 else 1)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=2 * n_folds if len(penalties) > 1 else 1)
         n, classes = float(len(z) if w is None else w.sum()), z.shape[1]
         beta = finite_inverse_temperature(z, y, w)
         path = [
@@ -246,7 +246,7 @@ class Structured(Linear):
         problem = made(z, y, path[0], on="log_probs", scale=beta, w=w)
         start: float | np.ndarray = 1.0
         if len(path) > 1:
-            _, penalty, start = _choose_penalty(path, problem, 1.0, folds)
+            _, penalty, start = _choose_penalty(path, problem, 1.0, n_folds)
             problem = replace(problem, penalty=penalty)
         weight, bias, certificate = problem.solve(start)
         return cls(1 / beta, weight, bias).with_certificate(certificate)
@@ -291,7 +291,7 @@ def _fit_penalised(
     penalties: Sequence[float] = PENALTIES,
     bias_penalties: Sequence[float] | None = None,
     normalise: bool = True,
-    folds: int = 5,
+    n_folds: int = 5,
 ) -> tuple[np.ndarray, np.ndarray, Certificate]:
     """Fit with the penalty given, or that of least cross-validated loss; `bias_penalties` makes it a full grid."""
     _check_rows(z)
@@ -308,12 +308,12 @@ def _fit_penalised(
         return whole.solve(start)
     offsets: Sequence[float | None] = bias_penalties or [None]
     paths = [[made(strength, mu) for strength in sorted(penalties, reverse=True)] for mu in offsets]
-    best, x = min((_choose_penalty(path, whole, start, folds) for path in paths), key=lambda found: found[0])[1:]
+    best, x = min((_choose_penalty(path, whole, start, n_folds) for path in paths), key=lambda found: found[0])[1:]
     return replace(whole, penalty=best).solve(x)
 
 
 def _choose_penalty(
-    path: Sequence[Penalty], whole: Problem, start: float, folds: int
+    path: Sequence[Penalty], whole: Problem, start: float, n_folds: int
 ) -> tuple[float, Penalty, float | np.ndarray]:
     """The penalty of least cross-validated loss, that loss, and about where its minimum is.
 
@@ -321,7 +321,7 @@ def _choose_penalty(
     in every fold: with less and less of a penalty the fit to few rows only gets wilder.
     """
     # Folds by content, so that the order of the rows does not matter.
-    parts = [(whole.rows(train), whole.rows(test)) for train, test in k_fold(whole.z, whole.y, folds)]
+    parts = [(whole.rows(train), whole.rows(test)) for train, test in k_fold(whole.z, whole.y, n_folds)]
     n = whole.total
     share = np.array([test.total for _, test in parts]) / n
     points = [whole.start_point(start)] * len(parts)

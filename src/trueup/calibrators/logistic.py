@@ -56,7 +56,7 @@ class Platt(Calibrator):
 
     @classmethod
     def fit(
-        cls, logits: Any, labels: Any, *, targets: Literal["platt", "plain"] = "platt", weights: Any = None
+        cls, logits: Any, labels: Any, *, targets: Literal["platt", "plain"] = "platt", sample_weight: Any = None
     ) -> Self:
         """Platt scaling: minimise each class's cross-entropy against the drawn-in labels. `targets="plain"` takes the
         labels as they are, which separable classes have no finite curve for.
@@ -69,7 +69,7 @@ class Platt(Calibrator):
         def identity(fitted: Self) -> Self:
             return cls(np.ones_like(fitted.slope), np.zeros_like(fitted.slope))
 
-        return fit_classes(cls, logits, labels, weights, curve, identity, targets)
+        return fit_classes(cls, logits, labels, sample_weight, curve, identity, targets)
 
 
 class Quadratic(Calibrator):
@@ -107,7 +107,7 @@ class Quadratic(Calibrator):
         return log_normalise(xp, self.slope * odds + self.square * odds * odds + self.offset, z)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Quadratic scaling: minimise each class's cross-entropy against the drawn-in labels."""
 
         def curve(log_p: np.ndarray, log_rest: np.ndarray, targets: np.ndarray, w: np.ndarray | None) -> Curve:
@@ -119,7 +119,7 @@ class Quadratic(Calibrator):
             ones, zeros = np.ones_like(fitted.slope), np.zeros_like(fitted.slope)
             return cls(ones, zeros, zeros, fitted.low, fitted.high)
 
-        return fit_classes(cls, logits, labels, weights, curve, identity)
+        return fit_classes(cls, logits, labels, sample_weight, curve, identity)
 
 
 class Beta(Calibrator):
@@ -160,7 +160,7 @@ class Beta(Calibrator):
 
     @classmethod
     def fit(
-        cls, logits: Any, labels: Any, *, targets: Literal["platt", "plain"] = "platt", weights: Any = None
+        cls, logits: Any, labels: Any, *, targets: Literal["platt", "plain"] = "platt", sample_weight: Any = None
     ) -> Self:
         """Beta calibration: minimise each class's cross-entropy; a coefficient that comes out negative is dropped, the
         rest refitted. `targets="plain"` takes the labels as they are, which separable classes have no finite curve for.
@@ -173,14 +173,14 @@ class Beta(Calibrator):
             ones = np.ones_like(fitted.a)
             return cls(ones, ones, 0 * ones)
 
-        return fit_classes(cls, logits, labels, weights, curve, identity, targets)
+        return fit_classes(cls, logits, labels, sample_weight, curve, identity, targets)
 
 
 def fit_classes(
     cls: type[C],
     logits: Any,
     labels: Any,
-    weights: Any,
+    sample_weight: Any,
     curve: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None], Curve],
     identity: Callable[[C], C],
     targets: str = "platt",
@@ -189,7 +189,7 @@ def fit_classes(
 
     Where every label is right, `identity` of the fitted calibrator is taken if it fits these rows better.
     """
-    z, y, w = as_weighted(logits, labels, weights, at_least=1)
+    z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
     curves = [
         curve(log_p, log_rest, class_targets(y, classes, each, targets), each)
         for classes, log_p, log_rest, each in class_blocks(z, w)

@@ -67,17 +67,17 @@ class LowRank(Calibrator):
         return xp.astype(u * self.weight + self.bias + centred @ self.right @ self.left.T, z.dtype)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, rank: int = 8, weights: Any = None) -> Calibrator:
+    def fit(cls, logits: Any, labels: Any, *, rank: int = 8, sample_weight: Any = None) -> Calibrator:
         """Low-rank structured scaling: from structured vector scaling, the penalty by held-out likelihood."""
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
         if rank < 1:
             raise ValueError(f"rank must be at least 1, got {rank}")
-        start = Structured.fit_vector(z, y, weights=w)
+        start = Structured.fit_vector(z, y, sample_weight=w)
         if len(z) < _FEW_ROWS:
             return start
         rank = min(rank, z.shape[1] - 1)
         train, held_out = (take_weighted(z, y, w, rows) for rows in k_fold(z, y, 5)[0])
-        fold = Structured.fit_vector(*train[:2], weights=train[2])
+        fold = Structured.fit_vector(*train[:2], sample_weight=train[2])
         problem, asked = _Problem(*train, fold), _Problem(*held_out, fold)
         x = problem.start_point(rank)
         best, least = None, asked.row_losses(problem.without_factors(x))

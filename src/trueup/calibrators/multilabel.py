@@ -60,7 +60,7 @@ class PerLabel(Calibrator):
 def per_label(
     fit: Fit | str = "platt",
     *,
-    folds: int = 5,
+    n_folds: int = 5,
     strengths: Sequence[float] = STRENGTHS,
     ignore_index: int = -100,
 ) -> Fit:
@@ -83,7 +83,7 @@ def per_label(
         if labels < 2:
             raise InputError("logits", "have at least 2 labels", str(labels), "one label is an event of two classes")
         rows = events.row if clusters is None else np.asarray(clusters)[events.row]
-        method = per_group(fit, folds=folds, strengths=strengths)
+        method = per_group(fit, n_folds=n_folds, strengths=strengths)
         return fit_events(method, events.logits, events.labels, events.label, labels=labels, clusters=rows)
 
     return fitted

@@ -148,16 +148,16 @@ class Residual(FoldNetworks):
         labels: Any,
         *,
         base: Callable[..., Calibrator] | str = "diagonal_sms",
-        folds: int = 5,
+        n_folds: int = 5,
         epochs: int = 60,
         patience: int = 5,
         seed: int = 0,
-        weights: Any = None,
+        sample_weight: Any = None,
     ) -> Calibrator:
         """Residual network: fit the base, and train a network on each fold to correct it (the base, under 500 rows)."""
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
         method = METHODS[base] if isinstance(base, str) else base
-        return _fit(cls, method, z, y, w, folds, Training(epochs, patience, seed))
+        return _fit(cls, method, z, y, w, n_folds, Training(epochs, patience, seed))
 
     @classmethod
     def _examples(cls, base: Calibrator, z: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -258,16 +258,16 @@ class OrderInvariant(FoldNetworks):
         logits: Any,
         labels: Any,
         *,
-        folds: int = 5,
+        n_folds: int = 5,
         epochs: int = 60,
         patience: int = 5,
         seed: int = 0,
-        weights: Any = None,
+        sample_weight: Any = None,
     ) -> Calibrator:
         """Order-invariant network: train a network on each fold, from temperature scaling (which few rows keep)."""
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
         z, rank = _sort(z, y)  # so that folds, too, treat classes alike
-        return _fit(cls, Temperature.fit, z, rank, w, folds, Training(epochs, patience, seed))
+        return _fit(cls, Temperature.fit, z, rank, w, n_folds, Training(epochs, patience, seed))
 
     @classmethod
     def on(cls, base: Calibrator, layers: Sequence[np.ndarray]) -> Calibrator:
@@ -348,14 +348,14 @@ def _fit(
     z: np.ndarray,
     y: np.ndarray,
     w: np.ndarray | None,
-    folds: int,
+    n_folds: int,
     training: Training,
 ) -> Calibrator:
     """The networks of all folds on the base map of all rows; of few rows, the base map."""
-    if len(z) < max(_FEW_ROWS, 2 * folds):
+    if len(z) < max(_FEW_ROWS, 2 * n_folds):
         return method(z, y, **given(w))
     z, y, w = take_weighted(z, y, w, _fixed_order(z, y))
-    parts = k_fold(z, y, folds)
+    parts = k_fold(z, y, n_folds)
     taken = [take_weighted(z, y, w, train) for train, _ in parts]
     bases = [method(*pair, **given(share)) for *pair, share in taken]
     return average_folds(fit_folds(kind, z, y, parts, bases, w=w, training=training), method(z, y, **given(w)))

@@ -122,9 +122,9 @@ class UniformMixture(Calibrator):
         return _add_uniform(xp, xp.clip(xp.log_softmax(z), min=NEVER), self.share, z)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Uniform mixture: take the share of least log-loss, each with a temperature of its own."""
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
         most = max(1, _SHARE_NUMBERS // z.shape[1])
         if len(z) > most:
             z, y, w = take_weighted(z, y, w, stratified_folds(z, y, len(z)) < most)

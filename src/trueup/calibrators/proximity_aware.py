@@ -163,10 +163,10 @@ class DensityRatio(ProximityInformed):
         neighbours: int = NEIGHBOURS,
         rule: Rule = "distance",
         mirrored: bool = False,
-        weights: Any = None,
+        sample_weight: Any = None,
     ) -> Self:
         """Density-ratio calibration: keep the samples; `mirrored` reflects their kernels at confidences 0 and 1."""
-        z, y, w, x = _check(logits, labels, features, weights, neighbours)
+        z, y, w, x = _check(logits, labels, features, sample_weight, neighbours)
         shared = {"of_logits": features is None, "neighbours": neighbours, "rule": rule, "event": z.shape[1] == 2}
         top, near, hit = _score(z, y, x, neighbours, rule)
         points = np.stack([top, near] if w is None else [top, near, w], axis=1)
@@ -227,10 +227,10 @@ class BinMeanShift(ProximityInformed):
         proximity_bins: int = 5,
         neighbours: int = NEIGHBOURS,
         rule: Rule = "distance",
-        weights: Any = None,
+        sample_weight: Any = None,
     ) -> Self:
         """Bin-mean shift: take the mean gap in each cell."""
-        z, y, w, x = _check(logits, labels, features, weights, neighbours)
+        z, y, w, x = _check(logits, labels, features, sample_weight, neighbours)
         shared = {"of_logits": features is None, "neighbours": neighbours, "rule": rule, "event": z.shape[1] == 2}
         top, near, hit = _score(z, y, x, neighbours, rule)
         edges, proximity_edges = equal_width(bins), equal_mass(near, proximity_bins, w)
@@ -244,15 +244,15 @@ class BinMeanShift(ProximityInformed):
 
 
 def _check(
-    logits: Any, labels: Any, features: Any, weights: Any, neighbours: int
+    logits: Any, labels: Any, features: Any, sample_weight: Any, neighbours: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
     """A pair, its weights, and the features by which its rows are near to each other."""
-    z, y, w = as_weighted(logits, labels, weights, at_least=neighbours + 1)
+    z, y, w = as_weighted(logits, labels, sample_weight, at_least=neighbours + 1)
     check_neighbours(neighbours, len(z) - 1)
     if features is None:
         return z, y, w, centre_rows(NUMPY, z.astype(np.float64))
     rows = len(as_logits(logits))
-    each = as_weights(weights, rows)
+    each = as_weights(sample_weight, rows)
     x = as_matrix(features, "features", rows=rows)
     return z, y, w, x if each is None else x[each > 0]
 

@@ -163,7 +163,7 @@ class _Data:
     @property
     def total(self) -> float:
         """How many rows there are, or what they are worth by their weights: (Σw)²/Σw²."""
-        if self._shards.fields.weights is None:
+        if self._shards.fields.sample_weight is None:
             return self.rows
         weight, squares = self._weights()
         return float(weight**2 / squares)
@@ -173,7 +173,7 @@ class _Data:
 
         Weights come to the task scaled so that they add up to `total`, as those of a fit in memory do.
         """
-        if self._shards.fields.weights is not None:
+        if self._shards.fields.sample_weight is not None:
             weight, squares = self._weights()
             task = partial(_scale_weights, task=task, factor=weight / squares)
         total, rows, bad = self._map(task, self._shards, label)
@@ -186,7 +186,7 @@ class _Data:
             self.read_all()  # so that the sample is of all shards
             found, rows, bad = self._map(_weight_sums, self._shards, "weights of shards")
             if not found[0] > 0:
-                raise InputError(str(self._shards.fields.weights), "not all be zero", "zeros")
+                raise InputError(str(self._shards.fields.sample_weight), "not all be zero", "zeros")
             self._note(rows, bad)
             self._weight = found
         return self._weight
@@ -239,17 +239,17 @@ def _inverse_temperature(data: _Data) -> tuple[float, Certificate, float]:
 
 
 def _weight_sums(part: PredictionTable) -> np.ndarray:
-    w = part.weights
+    w = part.sample_weight
     assert w is not None
     return np.array([w.sum(), w @ w])
 
 
 def _scale_weights(part: PredictionTable, *, task: Callable[[PredictionTable], Any], factor: float) -> Any:
-    assert part.weights is not None
-    if not part.weights.all():
-        part = take_rows(part, part.weights > 0)
-    assert part.weights is not None
-    return task(replace(part, weights=part.weights * factor))
+    assert part.sample_weight is not None
+    if not part.sample_weight.all():
+        part = take_rows(part, part.sample_weight > 0)
+    assert part.sample_weight is not None
+    return task(replace(part, sample_weight=part.sample_weight * factor))
 
 
 def _spread(part: PredictionTable) -> float:
@@ -257,7 +257,7 @@ def _spread(part: PredictionTable) -> float:
 
 
 def _temperature_sums(part: PredictionTable, *, beta: float, quick: bool) -> np.ndarray:
-    return np.array(temperature_sums(*trusted_arrays(*part), beta, part.weights, quick=quick))
+    return np.array(temperature_sums(*trusted_arrays(*part), beta, part.sample_weight, quick=quick))
 
 
 def _vector(data: _Data) -> Linear:
@@ -310,7 +310,7 @@ def _linear(
 
 
 def _linear_sums(part: PredictionTable, *, x: np.ndarray, **options: Any) -> np.ndarray:
-    return Problem(*trusted_arrays(*part), **options, w=part.weights).likelihood()(x)
+    return Problem(*trusted_arrays(*part), **options, w=part.sample_weight).likelihood()(x)
 
 
 def _histogram(data: _Data) -> Histogram:
@@ -333,15 +333,15 @@ def _histogram_mass(data: _Data) -> Histogram:
 
 def _bins(part: PredictionTable, *, edges: np.ndarray) -> Bins:
     found = scores_and_outcomes(*trusted_arrays(*part), quick=True)
-    return Bins.from_scores(*found, edges, weights=part.weights)
+    return Bins.from_scores(*found, edges, sample_weight=part.sample_weight)
 
 
 def _class_bins(part: PredictionTable) -> Bins:
-    return tally_options(*trusted_arrays(*part), weights=part.weights)
+    return tally_options(*trusted_arrays(*part), sample_weight=part.sample_weight)
 
 
 def _tally(part: PredictionTable) -> Tally:
-    return Tally.of(*part, weights=part.weights)
+    return Tally.of(*part, sample_weight=part.sample_weight)
 
 
 FITS: Mapping[str, Callable[[_Data], Calibrator]] = {

@@ -53,22 +53,22 @@ class Spline(TopLabel):
         return interpolate(xp, confidence, self.knots, self.values)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, monotone: bool = False, weights: Any = None) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, monotone: bool = False, sample_weight: Any = None) -> Self:
         """Spline calibration: solve for the six knots; with `monotone`, pool what falls."""
-        z, y, w = as_weighted(logits, labels, weights, at_least=KNOTS)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=KNOTS)
         each = np.ones(len(z)) if w is None else w
         knots, values = _recalibration(*scores_and_outcomes(z, y), each, monotone)
         return cls(knots, values, 1 / (each.sum() + 2), z.shape[1] == 2)
 
 
 def _recalibration(
-    scores: np.ndarray, hits: np.ndarray, weights: np.ndarray, monotone: bool
+    scores: np.ndarray, hits: np.ndarray, sample_weight: np.ndarray, monotone: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """The distinct scores and what each becomes."""
     order = np.argsort(scores, kind="stable")
     ends = np.flatnonzero(tie_ends(scores[order]))
     starts = np.append(0, ends[:-1] + 1)
-    run, w = np.diff(starts, append=len(scores)), weights[order]
+    run, w = np.diff(starts, append=len(scores)), sample_weight[order]
     counts = np.add.reduceat(w, starts)
     # Equal scores share their hits evenly, so that the order of rows does not matter.
     score, hit = (np.add.reduceat(w * column[order], starts) / counts for column in (scores, hits))
@@ -134,12 +134,12 @@ class SmoothingSpline(Calibrator):
         return log_normalise(xp, interpolate(xp, odds, self.knots, self.values).T, z)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, folds: int = 5, weights: Any = None) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, n_folds: int = 5, sample_weight: Any = None) -> Self:
         """Smoothing spline: minimise each class's penalised log-loss, the penalty by cross-validation."""
-        z, y, w = as_weighted(logits, labels, weights, at_least=2 * folds)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=2 * n_folds)
         each = np.ones(len(z)) if w is None else w
         fold = np.zeros(len(z), np.int64)
-        for number, (_, held_out) in enumerate(k_fold(z, y, folds)):
+        for number, (_, held_out) in enumerate(k_fold(z, y, n_folds)):
             fold[held_out] = number
         curves: list[tuple[np.ndarray, ...]] = []
         for classes, log_p, log_rest, share in class_blocks(z, w):

@@ -65,13 +65,13 @@ class Temperature(Calibrator):
         return z / self.temperature
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, smooth: float = 0.0, weights: Any = None) -> Self:
+    def fit(cls, logits: Any, labels: Any, *, smooth: float = 0.0, sample_weight: Any = None) -> Self:
         """Temperature scaling: minimise the negative log-likelihood, by Newton steps from a subsample's optimum.
 
         `smooth` rows more are taken to have all classes alike, as in Platt's targets, so that rows whose labels are all
         right do not make it infinitely sure.
         """
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
         if not 0 <= smooth < math.inf:
             raise ValueError(f"smooth must be a number from 0 on, got {smooth}")
         beta, certificate = inverse_temperature(z, y, w, smooth=smooth)
@@ -92,14 +92,14 @@ class Temperature(Calibrator):
         *,
         temperatures: Sequence[float] | None = None,
         bins: int = BINS,
-        weights: Any = None,
+        sample_weight: Any = None,
     ) -> Self:
         """Temperature scaling (least ECE): take the temperature of a grid with the least ECE; of equal ones the one
         nearest to 1 (in its logarithm).
 
         The default grid is `FINE_GRID`, 0.001 … 5.000; `WIDE_GRID` is 0.01 … 10.00.
         """
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
         grid = np.asarray(FINE_GRID if temperatures is None else temperatures, dtype=np.float64)
         if grid.ndim != 1 or not len(grid) or not (grid > 0).all():
             raise ValueError("temperatures must be a list of positive numbers")
@@ -108,27 +108,27 @@ class Temperature(Calibrator):
         return cls(float(grid[best[np.abs(np.log(grid[best])).argmin()]]))
 
     @classmethod
-    def fit_ece_wide(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
+    def fit_ece_wide(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Temperature scaling (least ECE, wide search): take the temperature of 0.01 … 10.00 with the least ECE."""
-        return cls.fit_ece(logits, labels, temperatures=WIDE_GRID, weights=weights)
+        return cls.fit_ece(logits, labels, temperatures=WIDE_GRID, sample_weight=sample_weight)
 
     @classmethod
-    def fit_focal(cls, logits: Any, labels: Any, *, gamma: float = 1.0, weights: Any = None) -> Self:
+    def fit_focal(cls, logits: Any, labels: Any, *, gamma: float = 1.0, sample_weight: Any = None) -> Self:
         """Temperature scaling (focal loss): minimise the focal loss −(1 − p_y)^γ ln p_y: a grid finds the valley, since
         it is not convex.
         """
         if not gamma >= 0 or math.isinf(gamma):
             raise ValueError(f"gamma must be a number from 0 on, got {gamma}")
-        z, y, w = as_weighted(logits, labels, weights, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
         beta, certificate = focal_inverse_temperature(z, y, gamma, w=w)
         if certificate.status == "bound":
             warn_at_bound("temperature", 1 / beta)
         return cls(1 / beta).with_certificate(certificate)
 
     @classmethod
-    def fit_brier(cls, logits: Any, labels: Any, *, weights: Any = None) -> Self:
+    def fit_brier(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Temperature scaling (Brier score): minimise the mean squared distance from the one-hot label."""
-        beta, certificate = brier_inverse_temperature(*as_weighted(logits, labels, weights, at_least=1))
+        beta, certificate = brier_inverse_temperature(*as_weighted(logits, labels, sample_weight, at_least=1))
         if certificate.status == "bound":
             warn_at_bound("temperature", 1 / beta)
         return cls(1 / beta).with_certificate(certificate)
@@ -143,7 +143,7 @@ def grid_errors(
     accuracy, walk outwards until that gap alone exceeds the least ECE found.
     """
     correct = confidences_and_hits(z, y)[1]
-    weights = None if w is None else to_array(w, "weights")
+    weights = None if w is None else to_array(w, "sample_weight")
     accuracy, edges, unit = np.average(correct, weights=weights), equal_width(bins), rounding_error(z)
     order = np.argsort(temperatures, kind="stable")
     errors = np.full(len(order), np.inf)
@@ -151,7 +151,7 @@ def grid_errors(
     def gap(place: int) -> float:
         """Mean confidence − accuracy at a place of the sorted grid, where the ECE is noted."""
         confidence, _ = confidences(z, beta=1 / float(temperatures[order[place]]))
-        tally = Bins.from_scores(confidence, correct, edges, rounding=unit, weights=weights)
+        tally = Bins.from_scores(confidence, correct, edges, rounding=unit, sample_weight=weights)
         errors[order[place]] = tally.ece()
         return float(np.average(confidence, weights=weights) - accuracy)
 
@@ -469,4 +469,4 @@ def shifted_chunks(
 
 def _as_arrays(z: Any, y: Any, w: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """A trusted pair and its weights in NumPy: networks are fitted on tensors."""
-    return to_array(z, "logits"), to_array(y, "labels"), None if w is None else to_array(w, "weights")
+    return to_array(z, "logits"), to_array(y, "labels"), None if w is None else to_array(w, "sample_weight")

@@ -183,12 +183,12 @@ def _ece_by_gamma(problem: Problem, fit: Recipe, pool: Sequence[float], folds: A
     return errors
 
 
-def _cross_fitted_ece(problem: Problem, fit: Recipe, folds: int) -> float:
+def _cross_fitted_ece(problem: Problem, fit: Recipe, n_folds: int) -> float:
     network, labels = problem.network, problem.network.labels
     order = sample_order(network, Loss())
     logits = torch.zeros_like(network.plain_logits(), dtype=torch.float64)
-    for fold in range(folds):
-        out = fold_mask(order, fold, folds)
+    for fold in range(n_folds):
+        out = fold_mask(order, fold, n_folds)
         solution = fit(replace(problem, network=network.subset(local_subset(network.inputs, ~out))))
         held_out = network.logits(solution.before, inputs=local_subset(network.inputs, out))
         logits[out] = held_out.double() / solution.temperature

@@ -115,16 +115,16 @@ def linearize(
 
 
 def cross_validate(
-    linear: LinearizedModel, loss: Loss, norm: Norm, penalties: Sequence[float], *, folds: int
+    linear: LinearizedModel, loss: Loss, norm: Norm, penalties: Sequence[float], *, n_folds: int
 ) -> CrossValidation:
     """Fit θ and T for every λ with each fold left out in turn, and note the losses there."""
     n = len(linear.labels)
     features = torch.cat([linear.logits[:, :, None], linear.jacobian], dim=2)
     # A row's logits may all be raised alike; without their mean the sums are better conditioned.
     features = features - features.mean(dim=1, keepdim=True)
-    fold = torch.arange(n) % folds
+    fold = torch.arange(n) % n_folds
     rows, plain = np.zeros((len(penalties), n)), np.zeros(n)
-    for out in (fold == f for f in range(folds)):
+    for out in (fold == f for f in range(n_folds)):
         train, labels = features[~out], linear.labels[~out]
         temperature = loss.temperature(linear.logits[~out], labels)
         plain[out] = loss.rows(linear.logits[out], linear.labels[out], temperature).numpy()

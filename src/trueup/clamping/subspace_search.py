@@ -63,7 +63,7 @@ def subspace(
     *,
     frequencies: int = 2,
     penalties: Sequence[float] | None = None,
-    folds: int = 5,
+    n_folds: int = 5,
     significance: float = SIGNIFICANCE,
     subsample: int = SUBSAMPLE,
     passes: float | None = None,
@@ -79,8 +79,8 @@ def subspace(
     inputs do not matter. A λ that the problem gives is not questioned.
     """
     network, loss = problem.network, problem.loss
-    if folds < 2 or subsample < 2 * folds:
-        raise ValueError(f"folds must be at least 2, and subsample twice that, got {folds} and {subsample}")
+    if n_folds < 2 or subsample < 2 * n_folds:
+        raise ValueError(f"folds must be at least 2, and subsample twice that, got {n_folds} and {subsample}")
     if frequencies < 1:
         raise ValueError(f"frequencies must be at least 1, got {frequencies}")
     if penalties is not None and not all(0 < penalty < math.inf for penalty in penalties):
@@ -106,7 +106,7 @@ def subspace(
             return context.temperature_alone("Temperature alone was asked for.")
         return _search_at_given_penalty(context, penalty, passes)
     tried = penalty_grid(STRENGTHS, parameters, problem.norm) if penalties is None else list(penalties)
-    validation = cross_validate(linear, loss, problem.norm, tried, folds=folds)
+    validation = cross_validate(linear, loss, problem.norm, tried, n_folds=n_folds)
     best = validation.best()
     gain, error = validation.nested_gain()
     if math.isinf(best) or gain <= STANDARD_ERRORS * error or evidence > significance:

@@ -80,7 +80,7 @@ def decide(
         if number is not None:
             from trueup.decisions import net_benefit
 
-            parts["net_benefit"] = net_benefit(*table.pair, event=number, names=names)
+            parts["net_benefit"] = net_benefit(*table.pair, event=number, class_names=names)
         if new is not None:
             parts["prior"], parts["performance"] = _without_labels(
                 reader, new, table.pair, number, o.drop_unset(seed=seed)

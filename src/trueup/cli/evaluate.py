@@ -19,7 +19,7 @@ def evaluate(
     reader: o.Reader,
     columns: o.ForecastColumns,
     sharding: o.Sharding,
-    scoring: Annotated[o.Scoring, o.without(o.Scoring, "folds")],
+    scoring: Annotated[o.Scoring, o.without(o.Scoring, "n_folds")],
     output: o.Output,
 ) -> None:
     """Measure the calibration of a network, with bootstrap intervals and a test.
@@ -54,7 +54,7 @@ def evaluate(
                 from trueup.metrics.multilabel import scores_of_labels
 
                 of_labels = scores_of_labels(pair, **{k: v for k, v in options.items() if k != "metrics"})
-            options |= o.drop_unset(names=reader.names(pair.classes))
+            options |= o.drop_unset(class_names=reader.names(pair.classes))
             scores = table.evaluate(pair.logits, pair.labels, **(options | pair.options()))
     if output.as_json:
         labelled = {} if of_labels is None else {"labels": of_labels.to_dict()}
@@ -76,7 +76,7 @@ def compare(
     *,
     reader: Annotated[o.Reader, o.without(o.Reader, "confidence", "correct", "multilabel")],
     split: Annotated[o.Sharding, o.only("split")],
-    scoring: Annotated[o.Scoring, o.without(o.Scoring, "folds")],
+    scoring: Annotated[o.Scoring, o.without(o.Scoring, "n_folds")],
     output: o.Output,
 ) -> None:
     """Score two models on the same rows, with paired differences from the first.
@@ -95,7 +95,7 @@ def compare(
     with working("comparing", quiet=output.quiet):
         first, *others = (reader.load(file, split.split) for file in files)
         options |= first.options() | o.drop_unset(
-            event=reader.event_number(first.classes), names=reader.names(first.classes)
+            event=reader.event_number(first.classes), class_names=reader.names(first.classes)
         )
         pairs = {name: model.pair for name, model in zip(names, (first, *others), strict=True)}
         scores = table.compare(pairs, **options)

@@ -117,20 +117,20 @@ def _fit(methods: list[str], table: PredictionTable, event: int | None) -> Calib
     fit = METHODS[methods[0]] if len(methods) == 1 else choose(methods)
     fit = fit if event is None else for_event(fit, event)
     given = table.options()
-    options = {name: given[name] for name in ("weights", "clusters") if name in given}
+    options = {name: given[name] for name in ("sample_weight", "clusters") if name in given}
     if not takes(METHODS[methods[0]] if len(methods) == 1 else choose(methods), "clusters"):
         options.pop("clusters", None)
     calibrator: Calibrator = fit(*table.pair, **options)
     return calibrator
 
 
-def _fit_labels(method: str, table: PredictionTable, names: tuple[str, ...] | None, labels: int) -> Calibrator:
+def _fit_labels(method: str, table: PredictionTable, class_names: tuple[str, ...] | None, labels: int) -> Calibrator:
     import numpy as np
 
     from trueup.calibrators.groupwise import per_group
     from trueup.calibrators.multilabel import fit_events
 
-    known = {name: k for k, name in enumerate(names or range(labels))}
+    known = {name: k for k, name in enumerate(class_names or range(labels))}
     label = table.groups["label"]
     numbers = [known[name] for name in label.tolist()]
     return fit_events(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trueup.reports.forecasts import ForecastAudit
 
 
-TAKEN = ("sample_weight", "storage", "clusters", "method", "level", "n_resamples", "folds", "seed")
+TAKEN = ("sample_weight", "storage", "clusters", "method", "level", "n_resamples", "n_folds", "seed")
 """The options of verbs that also hold for forecasts."""
 
 
@@ -60,7 +60,7 @@ class ForecastReader:
             targets=named.target,
             quantiles=quantiles[0] if quantiles is not None and len(quantiles) == 1 else quantiles,
             levels=self.level_list if quantiles is not None else None,
-            weights=self.reader.sample_weight,
+            sample_weight=self.reader.sample_weight,
             clusters=self.reader.clusters,
             storage_options=self.reader.storage_options,
         )
@@ -140,7 +140,7 @@ def fit(val: str, out: Path, reader: ForecastReader, methods: list[str] | None, 
             from trueup._core.registry import FORECAST_METHODS
 
             chosen, losses, why = names[0], None, ""
-            recalibrator = FORECAST_METHODS[chosen](*table.triple, weights=table.weights)
+            recalibrator = FORECAST_METHODS[chosen](*table.triple, sample_weight=table.sample_weight)
         else:
             choice = choose_recalibration(*table.triple, **(o.drop_unset(methods=names) | table.options()))
             chosen, losses, why = choice.chosen, dict(choice.losses), choice.why()
@@ -223,7 +223,9 @@ def _print_audit(audit: ForecastAudit, quiet: bool) -> None:
         _print_scores(audit.scores, quiet)
         return
     if not quiet:
-        how = f"cross-fitted in {audit.folds} folds" if audit.cross_fitted else f"fitted to {audit.calibration_rows:,}"
+        how = (
+            f"cross-fitted in {audit.n_folds} folds" if audit.cross_fitted else f"fitted to {audit.calibration_rows:,}"
+        )
         print(f"{audit.comparison.caption()}; {how}\n")
     few = ("crps", "mae", "coverage_50", "coverage_90", "width_90", "pit_error")
     table = select_metrics(audit.comparison, [metric for metric in few if metric in audit.comparison.metrics])

@@ -15,7 +15,7 @@ from trueup._core.registry import LOSSES, METHODS, METRICS
 from trueup.cli import options as o
 from trueup.cli.output import print_json, print_table
 
-COMMON = ("weight", "weights", "ignore_index", "reduction")
+COMMON = ("weight", "sample_weight", "ignore_index", "reduction")
 """Options that every loss has."""
 
 

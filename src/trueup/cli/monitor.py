@@ -111,7 +111,9 @@ def _replay(
             for part in shards.read(path):
                 if running is None:
                     running = Monitor.from_settings({"classes": part.logits.shape[1], **options})
-                running.update(*part.pair, weights=part.weights, groups=part.groups or None, clusters=part.clusters)
+                running.update(
+                    *part.pair, sample_weight=part.sample_weight, groups=part.groups or None, clusters=part.clusters
+                )
                 skipped += part.skipped
             warn_of_skipped(skipped, path)
             seen.append(path)

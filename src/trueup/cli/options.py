@@ -181,7 +181,7 @@ class Scoring:
     bins: int | None = option("N", "Number of bins of the calibration errors (default 15).")
     level: float | None = option("SHARE", "Coverage of the intervals (default 0.95).")
     n_resamples: int | None = option("N", "Number of bootstrap resamples (default 1000).", "--resamples")
-    folds: int | None = option("N", "Number of folds of the cross-validation (default 5).")
+    n_folds: int | None = option("N", "Number of folds of the cross-validation (default 5).")
     seed: int | None = option("N", "Random seed (default 0).")
 
 
@@ -255,9 +255,9 @@ class Reader:
             return stored
         return ("wrong", "right") if self.confidence is not None else self.class_list or stored
 
-    def event_number(self, names: tuple[str, ...] | None = None) -> int | None:
+    def event_number(self, class_names: tuple[str, ...] | None = None) -> int | None:
         """The class that --event means, by its name or its number."""
-        event, known = self.event, self.class_list or names or ()
+        event, known = self.event, self.class_list or class_names or ()
         if event is None:
             return None
         if event in known:
@@ -368,7 +368,7 @@ class Reader:
         return set_options(self, *same) | drop_unset(
             logits=tuple(self.logits.split(",")) if self.logits and "," in self.logits else self.logits,
             classes=self.class_list,
-            weights=self.sample_weight,
+            sample_weight=self.sample_weight,
             groups=tuple(self.groups) if self.groups else None,
             multilabel=self.multilabel or None,
         )

@@ -162,7 +162,9 @@ def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False,
     scores = audit.scores
     many = len(scores.methods) > 2
     if not quiet:
-        how = f"cross-fitted in {audit.folds} folds" if audit.cross_fitted else f"fitted to {audit.calibration_rows:,}"
+        how = (
+            f"cross-fitted in {audit.n_folds} folds" if audit.cross_fitted else f"fitted to {audit.calibration_rows:,}"
+        )
         print(f"{scores.caption()}; {how}\n")
     if metrics is None or not metrics:
         event = scores.is_event
@@ -236,8 +238,8 @@ def _report(
         if methods is None and not pooled:
             rows, classes = val.logits.shape
             methods = list(methods_for(rows, classes if number is None else 2))
-        options = o.set_options(scoring, "bins", "level", "folds", "seed")
-        options |= o.drop_unset(methods=methods, event=number, names=reader.names(val.classes))
+        options = o.set_options(scoring, "bins", "level", "n_folds", "seed")
+        options |= o.drop_unset(methods=methods, event=number, class_names=reader.names(val.classes))
         options |= val.options() | {"groups": dict((test or val).groups) or None}
         options |= {f"test_{name}": x for name, x in (test.options() if test else {}).items() if name != "groups"}
         test_pair = None if test is None else test.pair

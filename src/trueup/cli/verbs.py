@@ -71,13 +71,13 @@ HINTS = {
 
 OPTIONS = {
     "n_resamples": "--resamples",
-    "weights": "--sample-weight",
+    "sample_weight": "--sample-weight",
     "classes": "--class-names",
     "max_risk": "--max-risk",
     **{
         name: f"--{name.replace('_', '-')}"
         for name in (
-            *("batch_size", "bins", "epochs", "event", "folds", "groups", "level", "lr", "patience", "penalty"),
+            *("batch_size", "bins", "epochs", "event", "n_folds", "groups", "level", "lr", "patience", "penalty"),
             *("seed", "weight_decay", "window"),
         )
     },

@@ -74,16 +74,16 @@ def net_benefit(
     labels: Any,
     *,
     event: int | str = 1,
-    names: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
     thresholds: Any = THRESHOLDS,
-    weights: Any = None,
+    sample_weight: Any = None,
     level: float = 0.95,
 ) -> NetBenefit:
     """The decision curve of an event: TP/n − FP/n · t/(1 − t) at each threshold t.
 
     A threshold is what one is willing to pay: at t = 0.1, nine false alarms weigh as much as one event found. Rows with
-    P(event) ≥ t are acted on. Each value is a mean over the rows, weighted by `weights` if given, and so has a normal
-    interval. With `names` of the classes the event may be one of them.
+    P(event) ≥ t are acted on. Each value is a mean over the rows, weighted by `sample_weight` if given, and so has a
+    normal interval. With `names` of the classes the event may be one of them.
 
     >>> rng = np.random.default_rng(0)
     >>> x = rng.normal(size=2000)
@@ -97,8 +97,8 @@ def net_benefit(
     """
     z, y = as_arrays(logits, labels, at_least=1)
     check_share(level, "level")
-    number, called = event_class(event, z.shape[1], names), event_name(event, z.shape[1], names)
-    w = as_weights(weights, len(z))
+    number, called = event_class(event, z.shape[1], class_names), event_name(event, z.shape[1], class_names)
+    w = as_weights(sample_weight, len(z))
     share = np.full(len(z), 1 / len(z)) if w is None else w / w.sum()
     t = as_vector(thresholds, "thresholds")
     if not len(t) or t.min() <= 0 or t.max() >= 1 or (np.diff(t) <= 0).any():

@@ -174,14 +174,14 @@ def estimate_prior(
 
 
 def em_prior(
-    probs: np.ndarray, old: np.ndarray, *, weights: np.ndarray | None = None, start: np.ndarray | None = None
+    probs: np.ndarray, old: np.ndarray, *, sample_weight: np.ndarray | None = None, start: np.ndarray | None = None
 ) -> np.ndarray:
     """The class frequencies that make probabilities calibrated for `old` most likely, by accelerated EM.
 
     The log-likelihood is concave: there is one maximum. Steps are extrapolated (SQUAREM) where that raises it.
     """
     ratio = probs / np.maximum(old, _LEAST_RATIO)
-    share = np.full(len(probs), 1 / len(probs)) if weights is None else weights / weights.sum()
+    share = np.full(len(probs), 1 / len(probs)) if sample_weight is None else sample_weight / sample_weight.sum()
 
     def step(prior: np.ndarray) -> tuple[np.ndarray, float]:
         density = ratio @ prior
@@ -206,20 +206,30 @@ def em_prior(
 
 
 def _em_estimate(
-    calibrator: Calibrator, z: np.ndarray, weights: np.ndarray | None, val_z: np.ndarray, val_y: np.ndarray, start: Any
+    calibrator: Calibrator,
+    z: np.ndarray,
+    sample_weight: np.ndarray | None,
+    val_z: np.ndarray,
+    val_y: np.ndarray,
+    start: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
     # The mean probability on labelled rows, not their labels: consistent also where calibration is imperfect.
     old = softmax(calibrator(val_z)).mean(axis=0)
-    return em_prior(softmax(calibrator(z)), old, weights=weights, start=start), old
+    return em_prior(softmax(calibrator(z)), old, sample_weight=sample_weight, start=start), old
 
 
 def _bbse_estimate(
-    calibrator: Calibrator, z: np.ndarray, weights: np.ndarray | None, val_z: np.ndarray, val_y: np.ndarray, start: Any
+    calibrator: Calibrator,
+    z: np.ndarray,
+    sample_weight: np.ndarray | None,
+    val_z: np.ndarray,
+    val_y: np.ndarray,
+    start: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
     classes = z.shape[1]
     predicted, target = (confidences(as_logits(calibrator(part)))[1] for part in (val_z, z))
     joint = np.bincount(predicted * classes + val_y, minlength=classes**2).reshape(classes, classes) / len(val_y)
-    seen = np.bincount(target, weights=weights, minlength=classes)
+    seen = np.bincount(target, weights=sample_weight, minlength=classes)
     ratio = np.maximum(np.linalg.lstsq(joint, seen / seen.sum(), rcond=1e-6)[0], 0.0)
     before = np.bincount(val_y, minlength=classes) / len(val_y)
     prior = ratio * before
@@ -233,7 +243,7 @@ def _from_calibrated(z: np.ndarray, old: np.ndarray, level: float, n_resamples: 
     rng = np.random.default_rng(seed)
     chance = np.full(len(p), 1 / len(p))
     drawn = [
-        em_prior(p, old, weights=rng.multinomial(len(p), chance).astype(np.float64), start=prior)
+        em_prior(p, old, sample_weight=rng.multinomial(len(p), chance).astype(np.float64), start=prior)
         for _ in range(n_resamples)
     ]
     low, high = _ends(np.array(drawn), prior, level, len(z))

@@ -75,7 +75,7 @@ class PredictionSets(Value):
     tails. Equally probable classes enter together. A set may be empty.
     Scores and limits are kept less 1, −p_k and minus the mass of the less probable classes, since near 1 they would
     lose the digits that tell a sure row from a very sure one. `quantile` is one limit, or one for each class or each of
-    `groups`; with `weights` it holds the sorted scores of the calibration rows.
+    `groups`; with `sample_weight` it holds the sorted scores of the calibration rows.
     Sadinle et al. (2019); Romano et al. (2020); Angelopoulos et al. (2021).
 
     >>> rng = np.random.default_rng(0)
@@ -87,7 +87,7 @@ class PredictionSets(Value):
     """
 
     quantile: Any
-    weights: np.ndarray | None = None
+    sample_weight: np.ndarray | None = None
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class PredictionSets(Value):
         rank: int = 0,
         seed: int | None = None,
         groups: Sequence[Hashable] | None = None,
-        weights: Any = None,
+        sample_weight: Any = None,
     ) -> None:
         if score not in SCORES:
             raise InputError("score", "be lac, aps or raps", repr(score))
@@ -107,8 +107,8 @@ class PredictionSets(Value):
         self.seed = None if seed is None else int(seed)
         self.groups = None if groups is None else tuple(groups)
         self.keep("quantile", quantile)
-        if weights is not None:
-            self.keep("weights", weights)
+        if sample_weight is not None:
+            self.keep("sample_weight", sample_weight)
 
     @staticmethod
     def upgrade(config: dict[str, Any]) -> dict[str, Any]:
@@ -128,27 +128,27 @@ class PredictionSets(Value):
         score: Literal["lac", "aps", "raps"] | Raps = "aps",
         coverage: float = 0.9,
         groups: Any = None,
-        weights: Any = None,
+        sample_weight: Any = None,
         clusters: Any = None,
         seed: int | None = 0,
     ) -> Self:
         """The limit from calibration rows that the network, and any calibrator before, has not seen.
 
         `groups` (n,) takes a limit for each group, so that each is covered; "class" one for each class. A class with
-        fewer than 1/(1 − coverage) − 1 rows is in every set. `weights` (n,), ratios of the new population's density to
-        that of the rows, cover under a shift of the inputs; then the new rows need their weights too. Of `clusters`
-        (n,), rows that are correlated such as the visits of a patient, one row each is used, drawn by the seed: the
-        promise is about such a row of a new cluster. The U of a row follows from its logits and the seed, so that its
-        set is the same wherever it stands; without it (`seed=None`) the sets of a sharp network are empty or large. For
-        export say `seed=None`, or pass `uniform`.
+        fewer than 1/(1 − coverage) − 1 rows is in every set. `sample_weight` (n,), ratios of the new population's
+        density to that of the rows, cover under a shift of the inputs; then the new rows need their weights too. Of
+        `clusters` (n,), rows that are correlated such as the visits of a patient, one row each is used, drawn by the
+        seed: the promise is about such a row of a new cluster. The U of a row follows from its logits and the seed, so
+        that its set is the same wherever it stands; without it (`seed=None`) the sets of a sharp network are empty or
+        large. For export say `seed=None`, or pass `uniform`.
         """
         z, y = as_arrays(logits, labels, at_least=1)
         check_share(coverage, "coverage")
-        if groups is not None and weights is not None:
+        if groups is not None and sample_weight is not None:
             raise ValueError("give one of groups and weights")
         by_class = isinstance(groups, str) and groups == "class"
         group = None if groups is None or by_class else as_groups(groups, len(z), complete=True)
-        weight = as_weights(weights, len(z))
+        weight = as_weights(sample_weight, len(z))
         independent = as_clusters(clusters, len(z))
         if independent is not None:
             kept = independent.one_row_each(seed or 0)
@@ -172,17 +172,17 @@ class PredictionSets(Value):
             return cls(score, limits, **options, groups=members)
         if weight is not None:
             order = np.argsort(own, kind="stable")
-            return cls(score, own[order], **options, weights=weight[order])
+            return cls(score, own[order], **options, sample_weight=weight[order])
         return cls(score, conformal_quantile(own, coverage), **options)
 
-    def __call__(self, logits: Any, *, groups: Any = None, weights: Any = None, uniform: Any = None) -> Any:
+    def __call__(self, logits: Any, *, groups: Any = None, sample_weight: Any = None, uniform: Any = None) -> Any:
         """The sets of rows (n, classes), of any kind of array, as booleans of its shape.
 
         No set has an option that its row does not have, a logit of −∞. `uniform` (n,) replaces the numbers that follow
         from each row.
         """
         z = upcast_half(as_logits(logits))
-        limit = self._limits(len(z), groups, weights)
+        limit = self._limits(len(z), groups, sample_weight)
         u = self._uniform(NUMPY, z, uniform)
         sets = np.empty(z.shape, bool)
         for at in native.row_chunks(len(z), z.shape[1], native.CACHE):
@@ -197,17 +197,19 @@ class PredictionSets(Value):
         absent = find_absent(z)
         return match_kind(sets if absent is None else sets & ~absent, logits)
 
-    def forward(self, xp: Namespace, z: Any, *, groups: Any = None, weights: Any = None, uniform: Any = None) -> Any:
+    def forward(
+        self, xp: Namespace, z: Any, *, groups: Any = None, sample_weight: Any = None, uniform: Any = None
+    ) -> Any:
         """The sets of logits of the namespace, for modules and exports."""
         p = xp.softmax(xp.upcast_half(z))
         scores = self._scores(xp, p, self._uniform(xp, z, uniform))
         if self._has_class_limits:
             self._check_classes(z)
             limit = self.quantile
-        elif self.groups is None and self.weights is None:
+        elif self.groups is None and self.sample_weight is None:
             limit = self.quantile
         else:
-            limit = xp.constant(self._limits(z.shape[0], groups, weights), z)[:, None]
+            limit = xp.constant(self._limits(z.shape[0], groups, sample_weight), z)[:, None]
         return (scores <= _widen(limit)) & (z > -math.inf)
 
     def label_scores(self, logits: Any, labels: Any, *, uniform: Any = None) -> np.ndarray:
@@ -285,13 +287,13 @@ class PredictionSets(Value):
 
     @property
     def _has_class_limits(self) -> bool:
-        return self.groups is None and self.weights is None and np.ndim(self.quantile) == 1
+        return self.groups is None and self.sample_weight is None and np.ndim(self.quantile) == 1
 
     def _check_classes(self, z: Any) -> None:
         if z.shape[1] != len(self.quantile):
             raise InputError("logits", f"have the {len(self.quantile)} classes of the rule", str(z.shape[1]))
 
-    def _limits(self, n: int, groups: Any, weights: Any) -> np.ndarray:
+    def _limits(self, n: int, groups: Any, sample_weight: Any) -> np.ndarray:
         """The limit of each row, or of each class."""
         limits = to_array(self.quantile, "quantile")
         if self.groups is not None:
@@ -300,13 +302,13 @@ class PredictionSets(Value):
             number = {group: k for k, group in enumerate(self.groups)}  # a group that was never seen has all classes
             rows = [number.get(group, -1) for group in as_groups(groups, n).tolist()]
             return np.append(limits, math.inf)[rows]
-        if self.weights is not None:
-            if weights is None:
+        if self.sample_weight is not None:
+            if sample_weight is None:
                 raise ValueError("weights must be given: the limit of a row depends on its own")
-            own = as_vector(weights, "weights", length=n)
+            own = as_vector(sample_weight, "sample_weight", length=n)
             if n and own.min() < 0:
-                raise InputError("weights", "be non-negative", f"{own.min():g}")
-            mass = np.cumsum(to_array(self.weights, "weights"))
+                raise InputError("sample_weight", "be non-negative", f"{own.min():g}")
+            mass = np.cumsum(to_array(self.sample_weight, "sample_weight"))
             at = np.searchsorted(mass, self.coverage * (mass[-1] + own) * (1 - 1e-12), side="left")
             return np.append(limits, math.inf)[at]
         return np.broadcast_to(limits, (n,)) if limits.ndim == 0 else limits

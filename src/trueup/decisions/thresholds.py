@@ -242,7 +242,7 @@ class EventRisk:
     """P(not the event | flagged), or P(flagged | not the event)."""
     event: int | str = 1
     """A class by its number, or one of `names`."""
-    names: Sequence[str] | None = None
+    class_names: Sequence[str] | None = None
 
 
 def threshold(
@@ -300,7 +300,7 @@ def calibrated_threshold(
     labels: Any,
     method: str | Callable[..., Calibrator] = "temperature",
     *,
-    folds: int | None = None,
+    n_folds: int | None = None,
     groups: Any = None,
     clusters: Any = None,
     seed: int = 0,
@@ -308,7 +308,7 @@ def calibrated_threshold(
 ) -> Any:
     """Calibrate, then take a `threshold` on rows that did not fit the calibrator; it holds the calibrator.
 
-    Half of the rows fit the method and the other half carry the promise. With `folds` each row is calibrated by a fit
+    Half of the rows fit the method and the other half carry the promise. With `n_folds` each row is calibrated by a fit
     to the other folds, which uses all rows but makes the promise approximate, for the calibrator to be used is fitted
     to all of them. `promise` holds the `risk`, `max_risk` and `level` of `threshold`.
 
@@ -322,14 +322,14 @@ def calibrated_threshold(
     fit: Callable[..., Calibrator] = METHODS[method] if isinstance(method, str) else method
     if len(z) < 4:
         raise InputError("logits", "have at least 4 rows, to fit on some and promise on others", str(len(z)))
-    if folds is None:
+    if n_folds is None:
         kept = stratified_folds(z, y, 2) == 1
         calibrator, share = fit(*take_rows(z, y, ~kept)), 2
         out, words = calibrator(z[kept]), "Half of the rows fitted the calibrator; the other {:,} carry the promise."
     else:
         kept, share, calibrator = np.ones(len(z), bool), 1, fit(z, y)
-        out = cross_fit(fit, folds=folds)(z, y)
-        words = f"Cross-fitted in {folds} folds: the promise is approximate, since all rows fit the calibrator."
+        out = cross_fit(fit, n_folds=n_folds)(z, y)
+        words = f"Cross-fitted in {n_folds} folds: the promise is approximate, since all rows fit the calibrator."
     note = f"{note} {words.format(kept.sum())}".strip()
 
     def with_calibrator(one: Threshold) -> Threshold:
@@ -399,8 +399,8 @@ class _Problem(NamedTuple):
         about = EventRisk() if isinstance(risk, str) else risk
         from trueup._core.row_scores import event_class, event_name  # most promises are of the predicted class
 
-        number = event_class(about.event, classes, about.names)
-        return cls(kind, max_risk, number), None, event_name(about.event, classes, about.names)
+        number = event_class(about.event, classes, about.class_names)
+        return cls(kind, max_risk, number), None, event_name(about.event, classes, about.class_names)
 
     @property
     def bound(self) -> float:

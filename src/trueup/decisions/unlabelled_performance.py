@@ -232,7 +232,7 @@ def _calibrate(
     refits: Refits,
     z: np.ndarray,
     shift: bool,
-    weights: np.ndarray | None,
+    sample_weight: np.ndarray | None,
     start: np.ndarray | None,
 ) -> _Calibrated:
     val_z, val_y = refits.pair
@@ -249,7 +249,7 @@ def _calibrate(
     if not shift:
         return _Calibrated(p, fresh.argmax(axis=1), None, dispersion)
     old = labelled.mean(axis=0)
-    prior = em_prior(p, old, weights=weights, start=start)
+    prior = em_prior(p, old, sample_weight=sample_weight, start=start)
     moved = shift_prior(prior, old)(np.log(np.maximum(p, 1e-300)))
     p = softmax(moved)
     return _Calibrated(p, p.argmax(axis=1), prior, dispersion)

@@ -82,11 +82,11 @@ def evaluation(scores: Scores) -> str:
     return paragraph(f"On the test digits {verdict[:1].lower()}{verdict[1:]}")
 
 
-def comparison_intro(methods: int, val: int, test: int, *, folds: int, level: float) -> str:
+def comparison_intro(methods: int, val: int, test: int, *, n_folds: int, level: float) -> str:
     """What the table of methods shows."""
     return paragraph(
         f"{methods} methods are fitted to the {val} calibration digits. They are ordered and chosen by their loss",
-        f"there in {folds}-fold cross-validation (cv nll); the other columns are of the {test} test digits. A star",
+        f"there in {n_folds}-fold cross-validation (cv nll); the other columns are of the {test} test digits. A star",
         f"marks a statistically significant difference from raw: its paired {format_percent(level)} bootstrap interval",
         "excludes 0.",
     )

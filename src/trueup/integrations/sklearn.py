@@ -231,13 +231,15 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):
             self.estimators_ = [clone(self.estimator).fit(X, y, **params)]
         return self._fit_calibrator(scores, response, labels, weights)
 
-    def _route(self, weights: np.ndarray | None, fit_params: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _route(
+        self, sample_weight: np.ndarray | None, fit_params: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """What goes to the classifiers' fit, and what to the splitter."""
-        given_params = fit_params if weights is None else fit_params | {"sample_weight": weights}
+        given_params = fit_params if sample_weight is None else fit_params | {"sample_weight": sample_weight}
         if get_config()["enable_metadata_routing"]:
             routed = process_routing(self, "fit", **given_params)
             return dict(routed.estimator.fit), dict(routed.splitter.split)
-        if weights is None or has_fit_parameter(self.estimator, "sample_weight"):
+        if sample_weight is None or has_fit_parameter(self.estimator, "sample_weight"):
             return given_params, {}
         warn_users(
             f"{type(self.estimator).__name__}.fit takes no sample_weight: the weights go to the calibrator alone; "
@@ -261,19 +263,19 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):
         self.estimators_ = [clone(self.estimator)]
         return self._fit_calibrator(np.asarray(getattr(self.estimator, response)(X)), response, labels, weights)
 
-    def _fit_calibrator(self, scores: np.ndarray, response: str, labels: np.ndarray, weights: Any) -> Self:
+    def _fit_calibrator(self, scores: np.ndarray, response: str, labels: np.ndarray, sample_weight: Any) -> Self:
         probs = response == "predict_proba"
         if len(self.classes_) == 3 and not probs and _is_pairwise(self.estimator):  # of other numbers columns tell
             raise ValueError(
                 "decision_function must have a column for each class, got one for each of 3 pairs of classes; "
                 "decision_function_shape='ovr' gives that"
             )
-        self.floor_ = _floor(scores, labels, weights) if probs else LEAST_FLOOR
-        self.votes_ = None if probs or not _are_votes(scores) else _worth_of_votes(scores, labels, weights)
-        noise = _MEMBERS_NOISE / effective_rows(weights, len(labels)) * (1 - 1 / len(self.estimators_))
+        self.floor_ = _floor(scores, labels, sample_weight) if probs else LEAST_FLOOR
+        self.votes_ = None if probs or not _are_votes(scores) else _worth_of_votes(scores, labels, sample_weight)
+        noise = _MEMBERS_NOISE / effective_rows(sample_weight, len(labels)) * (1 - 1 / len(self.estimators_))
         self.temperature_ = 1 / (1 + min(noise, _SURER))
         z = self._logits(scores, response)
-        self.calibrator_ = _fit(self.method, self.options, z, labels, weights)
+        self.calibrator_ = _fit(self.method, self.options, z, labels, sample_weight)
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(self.estimators_[0], name):
                 setattr(self, name, getattr(self.estimators_[0], name))
@@ -310,10 +312,10 @@ def _fit(
     options: Mapping[str, Any] | None,
     logits: np.ndarray,
     labels: np.ndarray,
-    weights: np.ndarray | None,
+    sample_weight: np.ndarray | None,
 ) -> Calibrator:
     fit = METHODS[method] if isinstance(method, str) else method
-    return partial(fit, **(options or {}))(logits, labels, **given(weights))
+    return partial(fit, **(options or {}))(logits, labels, **given(sample_weight))
 
 
 def _both(probs: np.ndarray) -> np.ndarray:
@@ -321,7 +323,7 @@ def _both(probs: np.ndarray) -> np.ndarray:
     return probs if probs.shape[1] > 1 else np.hstack([1 - probs, probs])
 
 
-def _floor(probs: np.ndarray, labels: np.ndarray, weights: np.ndarray | None, name: str = "probs") -> float:
+def _floor(probs: np.ndarray, labels: np.ndarray, sample_weight: np.ndarray | None, name: str = "probs") -> float:
     """What exact zeros stand for: half the smallest positive probability, or a tenth of it if that is more likely.
 
     No vote of five neighbours says less than no vote of a hundred trees, and how much less the labels tell.
@@ -333,7 +335,7 @@ def _floor(probs: np.ndarray, labels: np.ndarray, weights: np.ndarray | None, na
     def logits(floor: float) -> np.ndarray:
         return from_probs(probs, floor=floor, renormalise=True, name=name)
 
-    return min(half, half / 5, key=lambda floor: _loss(logits(floor), labels, weights))
+    return min(half, half / 5, key=lambda floor: _loss(logits(floor), labels, sample_weight))
 
 
 def _are_votes(scores: np.ndarray) -> bool:
@@ -357,13 +359,13 @@ def _margins_and_votes(scores: np.ndarray, worth: float) -> np.ndarray:
     return unfolded + worth * votes
 
 
-def _worth_of_votes(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray | None) -> float:
-    return min(_VOTES, key=lambda worth: _loss(_margins_and_votes(scores, worth), labels, weights))
+def _worth_of_votes(scores: np.ndarray, labels: np.ndarray, sample_weight: np.ndarray | None) -> float:
+    return min(_VOTES, key=lambda worth: _loss(_margins_and_votes(scores, worth), labels, sample_weight))
 
 
-def _loss(logits: np.ndarray, labels: np.ndarray, weights: np.ndarray | None) -> float:
+def _loss(logits: np.ndarray, labels: np.ndarray, sample_weight: np.ndarray | None) -> float:
     """The log-loss after the best temperature."""
-    return inverse_temperature(logits, labels, weights, smooth=0.1)[1].loss
+    return inverse_temperature(logits, labels, sample_weight, smooth=0.1)[1].loss
 
 
 def _weights(sample_weight: Any, X: Any) -> np.ndarray | None:

@@ -30,7 +30,7 @@ except ImportError:
 
 __all__ = ["ECE", "NLL", "SCE", "Brier", "CalibrationTable"]
 
-_SETTINGS = ("edges", "bins", "closed", "fold", "clusters")
+_SETTINGS = ("edges", "bins", "closed", "top_label", "clusters")
 """What of a tally is not a sum, but says what is counted."""
 
 
@@ -57,10 +57,10 @@ class Streaming(Metric):
             self.add_state(name, torch.zeros(total.shape, dtype=torch.float64), dist_reduce_fx="sum")
 
     @abstractmethod
-    def _of(self, logits: Any, labels: Any, weights: Any) -> Any:
+    def _of(self, logits: Any, labels: Any, sample_weight: Any) -> Any:
         """Tally a batch."""
 
-    def update(self, logits: Any, labels: Any, weights: Any = None) -> None:
+    def update(self, logits: Any, labels: Any, sample_weight: Any = None) -> None:
         """Add the rows of a batch: logits (n, classes) and labels (n,), and weights (n,) if they have any.
 
         With `class_axis` logits are tokens or pixels, (n, K, …) or (n, …, K), labels (n, …), and weights those of the
@@ -69,9 +69,9 @@ class Streaming(Metric):
         if self.class_axis is not None:
             options: dict[str, Any] = {"classes": self.class_axis, "ignore_index": self.ignore_index}
             logits, labels, sample = flatten(torch.as_tensor(logits), labels, **options, clusters=True)
-            weights = None if weights is None else torch.as_tensor(weights)[torch.from_numpy(sample)]
+            sample_weight = None if sample_weight is None else torch.as_tensor(sample_weight)[torch.from_numpy(sample)]
         batch = self._empty + self._of(
-            logits, labels, weights
+            logits, labels, sample_weight
         )  # tallies of other classes or bins do not add, and say so
         for name, total in _sums(batch):
             state: Tensor = getattr(self, name)
@@ -89,7 +89,7 @@ class Streaming(Metric):
 class ECE(Streaming):
     """Expected calibration error in equal-width bins: Σ_b (n_b/n) |acc_b − conf_b|.
 
-    Of two classes it is that of class 1; of more, or with `fold`, of the predicted class.
+    Of two classes it is that of class 1; of more, or with `top_label`, of the predicted class.
 
     >>> metric = ECE()
     >>> metric.update(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1]))
@@ -98,12 +98,12 @@ class ECE(Streaming):
     '0.3369'
     """
 
-    def __init__(self, *, bins: int = BINS, fold: bool = False, **options: Any) -> None:
+    def __init__(self, *, bins: int = BINS, top_label: bool = False, **options: Any) -> None:
         super().__init__(Bins.of(*_no_rows(), bins=bins), **options)
-        self.bins, self.fold = bins, fold
+        self.bins, self.top_label = bins, top_label
 
-    def _of(self, logits: Any, labels: Any, weights: Any) -> Bins:
-        return Bins.of(logits, labels, bins=self.bins, fold=self.fold, weights=weights)
+    def _of(self, logits: Any, labels: Any, sample_weight: Any) -> Bins:
+        return Bins.of(logits, labels, bins=self.bins, top_label=self.top_label, sample_weight=sample_weight)
 
     def compute(self) -> Tensor:
         """The error of all rows; NaN if there are none."""
@@ -123,8 +123,8 @@ class SCE(Streaming):
         super().__init__(Bins.of(*_no_rows(classes), bins=bins, classwise=True), **options)
         self.bins = bins
 
-    def _of(self, logits: Any, labels: Any, weights: Any) -> Bins:
-        return Bins.of(logits, labels, bins=self.bins, classwise=True, weights=weights)
+    def _of(self, logits: Any, labels: Any, sample_weight: Any) -> Bins:
+        return Bins.of(logits, labels, bins=self.bins, classwise=True, sample_weight=sample_weight)
 
     def compute(self) -> Tensor:
         """The error of all rows; NaN if there are none."""
@@ -145,9 +145,9 @@ class NLL(Streaming):
     def __init__(self, **options: Any) -> None:
         super().__init__(Mean.empty(), **options)
 
-    def _of(self, logits: Any, labels: Any, weights: Any) -> Mean:
+    def _of(self, logits: Any, labels: Any, sample_weight: Any) -> Mean:
         z, y = as_arrays(logits, labels)
-        return Mean.of(getattr(score_rows(z, y), self._score), as_weights(weights, len(z)))
+        return Mean.of(getattr(score_rows(z, y), self._score), as_weights(sample_weight, len(z)))
 
     def compute(self) -> Tensor:
         """The mean over all rows; NaN if there are none."""
@@ -178,12 +178,12 @@ class CalibrationTable(Streaming):
 
     higher_is_better = None
 
-    def __init__(self, classes: int, *, bins: int = BINS, fold: bool = False, **options: Any) -> None:
-        super().__init__(Tally.of(*_no_rows(classes), bins=bins, fold=fold), **options)
-        self.bins, self.fold = bins, fold
+    def __init__(self, classes: int, *, bins: int = BINS, top_label: bool = False, **options: Any) -> None:
+        super().__init__(Tally.of(*_no_rows(classes), bins=bins, top_label=top_label), **options)
+        self.bins, self.top_label = bins, top_label
 
-    def _of(self, logits: Any, labels: Any, weights: Any) -> Tally:
-        return Tally.of(logits, labels, bins=self.bins, fold=self.fold, weights=weights)
+    def _of(self, logits: Any, labels: Any, sample_weight: Any) -> Tally:
+        return Tally.of(logits, labels, bins=self.bins, top_label=self.top_label, sample_weight=sample_weight)
 
     def compute(self) -> dict[str, Tensor]:
         """Every number of the table; NaN if there are no rows."""

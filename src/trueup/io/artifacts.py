@@ -75,10 +75,10 @@ class Header(NamedTuple):
     schema: int
     content: Any
 
-    def check_class_names(self, names: Sequence[str] | None, file: str | os.PathLike[str] | None = None) -> None:
+    def check_class_names(self, class_names: Sequence[str] | None, file: str | os.PathLike[str] | None = None) -> None:
         """Reject predictions whose classes have other names, or another order, where both are known."""
-        if self.class_names is not None and names is not None and tuple(names) != self.class_names:
-            here, there = (", ".join(each[:8]) for each in (list(self.class_names), list(names)))
+        if self.class_names is not None and class_names is not None and tuple(class_names) != self.class_names:
+            here, there = (", ".join(each[:8]) for each in (list(self.class_names), list(class_names)))
             raise InputError("classes", f"be those of the fit in their order ({here})", there, file=file)
 
 

@@ -27,7 +27,7 @@ __all__ = ["ForecastTable", "levels_of_names", "load_forecasts", "save_columns"]
 class ForecastTable:
     """Forecasts of a file with their targets; it unpacks as the triple: `evaluate_forecasts(*table)`.
 
-    >>> table = ForecastTable(np.zeros(2), np.ones(2), np.array([0.5, 1.0]), weights=np.array([1.0, 2.0]))
+    >>> table = ForecastTable(np.zeros(2), np.ones(2), np.array([0.5, 1.0]), sample_weight=np.array([1.0, 2.0]))
     >>> mean, std, targets = table
     >>> targets, table.options()
     (array([0.5, 1. ]), {'weights': array([1., 2.])})
@@ -38,7 +38,7 @@ class ForecastTable:
     spread: np.ndarray
     """The standard deviations (n,), or the levels (m,) of the quantiles."""
     targets: np.ndarray
-    weights: np.ndarray | None = None
+    sample_weight: np.ndarray | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
     """All columns of the file, where they were asked for."""
     clusters: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class ForecastTable:
 
     def options(self) -> dict[str, Any]:
         """Weights and clusters as the keywords that functions take them by, where there are any."""
-        weights = {} if self.weights is None else {"weights": self.weights}
+        weights = {} if self.sample_weight is None else {"sample_weight": self.sample_weight}
         return {**weights, **({"clusters": dict(self.clusters)} if self.clusters else {})}
 
 
@@ -74,7 +74,7 @@ class ForecastFields:
     targets: str = "targets"
     quantiles: str | Sequence[str] | None = None
     levels: Sequence[float] | None = None
-    weights: str | None = None
+    sample_weight: str | None = None
     clusters: str | None = None
 
     def __post_init__(self) -> None:
@@ -94,8 +94,8 @@ def load_forecasts(
 
     Gaussian forecasts are the columns `mean` and `std`, and `targets`, which may be called target. `quantiles` names
     the columns of quantiles, one of lists, or a pattern such as "q*". Their `levels` are those given, an array `levels`
-    of the file, or the numbers that the columns' names end in: q0.05, q05 and p5 are the level 0.05. `weights` and
-    `clusters` name further columns. Rows without a target or a forecast are left out, and a warning says how many.
+    of the file, or the numbers that the columns' names end in: q0.05, q05 and p5 are the level 0.05. `sample_weight`
+    and `clusters` name further columns. Rows without a target or a forecast are left out, and a warning says how many.
 
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
@@ -110,7 +110,7 @@ def load_forecasts(
         source = file.source
         target = _target(source, columns.targets) if labelled else None
         names, tau = _columns(source, columns)
-        others = [name for name in (target, columns.weights, columns.clusters) if name is not None]
+        others = [name for name in (target, columns.sample_weight, columns.clusters) if name is not None]
         require_columns(source.columns, others)
         further = list(dict.fromkeys([*others, *(_every_column(source, names[0]) if every_column else [])]))
         if columns.quantiles is not None and tau is None:
@@ -119,7 +119,7 @@ def load_forecasts(
         numbers = np.concatenate([_matrix(chunk.logits, len(names)) for chunk in chunks])
         values = {name: _join([chunk.others[name] for chunk in chunks]) for name in further}
         y = np.full(len(numbers), np.nan) if target is None else _vector(values[target], target)
-        w = None if columns.weights is None else _vector(values[columns.weights], columns.weights)
+        w = None if columns.sample_weight is None else _vector(values[columns.sample_weight], columns.sample_weight)
     clusters = {} if columns.clusters is None else {columns.clusters: simplify(as_list(values[columns.clusters]))}
     kept = ~np.isnan(numbers).any(axis=1)
     kept &= kept if target is None else ~np.isnan(y)

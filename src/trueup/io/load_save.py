@@ -80,7 +80,7 @@ def load(
         if fields or mmap or split is not None:
             raise InputError("the file", "hold predictions, to be read with options", "an artifact", file=path)
         return load_artifact(path, model=model)
-    if beside := {"weights", "groups", "clusters", "columns"} & fields.keys():
+    if beside := {"sample_weight", "groups", "clusters", "columns"} & fields.keys():
         raise TypeError(f"load reads logits and labels alone; load_table reads {', '.join(sorted(beside))} too")
     with open_predictions(path, storage_options=storage_options, **fields) as file:
         if mmap and suffix_of(file.path) != ".npy":
@@ -91,7 +91,7 @@ def load(
 def load_table(
     path: str | os.PathLike[str],
     *,
-    weights: str | None = None,
+    sample_weight: str | None = None,
     groups: str | Sequence[str] = (),
     clusters: str | None = None,
     columns: str | Sequence[str] = (),
@@ -111,7 +111,12 @@ def load_table(
     >>> np.exp(table.logits[:, 1]), table.labels, table.groups
     (array([0.9, 0.6]), array([1, 0]), {'region': array(['eu', 'us'], dtype='<U2')})
     """
-    options |= {"weights": weights, "groups": _names(groups), "columns": _names(columns), "clusters": clusters}
+    options |= {
+        "sample_weight": sample_weight,
+        "groups": _names(groups),
+        "columns": _names(columns),
+        "clusters": clusters,
+    }
     with open_predictions(path, storage_options=storage_options, **options) as file:
         return file.load_table(split)
 
@@ -173,7 +178,7 @@ def stream(
 def from_rows(
     rows: Iterable[Mapping[str, Any]],
     *,
-    weights: str | None = None,
+    sample_weight: str | None = None,
     groups: str | Sequence[str] = (),
     clusters: str | None = None,
     columns: str | Sequence[str] = (),
@@ -192,7 +197,9 @@ def from_rows(
     features = getattr(rows, "features", None) or {}
     names = {name: tuple(feature.names) for name, feature in features.items() if getattr(feature, "names", None)}
     source = source_of_records(lambda: _number_rows(held), word="row")._replace(class_names=names)
-    fields = Fields(weights=weights, groups=_names(groups), columns=_names(columns), clusters=clusters, **options)
+    fields = Fields(
+        sample_weight=sample_weight, groups=_names(groups), columns=_names(columns), clusters=clusters, **options
+    )
     return PredictionFile(Path("rows"), "rows", source, fields).load_table()
 
 

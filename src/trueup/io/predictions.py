@@ -80,7 +80,7 @@ def _kind_of(array: Array) -> str:
 class PredictionTable:
     """Predictions with what a file holds beside them; it unpacks as the pair, `fit(*table, **table.options())`.
 
-    >>> table = PredictionTable(np.zeros((2, 3)), np.array([0, 2]), weights=np.array([1.0, 2.0]))
+    >>> table = PredictionTable(np.zeros((2, 3)), np.array([0, 2]), sample_weight=np.array([1.0, 2.0]))
     >>> z, y = table
     >>> y, table.options()
     (array([0, 2]), {'weights': array([1., 2.])})
@@ -88,7 +88,7 @@ class PredictionTable:
 
     logits: Array
     labels: Array
-    weights: np.ndarray | None = None
+    sample_weight: np.ndarray | None = None
     groups: Mapping[str, np.ndarray] = field(default_factory=dict)
     """By the name of their column."""
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class PredictionTable:
     def options(self) -> dict[str, Any]:
         """Weights, groups and clusters as the keywords that functions take them by, where there are any."""
         return {
-            **({} if self.weights is None else {"weights": self.weights}),
+            **({} if self.sample_weight is None else {"sample_weight": self.sample_weight}),
             **({"groups": dict(self.groups)} if self.groups else {}),
             **({} if self.clusters is None else {"clusters": {self.cluster_name: self.clusters}}),
         }
@@ -129,7 +129,7 @@ class Fields:
     confidence: str | None = None
     correct: str | None = None
     classes: Sequence[str] | None = None
-    weights: str | None = None
+    sample_weight: str | None = None
     groups: Sequence[str] = ()
     columns: Sequence[str] = ()
     clusters: str | None = None
@@ -159,7 +159,7 @@ def from_multilabel(
     logits: Any,
     targets: Any,
     *,
-    names: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
     ignore_index: int = -100,
     probs: bool = False,
 ) -> PredictionTable:
@@ -170,16 +170,16 @@ def from_multilabel(
     **table.options())` gives all of them together (micro) and each one. `metrics.evaluate_labels` has the mean over the
     labels too. NaN is ignored as well; with `probs` the numbers are probabilities.
 
-    >>> table = from_multilabel(np.array([[2.0, -1.0], [0.5, 3.0]]), [[1, 0], [-100, 1]], names=["cat", "dog"])
+    >>> table = from_multilabel(np.array([[2.0, -1.0], [0.5, 3.0]]), [[1, 0], [-100, 1]], class_names=["cat", "dog"])
     >>> table.labels, table.groups["label"], table.clusters
     (array([1, 0, 1]), array(['cat', 'dog', 'dog'], dtype='<U3'), array([0, 0, 1]))
     """
     from trueup.convert import label_events
 
     events = label_events(logits, targets, ignore_index=ignore_index, probs=probs)
-    known = np.arange(np.shape(logits)[1]) if names is None else np.asarray(names)
+    known = np.arange(np.shape(logits)[1]) if class_names is None else np.asarray(class_names)
     if len(known) != np.shape(logits)[1]:
-        raise InputError("names", f"name the {np.shape(logits)[1]} labels", f"{len(known)} names")
+        raise InputError("class_names", f"name the {np.shape(logits)[1]} labels", f"{len(known)} names")
     return PredictionTable(
         events.logits,
         events.labels,
@@ -331,7 +331,11 @@ class PredictionFile:
                     if named and len(fields.classes or ()) != z.shape[1]:
                         got = f"{len(fields.classes or ())} names"
                         raise InputError("classes", f"name the {z.shape[1]} classes", got)
-                    weights = None if fields.weights is None else _weights(kept.others[fields.weights], fields.weights)
+                    weights = (
+                        None
+                        if fields.sample_weight is None
+                        else _weights(kept.others[fields.sample_weight], fields.sample_weight)
+                    )
                 classes = z.shape[1]
                 start += len(chunk.logits)
                 yield PredictionTable(
@@ -364,7 +368,7 @@ class PredictionFile:
     def _beside(self, split: str | None) -> dict[str, str]:
         """The columns beside logits and labels that are wanted, by the name that they were asked for."""
         fields, columns = self.fields, self.source.columns
-        single = [name for name in (fields.weights, fields.clusters) if name]
+        single = [name for name in (fields.sample_weight, fields.clusters) if name]
         wanted = {name: column_of_split(columns, name, split) for name in (*single, *fields.groups, *fields.columns)}
         require_columns({**columns, **self.partitions}, list(wanted.values()))
         return {name: own for name, own in wanted.items() if own in columns}
@@ -423,7 +427,7 @@ class _Flat(NamedTuple):
     groups: dict[str, np.ndarray]
 
 
-def _flatten(chunk: Chunk, fields: Fields, start: int, names: Sequence[str] | None) -> _Flat:
+def _flatten(chunk: Chunk, fields: Fields, start: int, class_names: Sequence[str] | None) -> _Flat:
     """Each token, pixel or label as a row, with what stands beside its sample."""
     groups: dict[str, np.ndarray] = {}
     if fields.multilabel:
@@ -431,9 +435,9 @@ def _flatten(chunk: Chunk, fields: Fields, start: int, names: Sequence[str] | No
 
         events = label_events(chunk.logits, chunk.labels, ignore_index=fields.ignore_index, probs=fields.probs)
         z, y, sample = events.logits, events.labels, events.row
-        if names is not None and len(names) != chunk.logits.shape[1]:
-            raise InputError("classes", f"name the {chunk.logits.shape[1]} labels", f"{len(names)} names")
-        groups["label"] = events.label if names is None else np.asarray(names)[events.label]
+        if class_names is not None and len(class_names) != chunk.logits.shape[1]:
+            raise InputError("classes", f"name the {chunk.logits.shape[1]} labels", f"{len(class_names)} names")
+        groups["label"] = events.label if class_names is None else np.asarray(class_names)[events.label]
     else:
         # Checked where the numbers are known to be logits, which probabilities are not yet.
         z, y, sample = _pixels(chunk, fields)
@@ -453,7 +457,7 @@ def _pixels(chunk: Chunk, fields: Fields) -> tuple[np.ndarray, np.ndarray, np.nd
     return last.reshape(-1, last.shape[-1])[kept], labels.reshape(-1)[kept], sample
 
 
-_BY_ROW = ("logits", "labels", "weights", "groups", "columns", "clusters")
+_BY_ROW = ("logits", "labels", "sample_weight", "groups", "columns", "clusters")
 """The fields of a table that have an entry per row."""
 
 

@@ -42,20 +42,20 @@ def ece(
     *,
     bins: int = BINS,
     closed: Closed = "right",
-    fold: bool = False,
-    weights: Any = None,
+    top_label: bool = False,
+    sample_weight: Any = None,
     compat: Print | None = None,
 ) -> float:
     """Expected calibration error Σ_b (n_b/n) |acc_b − conf_b| over equal-width bins of confidence.
 
-    Of two classes the confidence is P(class 1) and the accuracy how often class 1 happens; `fold=True` takes the
+    Of two classes the confidence is P(class 1) and the accuracy how often class 1 happens; `top_label=True` takes the
     predicted class, as for more classes, which hides what is too high below ½ and too low above.
     Guo et al., "On calibration of modern neural networks" (2017).
 
     >>> round(ece([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.4469
     """
-    return _top(logits, labels, bins, closed, compat, fold, weights).ece()
+    return _top(logits, labels, bins, closed, compat, top_label, sample_weight).ece()
 
 
 def mce(
@@ -64,8 +64,8 @@ def mce(
     *,
     bins: int = BINS,
     closed: Closed = "right",
-    fold: bool = False,
-    weights: Any = None,
+    top_label: bool = False,
+    sample_weight: Any = None,
     compat: Print | None = None,
 ) -> float:
     """Maximum calibration error: the largest |acc_b − conf_b| of a bin that is not empty.
@@ -73,7 +73,7 @@ def mce(
     >>> round(mce([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.9526
     """
-    return _top(logits, labels, bins, closed, compat, fold, weights).mce()
+    return _top(logits, labels, bins, closed, compat, top_label, sample_weight).mce()
 
 
 def rmsce(
@@ -82,8 +82,8 @@ def rmsce(
     *,
     bins: int = BINS,
     closed: Closed = "right",
-    fold: bool = False,
-    weights: Any = None,
+    top_label: bool = False,
+    sample_weight: Any = None,
     compat: Print | None = None,
 ) -> float:
     """Root mean square calibration error, the root of Σ_b (n_b/n) (acc_b − conf_b)².
@@ -91,7 +91,7 @@ def rmsce(
     >>> round(rmsce([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.5756
     """
-    return _top(logits, labels, bins, closed, compat, fold, weights).rmsce()
+    return _top(logits, labels, bins, closed, compat, top_label, sample_weight).rmsce()
 
 
 def ace(
@@ -100,8 +100,8 @@ def ace(
     *,
     bins: int = BINS,
     closed: Closed = "right",
-    fold: bool = False,
-    weights: Any = None,
+    top_label: bool = False,
+    sample_weight: Any = None,
     compat: Print | None = None,
 ) -> float:
     """Average calibration error: the mean |acc_b − conf_b| over the bins that are not empty.
@@ -109,29 +109,45 @@ def ace(
     >>> round(ace([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.4469
     """
-    return _top(logits, labels, bins, closed, compat, fold, weights).ace()
+    return _top(logits, labels, bins, closed, compat, top_label, sample_weight).ace()
 
 
 def overconfidence(
-    logits: Any, labels: Any, *, bins: int = BINS, closed: Closed = "right", fold: bool = False, weights: Any = None
+    logits: Any,
+    labels: Any,
+    *,
+    bins: int = BINS,
+    closed: Closed = "right",
+    top_label: bool = False,
+    sample_weight: Any = None,
 ) -> float:
     """The part of ECE from bins that claim too much, Σ_b (n_b/n) max(conf_b − acc_b, 0).
 
     >>> round(overconfidence([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.0397
     """
-    return Bins.of(logits, labels, bins=bins, closed=closed, fold=fold, weights=weights).error("overconfidence")
+    return Bins.of(logits, labels, bins=bins, closed=closed, top_label=top_label, sample_weight=sample_weight).error(
+        "overconfidence"
+    )
 
 
 def underconfidence(
-    logits: Any, labels: Any, *, bins: int = BINS, closed: Closed = "right", fold: bool = False, weights: Any = None
+    logits: Any,
+    labels: Any,
+    *,
+    bins: int = BINS,
+    closed: Closed = "right",
+    top_label: bool = False,
+    sample_weight: Any = None,
 ) -> float:
     """The part of ECE from bins that claim too little, Σ_b (n_b/n) max(acc_b − conf_b, 0).
 
     >>> round(underconfidence([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.4072
     """
-    return Bins.of(logits, labels, bins=bins, closed=closed, fold=fold, weights=weights).error("underconfidence")
+    return Bins.of(logits, labels, bins=bins, closed=closed, top_label=top_label, sample_weight=sample_weight).error(
+        "underconfidence"
+    )
 
 
 def aece(
@@ -140,8 +156,8 @@ def aece(
     *,
     bins: int = BINS,
     ties: Literal["merge", "split"] = "merge",
-    fold: bool = False,
-    weights: Any = None,
+    top_label: bool = False,
+    sample_weight: Any = None,
     compat: Literal["mukhoti"] | None = None,
 ) -> float:
     """Adaptive ECE: over bins that hold equally many rows.
@@ -155,41 +171,41 @@ def aece(
     """
     z, y = as_arrays(logits, labels)
     equal_width(bins)
-    w = as_weights(weights, len(z))
-    fold = fold or compat is not None
+    w = as_weights(sample_weight, len(z))
+    top_label = top_label or compat is not None
     if ties == "merge" and compat is None and w is None:
-        return _equal_mass_tally(z, y, bins, fold).ece()
-    c, a = scores_and_outcomes(z, y, fold=fold)
+        return _equal_mass_tally(z, y, bins, top_label).ece()
+    c, a = scores_and_outcomes(z, y, top_label=top_label)
     if compat == "mukhoti":
-        _refuse_weights(weights, compat)
+        _refuse_weights(sample_weight, compat)
         return _mukhoti(c, a, bins)
     if compat is not None:
         raise ValueError(f'compat must be "mukhoti" or None, got {compat!r}')
     if ties == "merge":
-        return Bins.from_scores(c, a, equal_mass(c, bins, w), weights=w).ece()
+        return Bins.from_scores(c, a, equal_mass(c, bins, w), sample_weight=w).ece()
     if ties != "split":
         raise ValueError(f'ties must be "merge" or "split", got {ties!r}')
     index = np.empty(len(c), np.int64)
     order = np.argsort(c, kind="stable")
     size = np.ones(len(c)) if w is None else w[order]
     index[order] = equal_mass_chunks(np.cumsum(size) - size, size.sum() or 1.0, bins)
-    return Bins.from_indices(index, c, a, equal_width(bins), weights=w).ece()
+    return Bins.from_indices(index, c, a, equal_width(bins), sample_weight=w).ece()
 
 
 _QUICK_ERROR = 4e-7
 """Quick confidences are right to this."""
 
 
-def _equal_mass_tally(z: np.ndarray, y: np.ndarray, bins: int, fold: bool) -> Bins:
+def _equal_mass_tally(z: np.ndarray, y: np.ndarray, bins: int, top_label: bool) -> Bins:
     """Bins of equal mass by quick scores, which are made exact where a bin may end: equal scores are not to be parted.
 
     Each row is in the bin in which exact scores alone would put it: none that is further from an end than the errors of
     two scores can change sides.
     """
-    c, a = scores_and_outcomes(z, y, fold=fold, quick=True)
+    c, a = scores_and_outcomes(z, y, top_label=top_label, quick=True)
     if not (n := len(c)):
         return Bins.from_scores(c, a, equal_width(1))
-    quick = z.dtype != np.float64 and not is_event(z, fold)
+    quick = z.dtype != np.float64 and not is_event(z, top_label)
     order = _order_single(c) if quick else np.argsort(c)
     c = c[order]
     if quick:
@@ -225,7 +241,7 @@ def sce(
     *,
     bins: int = BINS,
     closed: Closed = "right",
-    weights: Any = None,
+    sample_weight: Any = None,
     compat: Literal["nctoolkit"] | None = None,
 ) -> float:
     """Static (class-wise) calibration error (1/K) Σ_k Σ_b (n_bk/n) |freq_bk − conf_bk| of p_k against 1[y = k].
@@ -235,7 +251,7 @@ def sce(
     >>> round(sce([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.4469
     """
-    tally = Bins.of(logits, labels, bins=bins, closed=closed, classwise=True, weights=weights)
+    tally = Bins.of(logits, labels, bins=bins, closed=closed, classwise=True, sample_weight=sample_weight)
     if compat is None:
         return tally.ece()
     if compat != "nctoolkit":
@@ -249,7 +265,7 @@ def sce(
 
 
 def thresholded_sce(
-    logits: Any, labels: Any, *, threshold: float = 1e-3, bins: int = BINS, weights: Any = None
+    logits: Any, labels: Any, *, threshold: float = 1e-3, bins: int = BINS, sample_weight: Any = None
 ) -> float:
     """Class-wise calibration error of the probabilities above a threshold; the others contribute nothing.
 
@@ -263,13 +279,13 @@ def thresholded_sce(
     z, y = as_arrays(logits, labels)
     inner = cut_points(equal_width(bins), rounding=rounding_error(z))
     inner = np.unique(np.concatenate([inner[inner > threshold], [threshold]]))
-    w = as_weights(weights, len(z))
+    w = as_weights(sample_weight, len(z))
     tally = score_rows_and_classes(z, y, ClassCells(inner, weights=w))[1]
     gap = np.abs(tally.hits - tally.confidence)[:, 1:]  # bin 0 is what lies at or below the threshold
     return float(gap.sum(axis=1).mean() / (len(z) if w is None else w.sum())) if len(z) else float("nan")
 
 
-def uce(logits: Any, labels: Any, *, bins: int = BINS, weights: Any = None) -> float:
+def uce(logits: Any, labels: Any, *, bins: int = BINS, sample_weight: Any = None) -> float:
     """Uncertainty calibration error Σ_b (n_b/n) |err_b − u_b| over equal-width bins of u = H(p)/ln K.
 
     Zero is not attainable in general: of a calibrated network with p = 0.9, u is 0.469 and the error 0.1.
@@ -281,8 +297,8 @@ def uce(logits: Any, labels: Any, *, bins: int = BINS, weights: Any = None) -> f
     z, y = as_arrays(logits, labels)
     scored = score_rows(z, y)
     u = np.clip(scored.entropy / np.log(z.shape[1]), 0.0, 1.0)
-    w, unit = as_weights(weights, len(z)), rounding_error(z)
-    return Bins.from_scores(u, 1 - scored.correct, equal_width(bins), rounding=unit, weights=w).ece()
+    w, unit = as_weights(sample_weight, len(z)), rounding_error(z)
+    return Bins.from_scores(u, 1 - scored.correct, equal_width(bins), rounding=unit, sample_weight=w).ece()
 
 
 def piece(
@@ -293,8 +309,8 @@ def piece(
     reference: Any = None,
     bins: int | tuple[int, int] = (BINS, 10),
     neighbours: int = 10,
-    fold: bool = False,
-    weights: Any = None,
+    top_label: bool = False,
+    sample_weight: Any = None,
 ) -> float:
     """Proximity-informed ECE Σ (n_mh/n) |acc_mh − conf_mh| over cells of proximity (equal mass) and confidence.
 
@@ -314,23 +330,27 @@ def piece(
     if features is None:
         features = fill_absent(upcast_half(z), find_absent(z))
     near = as_vector(proximity(features, reference, neighbours=neighbours), "features", length=len(z))
-    w = as_weights(weights, len(z))
-    c, a = scores_and_outcomes(z, y, fold=fold)
+    w = as_weights(sample_weight, len(z))
+    c, a = scores_and_outcomes(z, y, top_label=top_label)
     columns, rows = bins if isinstance(bins, tuple) else (bins, 10)
     row = bin_index(near, equal_mass(near, rows, w))
     cell = row * columns + bin_index(c, equal_width(columns), rounding=rounding_error(z))
-    return Bins.from_indices(cell, c, a, equal_width(columns * rows), weights=w).ece()
+    return Bins.from_indices(cell, c, a, equal_width(columns * rows), sample_weight=w).ece()
 
 
-def _refuse_weights(weights: Any, compat: str) -> None:
-    if weights is not None:
-        raise InputError("weights", f'be None with compat="{compat}", which has none', type(weights).__name__)
+def _refuse_weights(sample_weight: Any, compat: str) -> None:
+    if sample_weight is not None:
+        raise InputError(
+            "sample_weight", f'be None with compat="{compat}", which has none', type(sample_weight).__name__
+        )
 
 
-def _top(logits: Any, labels: Any, bins: int, closed: Closed, compat: Print | None, fold: bool, weights: Any) -> Bins:
+def _top(
+    logits: Any, labels: Any, bins: int, closed: Closed, compat: Print | None, top_label: bool, sample_weight: Any
+) -> Bins:
     if compat is None:
-        return Bins.of(logits, labels, bins=bins, closed=closed, fold=fold, weights=weights)
-    _refuse_weights(weights, compat)
+        return Bins.of(logits, labels, bins=bins, closed=closed, top_label=top_label, sample_weight=sample_weight)
+    _refuse_weights(sample_weight, compat)
     z, y = as_arrays(logits, labels)
     size = len(equal_width(bins)) - 1
     probs = softmax(upcast_half(z), axis=1)

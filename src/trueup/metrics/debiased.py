@@ -19,8 +19,8 @@ def debiased_l2(
     bins: int = BINS,
     classwise: bool = False,
     pool: bool = False,
-    fold: bool = False,
-    weights: Any = None,
+    top_label: bool = False,
+    sample_weight: Any = None,
 ) -> float:
     """Root mean square calibration error less its sampling bias, over equal-mass bins.
 
@@ -36,12 +36,14 @@ def debiased_l2(
     z, y = as_arrays(logits, labels)
     if not len(z):
         return float("nan")
-    w = as_weights(weights, len(z))
-    squares = np.array([_debiased_square(p, hit, bins, w) for p, hit in _columns(z, y, classwise, fold)])
+    w = as_weights(sample_weight, len(z))
+    squares = np.array([_debiased_square(p, hit, bins, w) for p, hit in _columns(z, y, classwise, top_label)])
     return float(np.sqrt(max(squares.mean(), 0.0) if pool else np.maximum(squares, 0.0).mean()))
 
 
-def debiased_l1(logits: Any, labels: Any, *, bins: int = BINS, fold: bool = False, weights: Any = None) -> float:
+def debiased_l1(
+    logits: Any, labels: Any, *, bins: int = BINS, top_label: bool = False, sample_weight: Any = None
+) -> float:
     """ECE less its sampling bias, over equal-mass bins; it may be negative.
 
     Twice the plug-in value less what it would be on average if acc_b were drawn again from
@@ -54,8 +56,8 @@ def debiased_l1(logits: Any, labels: Any, *, bins: int = BINS, fold: bool = Fals
     0.4448
     """
     z, y = as_arrays(logits, labels)
-    w = as_weights(weights, len(z))
-    c, a = scores_and_outcomes(z, y, fold=fold)
+    w = as_weights(sample_weight, len(z))
+    c, a = scores_and_outcomes(z, y, top_label=top_label)
     tally, rows = _equal_mass_bins(c, a, bins, w)
     full = tally.count > 0
     n, acc, gap = tally.count[full], tally.accuracy[full], tally.gap[full]
@@ -63,7 +65,9 @@ def debiased_l1(logits: Any, labels: Any, *, bins: int = BINS, fold: bool = Fals
     return float((n * (2 * np.abs(gap) - again)).sum() / n.sum()) if n.size else float("nan")
 
 
-def ece_sweep(logits: Any, labels: Any, *, norm: Literal[1, 2] = 1, fold: bool = False, weights: Any = None) -> float:
+def ece_sweep(
+    logits: Any, labels: Any, *, norm: Literal[1, 2] = 1, top_label: bool = False, sample_weight: Any = None
+) -> float:
     """ECE with as many equal-mass bins as keep their accuracies in rising order.
 
     b grows from 2 while no bin's accuracy is below its predecessor's; the last such b is used. `norm=2` gives the root
@@ -77,8 +81,8 @@ def ece_sweep(logits: Any, labels: Any, *, norm: Literal[1, 2] = 1, fold: bool =
     if norm not in (1, 2):
         raise ValueError(f"norm must be 1 or 2, got {norm!r}")
     z, y = as_arrays(logits, labels)
-    w = as_weights(weights, len(z))
-    c, a = scores_and_outcomes(z, y, fold=fold)
+    w = as_weights(sample_weight, len(z))
+    c, a = scores_and_outcomes(z, y, top_label=top_label)
     if not len(c):
         return float("nan")
     count, hits, claimed = _sum_runs(c, a, w)
@@ -102,35 +106,39 @@ def ece_sweep(logits: Any, labels: Any, *, norm: Literal[1, 2] = 1, fold: bool =
     return float((size / total * np.abs((right - confidence) / size) ** norm).sum() ** (1 / norm))
 
 
-def _columns(z: np.ndarray, y: np.ndarray, classwise: bool, fold: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _columns(z: np.ndarray, y: np.ndarray, classwise: bool, top_label: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     if not classwise:
-        yield scores_and_outcomes(z, y, fold=fold)
+        yield scores_and_outcomes(z, y, top_label=top_label)
         return
     label = y
     for first, probs in class_probs(z):
         yield from ((p, (label == k) * 1.0) for k, p in enumerate(probs, first))
 
 
-def _equal_mass_bins(p: np.ndarray, hit: np.ndarray, bins: int, weights: np.ndarray | None) -> tuple[Bins, np.ndarray]:
+def _equal_mass_bins(
+    p: np.ndarray, hit: np.ndarray, bins: int, sample_weight: np.ndarray | None
+) -> tuple[Bins, np.ndarray]:
     """Equal-mass bins, and how many rows of equal weight each is worth."""
-    edges = equal_mass(p, bins, weights)
-    tally = Bins.from_scores(p, hit, edges, weights=weights)
-    if weights is None:
+    edges = equal_mass(p, bins, sample_weight)
+    tally = Bins.from_scores(p, hit, edges, sample_weight=sample_weight)
+    if sample_weight is None:
         return tally, tally.count
-    squared = np.bincount(bin_index(p, edges), weights**2, minlength=len(tally.count))
+    squared = np.bincount(bin_index(p, edges), sample_weight**2, minlength=len(tally.count))
     return tally, tally.count**2 / np.where(squared > 0, squared, 1.0)
 
 
-def _debiased_square(p: np.ndarray, hit: np.ndarray, bins: int, weights: np.ndarray | None) -> float:
-    tally, rows = _equal_mass_bins(p, hit, bins, weights)
-    some = rows > (1.0 if weights is None else 1 + 1e-9)
+def _debiased_square(p: np.ndarray, hit: np.ndarray, bins: int, sample_weight: np.ndarray | None) -> float:
+    tally, rows = _equal_mass_bins(p, hit, bins, sample_weight)
+    some = rows > (1.0 if sample_weight is None else 1 + 1e-9)
     n, acc, gap = tally.count[some], tally.accuracy[some], tally.gap[some]
     return float((n * (gap**2 - acc * (1 - acc) / (rows[some] - 1))).sum() / tally.n)
 
 
-def _sum_runs(c: np.ndarray, a: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _sum_runs(
+    c: np.ndarray, a: np.ndarray, sample_weight: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Weight, hits and confidence summed over the rows of each distinct confidence, ascending."""
-    w = np.ones(len(c)) if weights is None else weights
+    w = np.ones(len(c)) if sample_weight is None else sample_weight
     c, a, w = c[w > 0], a[w > 0], w[w > 0]  # a row without weight is not there
     order = np.argsort(c, kind="stable")
     run = np.concatenate([[0], np.cumsum(tie_ends(c[order]))[:-1]])

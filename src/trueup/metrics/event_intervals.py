@@ -165,13 +165,13 @@ class ClusteredPoints(NamedTuple):
 
     @classmethod
     def of(
-        cls, cells: Points, place: np.ndarray, outcome: np.ndarray, block: np.ndarray, weights: np.ndarray
+        cls, cells: Points, place: np.ndarray, outcome: np.ndarray, block: np.ndarray, sample_weight: np.ndarray
     ) -> ClusteredPoints:
         """Count rows by block, outcome and cell."""
         size = len(cells.score)
         blocks = int(block.max()) + 1
         index = (block * 2 + outcome.astype(np.int64)) * size + place
-        rows = np.bincount(index, weights, blocks * 2 * size).reshape(blocks, 2, size)
+        rows = np.bincount(index, sample_weight, blocks * 2 * size).reshape(blocks, 2, size)
         return cls(cells, rows[rows.sum(axis=(1, 2)) > 0])
 
     @property

@@ -1,8 +1,8 @@
 """An event's probability held against what happened, as risk scores and forecasts are validated.
 
-Of two classes the event is class 1; of more, or with `fold`, it is that the prediction is right. A class of several
-becomes an event by `convert.as_event`. Everything is computed from the distinct scores and the rows that have them
-(`Points`): exactly from rows, and from a tally's fine grid to within the width of its cells.
+Of two classes the event is class 1; of more, or with `top_label`, it is that the prediction is right. A class of
+several becomes an event by `convert.as_event`. Everything is computed from the distinct scores and the rows that have
+them (`Points`): exactly from rows, and from a tally's fine grid to within the width of its cells.
 """
 
 from __future__ import annotations
@@ -33,20 +33,23 @@ class Points:
         """(2, points): how many rows (or their weight), and Σw²; where it did not happen, and where it did."""
 
     @classmethod
-    def of(cls, logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> Points:
+    def of(cls, logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> Points:
         """The points of a pair."""
         z, y = as_arrays(logits, labels)
-        score, outcome = scores_and_outcomes(z, y, fold=fold)
-        odds = event_log_odds(z) if is_event(z, fold) else None
-        return cls.from_rows(score, outcome, odds, as_weights(weights, len(z)))
+        score, outcome = scores_and_outcomes(z, y, top_label=top_label)
+        odds = event_log_odds(z) if is_event(z, top_label) else None
+        return cls.from_rows(score, outcome, odds, as_weights(sample_weight, len(z)))
 
     @classmethod
     def from_rows(
-        cls, score: np.ndarray, outcome: np.ndarray, odds: np.ndarray | None, weights: np.ndarray | None
+        cls, score: np.ndarray, outcome: np.ndarray, odds: np.ndarray | None, sample_weight: np.ndarray | None
     ) -> Points:
         """The points of trusted arrays; log-odds that are known better than the scores may be given."""
-        x, w = log_odds(score) if odds is None else odds, np.ones(len(score)) if weights is None else weights
-        if weights is not None:
+        x, w = (
+            log_odds(score) if odds is None else odds,
+            np.ones(len(score)) if sample_weight is None else sample_weight,
+        )
+        if sample_weight is not None:
             some = w > 0  # a row without weight is not there
             score, outcome, x, w = score[some], outcome[some], x[some], w[some]
         order = np.argsort(x, kind="stable")
@@ -57,14 +60,16 @@ class Points:
 
     @classmethod
     def from_cells(
-        cls, index: np.ndarray, score: np.ndarray, odds: np.ndarray, outcome: np.ndarray, weights: np.ndarray
+        cls, index: np.ndarray, score: np.ndarray, odds: np.ndarray, outcome: np.ndarray, sample_weight: np.ndarray
     ) -> Points:
         """Gather rows whose place is known, each place at its mean score."""
         size = int(index.max()) + 1 if len(index) else 0
         place = index + size * outcome.astype(np.int64)
-        rows, squared = (np.bincount(place, w, minlength=2 * size).reshape(2, -1) for w in (weights, weights**2))
+        rows, squared = (
+            np.bincount(place, w, minlength=2 * size).reshape(2, -1) for w in (sample_weight, sample_weight**2)
+        )
         count = rows.sum(axis=0)
-        mean_score, mean_odds = (np.bincount(index, weights * x, minlength=size) / count for x in (score, odds))
+        mean_score, mean_odds = (np.bincount(index, sample_weight * x, minlength=size) / count for x in (score, odds))
         return cls(mean_score, mean_odds, rows, squared)
 
     @classmethod
@@ -127,11 +132,11 @@ class Points:
         return float(self.rows[0] @ p**2 + self.rows[1] @ (1 - p) ** 2) / self.total if self.total else math.nan
 
 
-def fit_isotonic(rates: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def fit_isotonic(rates: np.ndarray, sample_weight: np.ndarray) -> np.ndarray:
     """The rising values nearest to rates in weighted squares, by pooling adjacent violators."""
     from scipy.optimize import isotonic_regression  # slow to import, and most tables need none
 
-    fitted: np.ndarray = isotonic_regression(rates, weights=weights).x if len(rates) else np.zeros(0)
+    fitted: np.ndarray = isotonic_regression(rates, weights=sample_weight).x if len(rates) else np.zeros(0)
     return fitted
 
 
@@ -142,35 +147,37 @@ def log_odds(score: np.ndarray) -> np.ndarray:
     return odds
 
 
-def predicted(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+def predicted(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
     """The mean predicted probability.
 
     >>> round(predicted(np.log([[0.9, 0.1], [0.7, 0.3]]), [0, 1]), 4)
     0.2
     """
-    points = Points.of(logits, labels, fold=fold, weights=weights)
+    points = Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight)
     return points.mean(points.score)
 
 
-def observed(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+def observed(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
     """How often it happens.
 
     >>> observed(np.log([[0.9, 0.1], [0.7, 0.3]]), [0, 1])
     0.5
     """
-    return _observed(Points.of(logits, labels, fold=fold, weights=weights))
+    return _observed(Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight))
 
 
-def observed_expected(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+def observed_expected(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
     """The ratio O:E of how often it happens and how often it is predicted, Σy/Σp; below 1 it is predicted too often.
 
     >>> round(observed_expected(np.log([[0.9, 0.1], [0.7, 0.3]]), [0, 1]), 4)
     2.5
     """
-    return EVENT_METRICS["observed_expected"](Points.of(logits, labels, fold=fold, weights=weights))
+    return EVENT_METRICS["observed_expected"](
+        Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight)
+    )
 
 
-def event_brier(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+def event_brier(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
     """The Brier score of the event, Σ(p − y)²/n, between 0 and 1: half of the sum over two classes.
 
     >>> round(event_brier(np.log([[0.9, 0.1], [0.7, 0.3]]), [0, 1]), 4)
@@ -178,7 +185,7 @@ def event_brier(logits: Any, labels: Any, *, fold: bool = False, weights: Any = 
 
     Brier (1950).
     """
-    return EVENT_METRICS["event_brier"](Points.of(logits, labels, fold=fold, weights=weights))
+    return EVENT_METRICS["event_brier"](Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight))
 
 
 class Corp(NamedTuple):
@@ -193,7 +200,7 @@ class Corp(NamedTuple):
     """S(ȳ) = ȳ(1 − ȳ)."""
 
 
-def corp(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> Corp:
+def corp(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> Corp:
     """Split the event's Brier score by isotonic regression: no bins to choose, and the parts are never negative.
 
     p̂ is the isotonic regression of what happened on what was predicted, by pooling adjacent violators.
@@ -204,7 +211,7 @@ def corp(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -
 
     Dimitriadis, Gneiting & Jordan (2021), Stable reliability diagrams for probabilistic classifiers.
     """
-    return corp_of(Points.of(logits, labels, fold=fold, weights=weights))
+    return corp_of(Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight))
 
 
 def corp_of(points: Points) -> Corp:
@@ -215,7 +222,7 @@ def corp_of(points: Points) -> Corp:
     return Corp(score, score - best, unknown - best, unknown)
 
 
-def miscalibration(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+def miscalibration(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
     """The part of the event's Brier score that the best rising map of the predictions would gain (MCB); see `corp`.
 
     >>> round(miscalibration(np.log([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]]), [0, 1, 1]), 4)
@@ -223,10 +230,10 @@ def miscalibration(logits: Any, labels: Any, *, fold: bool = False, weights: Any
 
     Dimitriadis, Gneiting & Jordan (2021).
     """
-    return EVENT_METRICS["miscalibration"](Points.of(logits, labels, fold=fold, weights=weights))
+    return EVENT_METRICS["miscalibration"](Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight))
 
 
-def discrimination(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+def discrimination(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
     """What the predictions, recalibrated, gain over the mean in the event's Brier score (DSC); see `corp`.
 
     >>> round(discrimination(np.log([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]]), [0, 1, 1]), 4)
@@ -234,10 +241,10 @@ def discrimination(logits: Any, labels: Any, *, fold: bool = False, weights: Any
 
     Dimitriadis, Gneiting & Jordan (2021).
     """
-    return EVENT_METRICS["discrimination"](Points.of(logits, labels, fold=fold, weights=weights))
+    return EVENT_METRICS["discrimination"](Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight))
 
 
-def uncertainty(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+def uncertainty(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
     """The event's own variance ȳ(1 − ȳ), the Brier score of always predicting its mean (UNC); see `corp`.
 
     >>> round(uncertainty(np.log([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]]), [0, 1, 1]), 4)
@@ -245,10 +252,10 @@ def uncertainty(logits: Any, labels: Any, *, fold: bool = False, weights: Any = 
 
     Dimitriadis, Gneiting & Jordan (2021).
     """
-    return EVENT_METRICS["uncertainty"](Points.of(logits, labels, fold=fold, weights=weights))
+    return EVENT_METRICS["uncertainty"](Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight))
 
 
-def event_auroc(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+def event_auroc(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
     """The chance that the score is higher where it happens than where it does not; NaN unless there are both.
 
     (`auroc` is about telling right from wrong predictions.)
@@ -258,10 +265,10 @@ def event_auroc(logits: Any, labels: Any, *, fold: bool = False, weights: Any = 
 
     Mann and Whitney (1947); Hanley and McNeil (1982).
     """
-    return EVENT_METRICS["event_auroc"](Points.of(logits, labels, fold=fold, weights=weights))
+    return EVENT_METRICS["event_auroc"](Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight))
 
 
-def calibration_slope(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+def calibration_slope(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
     """The slope of the logistic regression of what happened on the log-odds of what was predicted: 1 if calibrated.
 
     Below 1 the predictions are too extreme, above 1 not extreme enough. NaN where the regression has no maximum.
@@ -272,10 +279,12 @@ def calibration_slope(logits: Any, labels: Any, *, fold: bool = False, weights: 
 
     Cox (1958), Two further applications of a model for binary regression; Steyerberg (2009).
     """
-    return EVENT_METRICS["calibration_slope"](Points.of(logits, labels, fold=fold, weights=weights))
+    return EVENT_METRICS["calibration_slope"](
+        Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight)
+    )
 
 
-def calibration_intercept(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+def calibration_intercept(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
     """The intercept of the logistic regression of `calibration_slope`: 0 if calibrated.
 
     >>> z = np.log([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6], [0.2, 0.8]])
@@ -284,10 +293,12 @@ def calibration_intercept(logits: Any, labels: Any, *, fold: bool = False, weigh
 
     Cox (1958); Steyerberg (2009), Clinical prediction models.
     """
-    return EVENT_METRICS["calibration_intercept"](Points.of(logits, labels, fold=fold, weights=weights))
+    return EVENT_METRICS["calibration_intercept"](
+        Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight)
+    )
 
 
-def calibration_in_the_large(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+def calibration_in_the_large(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
     """The shift of all log-odds after which it happens as often as predicted: below 0 it is predicted too often.
 
     The intercept a of the logistic regression with slope 1, Σ σ(logit p + a) = Σ y; NaN where it never or always
@@ -299,10 +310,12 @@ def calibration_in_the_large(logits: Any, labels: Any, *, fold: bool = False, we
 
     Cox (1958); Steyerberg (2009), Clinical prediction models.
     """
-    return EVENT_METRICS["calibration_in_the_large"](Points.of(logits, labels, fold=fold, weights=weights))
+    return EVENT_METRICS["calibration_in_the_large"](
+        Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight)
+    )
 
 
-def ici(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+def ici(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
     """The integrated calibration index: the mean |p − p̂|, p̂ the isotonic regression of what happened on p.
 
     Isotonic regression follows noise, so that few rows make it too large; its interval in `evaluate` allows for that.
@@ -312,10 +325,10 @@ def ici(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) ->
 
     Austin & Steyerberg (2019), who smooth by loess.
     """
-    return EVENT_METRICS["ici"](Points.of(logits, labels, fold=fold, weights=weights))
+    return EVENT_METRICS["ici"](Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight))
 
 
-def e50(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+def e50(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
     """The median of |p − p̂|, whose mean is `ici`.
 
     >>> round(e50(np.log([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]]), [0, 1, 1]), 4)
@@ -323,10 +336,10 @@ def e50(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) ->
 
     Austin & Steyerberg (2019).
     """
-    return EVENT_METRICS["e50"](Points.of(logits, labels, fold=fold, weights=weights))
+    return EVENT_METRICS["e50"](Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight))
 
 
-def e90(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+def e90(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
     """The 90th percentile of |p − p̂|, whose mean is `ici`.
 
     >>> round(e90(np.log([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]]), [0, 1, 1]), 4)
@@ -334,10 +347,10 @@ def e90(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) ->
 
     Austin & Steyerberg (2019).
     """
-    return EVENT_METRICS["e90"](Points.of(logits, labels, fold=fold, weights=weights))
+    return EVENT_METRICS["e90"](Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight))
 
 
-def kuiper(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+def kuiper(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
     """Kuiper's calibration error (ECCE-R): the most by which what happens differs from what is predicted over any
     range of scores.
 
@@ -349,7 +362,7 @@ def kuiper(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None)
 
     Arrieta-Ibarra, Gujral, Tannen, Tygert & Xu (2022), Metrics of calibration for probabilistic predictions.
     """
-    return kuiper_of(Points.of(logits, labels, fold=fold, weights=weights))
+    return kuiper_of(Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight))
 
 
 class Recalibration(NamedTuple):

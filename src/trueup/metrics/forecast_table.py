@@ -176,7 +176,7 @@ def evaluate_forecasts(
     quantiles: Any = None,
     levels: Any = None,
     coverage: Sequence[float] | None = None,
-    weights: Any = None,
+    sample_weight: Any = None,
     clusters: Any = None,
     **resampling: Unpack[ResamplingOptions],
 ) -> ForecastScores:
@@ -184,7 +184,7 @@ def evaluate_forecasts(
 
     Gaussian forecasts are `evaluate_forecasts(mean, std, targets)`, three vectors (n,). Quantiles (n, m) with their m
     levels are `evaluate_forecasts(quantiles, levels, targets)`, or by keyword. `coverage` are the levels of the central
-    intervals in the table; those of quantiles must be there as a pair of levels. `weights` has one number a row;
+    intervals in the table; those of quantiles must be there as a pair of levels. `sample_weight` has one number a row;
     intervals and tests then count (Σw)²/Σw² rows. `clusters`, one value a row or a mapping {"patient": values}, say
     which rows are correlated; intervals and tests are then by cluster.
 
@@ -228,7 +228,7 @@ def evaluate_forecasts(
         names = [name for name, x in (("mean", mean), ("std", std), ("targets", targets)) if x is None]
         raise InputError(" and ".join(names), "be given", "none")
     forecast = {"forecast": (mean, std, targets)}
-    return compare_forecasts(forecast, coverage=coverage, weights=weights, clusters=clusters, **resampling)
+    return compare_forecasts(forecast, coverage=coverage, sample_weight=sample_weight, clusters=clusters, **resampling)
 
 
 def compare_forecasts(
@@ -236,7 +236,7 @@ def compare_forecasts(
     /,
     *,
     coverage: Sequence[float] | None = None,
-    weights: Any = None,
+    sample_weight: Any = None,
     clusters: Any = None,
     level: float = 0.95,
     n_resamples: int = 1000,
@@ -266,7 +266,7 @@ def compare_forecasts(
     first_name, first = next(iter(checked.items()))
     for name, other in checked.items():
         _check_same_targets(first_name, first.targets, name, other.targets)
-    w = as_weights(weights, len(first.targets))
+    w = as_weights(sample_weight, len(first.targets))
     together = weighted_clusters(clusters, w, len(first.targets), at_least=2)
     if w is not None and (w == 0).any():
         kept = w > 0
@@ -342,7 +342,7 @@ def _check_same_targets(first: str, expected: np.ndarray, name: str, targets: np
 
 def _test(scored: ScoredForecast, resampling: Resampling) -> ForecastTest:
     """Draw PITs as calibrated forecasts would have them: how large is the mean error at the same levels?"""
-    shares, w, n_resamples = scored.shares["pit_error"], scored.groups.weights, resampling.n_resamples
+    shares, w, n_resamples = scored.shares["pit_error"], scored.groups.sample_weight, resampling.n_resamples
     n = effective_rows(w, len(scored.pit))
     inner = shares.levels[(shares.levels > 0) & (shares.levels < 1)]
     chances = np.diff(np.concatenate([[0.0], inner, [1.0]]))

@@ -57,7 +57,7 @@ def pit(mean: Any, std: Any, targets: Any) -> np.ndarray:
     return values
 
 
-def central_coverage(mean: Any, std: Any, targets: Any, *, weights: Any = None) -> tuple[np.ndarray, np.ndarray]:
+def central_coverage(mean: Any, std: Any, targets: Any, *, sample_weight: Any = None) -> tuple[np.ndarray, np.ndarray]:
     """The levels of central intervals, and the share of targets in each; of quantiles those that are pairs of levels.
 
     >>> levels, share = central_coverage(np.zeros(2), np.ones(2), [0.5, 3.0])
@@ -65,7 +65,7 @@ def central_coverage(mean: Any, std: Any, targets: Any, *, weights: Any = None) 
     (array([0.05, 0.5 , 0.95]), array([0. , 0.5, 0.5]))
     """
     forecast = check_forecast(mean, std, targets)
-    w, y = as_weights(weights, len(forecast.targets)), forecast.targets
+    w, y = as_weights(sample_weight, len(forecast.targets)), forecast.targets
     if isinstance(forecast, GaussianForecast):
         levels = np.arange(1, 20) / 20
         error = np.abs(y - forecast.mean)
@@ -145,21 +145,21 @@ class RowGroups:
 
     index: np.ndarray
     count: int
-    weights: np.ndarray | None
+    sample_weight: np.ndarray | None
     rows: np.ndarray
     """The weight of each group."""
     clustered: bool = False
 
     @classmethod
-    def of(cls, n: int, weights: np.ndarray | None, seed: int, clusters: Clusters | None = None) -> RowGroups:
+    def of(cls, n: int, sample_weight: np.ndarray | None, seed: int, clusters: Clusters | None = None) -> RowGroups:
         """The groups of n rows."""
         if clusters is not None:
             index = clusters.block
         else:
             index = np.arange(n) if n <= _GROUPS else np.random.default_rng(seed).permutation(n) % _GROUPS
         count = int(index.max()) + 1
-        rows = np.bincount(index, weights, minlength=count).astype(np.float64)
-        return cls(index, count, weights, rows, clusters is not None)
+        rows = np.bincount(index, sample_weight, minlength=count).astype(np.float64)
+        return cls(index, count, sample_weight, rows, clusters is not None)
 
     def of_block(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """Σ w·value and Σ w of each cluster; None where rows are independent."""
@@ -167,12 +167,12 @@ class RowGroups:
 
     def sums(self, values: np.ndarray) -> np.ndarray:
         """Σ w·value of each group."""
-        weighted = values if self.weights is None else self.weights * values
+        weighted = values if self.sample_weight is None else self.sample_weight * values
         return np.bincount(self.index, weighted, minlength=self.count)
 
     def cell_sums(self, cell: np.ndarray, cells: int) -> np.ndarray:
         """Σ w of each group in each cell, (groups, cells)."""
-        flat = np.bincount(self.index * cells + cell, self.weights, minlength=self.count * cells)
+        flat = np.bincount(self.index * cells + cell, self.sample_weight, minlength=self.count * cells)
         return flat.reshape(self.count, cells).astype(np.float64)
 
 
@@ -231,7 +231,7 @@ class ScoredForecast:
 
     def interval(self, metric: str, tail: float) -> tuple[float, float, float]:
         """A metric's value and the ends of its interval."""
-        w = self.groups.weights
+        w = self.groups.sample_weight
         if metric in self.shares:
             bins = self.shares[metric].bins
             value = bins.observed("ece")
@@ -249,7 +249,7 @@ class ScoredForecast:
 
 def difference(first: ScoredForecast, second: ScoredForecast, metric: str, tail: float) -> tuple[float, float, float]:
     """How much a metric differs between two forecasts of the same rows, and the ends of the paired interval."""
-    w = first.groups.weights
+    w = first.groups.sample_weight
     value = second.interval(metric, tail)[0] - first.interval(metric, tail)[0]
     if metric in first.shares:
         if len(first.pit) < 2:

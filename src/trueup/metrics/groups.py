@@ -170,7 +170,7 @@ class GroupTally:
     """By column and group: `_FIELDS` in cells of the score's log-odds, (fields, cells)."""
 
     @classmethod
-    def of(cls, scores: Any, outcomes: Any, groups: Any, *, weights: Any = None) -> GroupTally:
+    def of(cls, scores: Any, outcomes: Any, groups: Any, *, sample_weight: Any = None) -> GroupTally:
         """Tally scores (n,) in [0, 1] and outcomes (n,), 0 or 1, by groups: one value a row, or columns of them."""
         p = as_vector(scores, "scores")
         y = as_vector(outcomes, "outcomes", length=len(p))
@@ -178,7 +178,7 @@ class GroupTally:
             raise InputError("scores", "lie in [0, 1]", f"{p.min():.6g}..{p.max():.6g}")
         if not np.isin(y, (0.0, 1.0)).all():
             raise InputError("outcomes", "be 0 or 1", f"{y[~np.isin(y, (0.0, 1.0))][0]:g}")
-        w = as_weights(weights, len(p))
+        w = as_weights(sample_weight, len(p))
         w = np.ones(len(p)) if w is None else w
         with np.errstate(divide="ignore"):
             cell = np.clip((logit(p) + _FAR) / _STEP, 0, _CELLS - 1).astype(np.int64)
@@ -265,7 +265,7 @@ def evaluate_groups(
     outcomes: Any,
     groups: Any,
     *,
-    weights: Any = None,
+    sample_weight: Any = None,
     clusters: Any = None,
     level: float = 0.95,
     seed: int = 0,
@@ -280,14 +280,14 @@ def evaluate_groups(
     >>> table["a"].observed, table["b"].predicted, table.worst
     (0.0, 0.6, None)
     """
-    tally = GroupTally.of(scores, outcomes, groups, weights=weights)
+    tally = GroupTally.of(scores, outcomes, groups, sample_weight=sample_weight)
     if clusters is not None:
-        tally = _by_cluster(tally, scores, outcomes, groups, weights, clusters, level)
+        tally = _by_cluster(tally, scores, outcomes, groups, sample_weight, clusters, level)
     return tally.table(level=level, seed=seed)
 
 
 def _by_cluster(
-    tally: GroupTally, scores: Any, outcomes: Any, groups: Any, weights: Any, clusters: Any, level: float
+    tally: GroupTally, scores: Any, outcomes: Any, groups: Any, sample_weight: Any, clusters: Any, level: float
 ) -> GroupTally:
     """The tally with Σw² of each group multiplied by its design effect: how much clusters widen what it shows.
 
@@ -295,7 +295,7 @@ def _by_cluster(
     clusters know their own variance badly. At most all rows of a cluster are as one.
     """
     p, y = as_vector(scores, "scores"), as_vector(outcomes, "outcomes")
-    w = as_weights(weights, len(p))
+    w = as_weights(sample_weight, len(p))
     w = np.ones(len(p)) if w is None else w
     of_row = as_clusters(clusters, len(p))
     assert of_row is not None

@@ -72,13 +72,13 @@ def consistency(
     *,
     metric: str = "ece",
     bins: int = BINS,
-    fold: bool = False,
-    weights: Any = None,
+    top_label: bool = False,
+    sample_weight: Any = None,
     clusters: Any = None,
     **resampling: Unpack[ResamplingOptions],
 ) -> Consistency:
     """Test calibration by drawing outcomes from the probabilities themselves: of class 1 where there are two classes,
-    of the predicted class where there are more, or with `fold`.
+    of the predicted class where there are more, or with `top_label`.
 
     p = (1 + #{S_r ≥ S}) / (R + 1), S_r the metric when each row comes true with its own probability.
     With `clusters`, one value a row, S_r turns over what whole clusters show, outcome − score in the bins, by random
@@ -91,7 +91,7 @@ def consistency(
     >>> consistency(z, y).p_value > 0.01 > consistency(3 * z, y).p_value
     True
     """
-    tally = _tally(logits, labels, bins=bins, fold=fold, weights=weights, clusters=clusters)
+    tally = _tally(logits, labels, bins=bins, top_label=top_label, sample_weight=sample_weight, clusters=clusters)
     return consistency_of_tally(tally, Resampling(**resampling), metric=metric)
 
 
@@ -168,7 +168,7 @@ def _cluster_z(sums: np.ndarray, weight: np.ndarray) -> float:
 
 
 def spiegelhalter(
-    logits: Any, labels: Any, *, fold: bool = False, weights: Any = None, clusters: Any = None
+    logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None, clusters: Any = None
 ) -> Spiegelhalter:
     """Spiegelhalter's z = Σ(a − c)(1 − 2c) / √Σ(1 − 2c)² c(1 − c), standard normal under calibration; two-sided p.
 
@@ -182,7 +182,9 @@ def spiegelhalter(
     >>> round(spiegelhalter([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]).z, 4)
     1.7302
     """
-    return spiegelhalter_of_tally(_tally(logits, labels, fold=fold, weights=weights, clusters=clusters))
+    return spiegelhalter_of_tally(
+        _tally(logits, labels, top_label=top_label, sample_weight=sample_weight, clusters=clusters)
+    )
 
 
 def spiegelhalter_of_tally(tally: Tally) -> Spiegelhalter:
@@ -396,8 +398,8 @@ def kuiper_test(
     logits: Any,
     labels: Any,
     *,
-    fold: bool = False,
-    weights: Any = None,
+    top_label: bool = False,
+    sample_weight: Any = None,
     clusters: Any = None,
     n_resamples: int = 1000,
     seed: int = 0,
@@ -416,25 +418,27 @@ def kuiper_test(
 
     Feller (1951), The asymptotic distribution of the range of sums; Arrieta-Ibarra et al. (2022).
     """
-    points = Points.of(logits, labels, fold=fold, weights=weights)
+    points = Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight)
     variance = float(points.squared.sum(axis=0) @ (points.score * (1 - points.score)))
     gap = kuiper_of(points) * points.total if points.total else 0.0
     if variance <= 0 and gap <= _ROUNDING * points.total:
         return EventTest(math.nan, math.nan)
     statistic = gap / math.sqrt(variance) if variance > 0 else math.inf  # what was certain did not happen
     if clusters is not None:
-        return EventTest(statistic, _clustered_range_tail(logits, labels, fold, weights, clusters, n_resamples, seed))
+        return EventTest(
+            statistic, _clustered_range_tail(logits, labels, top_label, sample_weight, clusters, n_resamples, seed)
+        )
     return EventTest(statistic, brownian_range_tail(statistic))
 
 
 def _clustered_range_tail(
-    logits: Any, labels: Any, fold: bool, weights: Any, clusters: Any, n_resamples: int, seed: int
+    logits: Any, labels: Any, top_label: bool, sample_weight: Any, clusters: Any, n_resamples: int, seed: int
 ) -> float:
     """How often the range is as large when the gaps of whole clusters are turned over at random."""
     z, y = as_arrays(logits, labels)
-    score, outcome = scores_and_outcomes(z, y, fold=fold)
+    score, outcome = scores_and_outcomes(z, y, top_label=top_label)
     together = as_clusters(clusters, len(z), at_least=2)
-    w = as_weights(weights, len(z))
+    w = as_weights(sample_weight, len(z))
     assert together is not None
     gap = outcome - score if w is None else w * (outcome - score)
     place = np.unique(score, return_inverse=True)[1]
@@ -468,7 +472,7 @@ def brownian_range_tail(r: float) -> float:
 
 
 def hosmer_lemeshow(
-    logits: Any, labels: Any, *, groups: int = 10, fold: bool = False, weights: Any = None
+    logits: Any, labels: Any, *, groups: int = 10, top_label: bool = False, sample_weight: Any = None
 ) -> EventTest:
     """Hosmer and Lemeshow's test, which is weak and arbitrary: here for those who are asked for it.
 
@@ -486,7 +490,7 @@ def hosmer_lemeshow(
     """
     if isinstance(groups, bool) or not isinstance(groups, (int, np.integer)) or groups < 2:
         raise InputError("groups", "be a whole number of at least 2", repr(groups))
-    points = Points.of(logits, labels, fold=fold, weights=weights)
+    points = Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight)
     if not points.total:
         return EventTest(math.nan, math.nan)
     chunk = equal_mass_chunks(np.cumsum(points.count) - points.count, points.total, int(groups))

@@ -67,7 +67,7 @@ class Scored(NamedTuple):
     rows: RowScores
     tally: Tally
     rounding: float
-    weights: np.ndarray | None
+    sample_weight: np.ndarray | None
     odds: np.ndarray | None
     """The log-odds of an event, which are known better than its probability."""
     clusters: Clusters | None = None
@@ -80,14 +80,14 @@ class Scored(NamedTuple):
         labels: Any,
         *,
         bins: int = BINS,
-        fold: bool = False,
-        weights: Any = None,
+        top_label: bool = False,
+        sample_weight: Any = None,
         clusters: Any = None,
         beside: Scored | None = None,
     ) -> Scored:
         """Pass over a pair; rows fall into the same groups as those of another method, if it is to stand beside one."""
         z, y = as_arrays(logits, labels)
-        w = as_weights(weights, len(z))
+        w = as_weights(sample_weight, len(z))
         together = as_clusters(clusters, len(z)) if beside is None else beside.clusters
         if together is not None and beside is None:
             counted = together if w is None else together.take(w > 0)
@@ -102,9 +102,9 @@ class Scored(NamedTuple):
             group = together.code % cells.groups
         else:
             group = random_groups(z, y, cells.groups) if beside is None else beside.rows.group
-        odds = event_log_odds(z) if is_event(z, fold) else None
-        rows, classes = score_rows_and_classes(z, y, replace(cells, group=group, weights=w), fold=fold)
-        tally = Tally.from_rows(rows, classes, bins, unit, fold=fold, weights=w)
+        odds = event_log_odds(z) if is_event(z, top_label) else None
+        rows, classes = score_rows_and_classes(z, y, replace(cells, group=group, weights=w), top_label=top_label)
+        tally = Tally.from_rows(rows, classes, bins, unit, top_label=top_label, sample_weight=w)
         if together is not None:
             sums = ClusterSums.of(rows, together.block, int(together.block.max(initial=0)) + 1, bins, unit, w)
             tally = replace(tally, clusters=sums)
@@ -113,7 +113,7 @@ class Scored(NamedTuple):
     @property
     def points(self) -> Points:
         """Its distinct scores."""
-        return Points.from_rows(self.rows.score, self.rows.outcome, self.odds, self.weights)
+        return Points.from_rows(self.rows.score, self.rows.outcome, self.odds, self.sample_weight)
 
     def values(self, metrics: Iterable[str]) -> dict[str, float]:
         """Numbers of the table; unlike the tally's, the adaptive error and those of an event are exact."""
@@ -129,20 +129,22 @@ class Scored(NamedTuple):
         if metric != "aece":
             return self.tally.value(metric)
         index, edges = self.bin_of_row(adaptive=True)
-        return Bins.from_indices(index, self.rows.score, self.rows.outcome, edges, weights=self.weights).ece()
+        return Bins.from_indices(
+            index, self.rows.score, self.rows.outcome, edges, sample_weight=self.sample_weight
+        ).ece()
 
     def adaptive_noise(self, resampling: Resampling) -> BootstrapBins:
         """The bins of equal mass, and how clusters make their gaps vary."""
         assert self.clusters is not None
         index, edges = self.bin_of_row(adaptive=True)
-        found = Bins.from_indices(index, self.rows.score, self.rows.outcome, edges, weights=self.weights)
+        found = Bins.from_indices(index, self.rows.score, self.rows.outcome, edges, sample_weight=self.sample_weight)
         gap = self.rows.outcome - self.rows.score
-        gap = gap if self.weights is None else self.weights * gap
+        gap = gap if self.sample_weight is None else self.sample_weight * gap
         size, block = len(found.count), self.clusters.block
         blocks = int(block.max()) + 1
         of_block = np.bincount(block * size + index, gap, blocks * size).reshape(blocks, size)
-        count = np.bincount(block * size + index, self.weights, blocks * size).reshape(blocks, size)
-        weight = np.bincount(block, self.weights, blocks)
+        count = np.bincount(block * size + index, self.sample_weight, blocks * size).reshape(blocks, size)
+        weight = np.bincount(block, self.sample_weight, blocks)
         some = weight > 0
         noise = gap_noise(of_block[some], weight[some], resampling)
         sides = count[some].astype(np.float64), of_block[some]
@@ -151,7 +153,7 @@ class Scored(NamedTuple):
     def clustered_points(self) -> ClusteredPoints:
         """The scores of an event in cells, by block of clusters."""
         assert self.clusters is not None
-        weights = np.ones(len(self.rows.score)) if self.weights is None else self.weights
+        weights = np.ones(len(self.rows.score)) if self.sample_weight is None else self.sample_weight
         some = weights > 0
         score, outcome, weights = self.rows.score[some], self.rows.outcome[some], weights[some]
         odds = log_odds(score) if self.odds is None else self.odds[some]
@@ -165,7 +167,7 @@ class Scored(NamedTuple):
     def bin_of_row(self, *, adaptive: bool) -> tuple[np.ndarray, np.ndarray]:
         """The bin of each row, of equal width or (adaptive) equal mass, and the edges."""
         c, bins = self.rows.score, self.tally.grid.bins
-        edges = equal_mass(c, bins, self.weights) if adaptive else equal_width(bins)
+        edges = equal_mass(c, bins, self.sample_weight) if adaptive else equal_width(bins)
         return bin_index(c, edges, rounding=0.0 if adaptive else self.rounding), edges
 
 
@@ -175,8 +177,8 @@ def bootstrap(
     *,
     metric: str = "ece",
     bins: int = BINS,
-    fold: bool = False,
-    weights: Any = None,
+    top_label: bool = False,
+    sample_weight: Any = None,
     clusters: Any = None,
     **resampling: Unpack[ResamplingOptions],
 ) -> Interval:
@@ -194,7 +196,7 @@ def bootstrap(
     >>> calibrated.low, overconfident.low > 0.1
     (0.0, True)
     """
-    scored = Scored.of(logits, labels, bins=bins, fold=fold, weights=weights, clusters=clusters)
+    scored = Scored.of(logits, labels, bins=bins, top_label=top_label, sample_weight=sample_weight, clusters=clusters)
     return intervals(scored.tally, {metric: scored.value(metric)}, Resampling(**resampling), scored=scored)[metric]
 
 
@@ -266,8 +268,8 @@ def paired_bootstrap(
     *,
     metric: str = "ece",
     bins: int = BINS,
-    fold: bool = False,
-    weights: Any = None,
+    top_label: bool = False,
+    sample_weight: Any = None,
     clusters: Any = None,
     **resampling: Unpack[ResamplingOptions],
 ) -> Interval:
@@ -280,8 +282,8 @@ def paired_bootstrap(
     >>> paired_bootstrap((z, y), (2 * z, y), metric="nll").high < 0
     True
     """
-    one = Scored.of(*first, bins=bins, fold=fold, weights=weights, clusters=clusters)
-    two = Scored.of(*second, bins=bins, fold=fold, weights=weights, beside=one)
+    one = Scored.of(*first, bins=bins, top_label=top_label, sample_weight=sample_weight, clusters=clusters)
+    two = Scored.of(*second, bins=bins, top_label=top_label, sample_weight=sample_weight, beside=one)
     return differences(one, two, (metric,), Resampling(**resampling))[metric]
 
 
@@ -304,8 +306,8 @@ def differences(
             low, high = float("nan"), float("nan")
         elif name in MEAN_METRICS:
             change = row_values(second.rows, name) - row_values(first.rows, name)
-            mean = Mean.of(change, first.weights)
-            of_block = None if first.clusters is None else block_sums(change, first.weights, first.clusters)
+            mean = Mean.of(change, first.sample_weight)
+            of_block = None if first.clusters is None else block_sums(change, first.sample_weight, first.clusters)
             low, high = mean_interval("difference", mean, tail, of_block)
         elif name == "sce":
             low, high = paired_classwise(Classwise.of(first.tally), Classwise.of(second.tally), tail)
@@ -416,10 +418,10 @@ def _event_differences(
     from trueup.metrics.event_intervals import values_of_resamples
 
     outcome = first.rows.outcome.astype(np.int64)
-    weights = np.ones(len(outcome)) if first.weights is None else first.weights
+    weights = np.ones(len(outcome)) if first.sample_weight is None else first.sample_weight
     index, cells = [], []
     for one in (first, second):
-        place = bin_index(one.rows.score, equal_mass(one.rows.score, _EVENT_CELLS, one.weights))
+        place = bin_index(one.rows.score, equal_mass(one.rows.score, _EVENT_CELLS, one.sample_weight))
         place = np.unique(place, return_inverse=True)[1]
         index.append(place)
         odds = log_odds(one.rows.score) if one.odds is None else one.odds
@@ -506,7 +508,7 @@ def _most(first: Scored, second: Scored, metric: str) -> float:
     moved = first.bin_of_row(adaptive=adaptive)[0] != second.bin_of_row(adaptive=adaptive)[0]
     change = np.where(moved, np.abs(gaps[0]) + np.abs(gaps[1]), np.abs(gaps[1] - gaps[0]))
     bounded = metric in ("ece", "aece", "overconfidence", "underconfidence")
-    return float(np.average(change, weights=first.weights)) if bounded or not change.any() else 1.0
+    return float(np.average(change, weights=first.sample_weight)) if bounded or not change.any() else 1.0
 
 
 def _resample_jointly(
@@ -521,8 +523,8 @@ def _resample_jointly(
         keys.append((index * _JOINT_PARTS + part) * 2 + one.rows.outcome.astype(np.int64))
         bins.append(index)
     joint = keys[0] * (int(keys[1].max()) + 1) + keys[1]
-    some = np.ones(len(joint), bool) if first.weights is None else first.weights > 0
-    weights = np.ones(int(some.sum())) if first.weights is None else first.weights[some]
+    some = np.ones(len(joint), bool) if first.sample_weight is None else first.sample_weight > 0
+    weights = np.ones(int(some.sum())) if first.sample_weight is None else first.sample_weight[some]
     _, cell = np.unique(joint[some], return_inverse=True)
     count, squared = np.bincount(cell, weights), np.bincount(cell, weights**2)
     drawn = resample_cells(count, squared, resampling)

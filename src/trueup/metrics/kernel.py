@@ -27,7 +27,7 @@ QUADRATIC_ROWS = 4096
 """Up to this many rows the test looks at every pair, by default."""
 
 
-def skce(logits: Any, labels: Any, *, bandwidth: float | None = None, weights: Any = None) -> float:
+def skce(logits: Any, labels: Any, *, bandwidth: float | None = None, sample_weight: Any = None) -> float:
     """The squared kernel calibration error, unbiased: the mean of h_ij over all pairs of rows i < j.
 
     h_ij = exp(−‖p_i − p_j‖/ν) (e_{y_i} − p_i)ᵀ(e_{y_j} − p_j); calibrated predictions have mean zero, so that single
@@ -42,11 +42,11 @@ def skce(logits: Any, labels: Any, *, bandwidth: float | None = None, weights: A
     Widmann, Lindsten & Zachariah (2019), Calibration tests in multi-class classification.
     """
     z, y = as_arrays(logits, labels)
-    pairs = _Pairs.of(z, y, bandwidth, weights)
+    pairs = _Pairs.of(z, y, bandwidth, sample_weight)
     return pairs.sum() / pairs.count() if pairs.count() else math.nan
 
 
-def skce_biased(logits: Any, labels: Any, *, bandwidth: float | None = None, weights: Any = None) -> float:
+def skce_biased(logits: Any, labels: Any, *, bandwidth: float | None = None, sample_weight: Any = None) -> float:
     """The squared kernel calibration error with each row also paired with itself: never negative, biased upwards.
 
     1/n² Σ_{i,j} h_ij, with h and ν as in `skce`. Fewer than two rows give NaN.
@@ -58,11 +58,11 @@ def skce_biased(logits: Any, labels: Any, *, bandwidth: float | None = None, wei
     Widmann, Lindsten & Zachariah (2019), Calibration tests in multi-class classification.
     """
     z, y = as_arrays(logits, labels)
-    pairs = _Pairs.of(z, y, bandwidth, weights)
+    pairs = _Pairs.of(z, y, bandwidth, sample_weight)
     return max(0.0, 2 * pairs.sum() + pairs.diagonal_sum()) / len(z) ** 2 if len(z) > 1 else math.nan
 
 
-def skce_linear(logits: Any, labels: Any, *, bandwidth: float | None = None, weights: Any = None) -> float:
+def skce_linear(logits: Any, labels: Any, *, bandwidth: float | None = None, sample_weight: Any = None) -> float:
     """The squared kernel calibration error from neighbouring rows alone: unbiased, in linear time, noisier.
 
     1/⌊n/2⌋ Σ_i h_{2i−1,2i}, with h and ν as in `skce`; it depends on the order of the rows. Fewer than two give NaN.
@@ -74,12 +74,14 @@ def skce_linear(logits: Any, labels: Any, *, bandwidth: float | None = None, wei
     Widmann, Lindsten & Zachariah (2019), Calibration tests in multi-class classification.
     """
     z, y = as_arrays(logits, labels)
-    pairs = _Pairs.of(z, y, bandwidth, weights)
+    pairs = _Pairs.of(z, y, bandwidth, sample_weight)
     together = float((pairs.weights[: len(z) // 2 * 2 : 2] * pairs.weights[1::2]).sum())
     return float(pairs.neighbours().sum()) / together if together else math.nan
 
 
-def mmce(logits: Any, labels: Any, *, bandwidth: float = 0.4, fold: bool = False, weights: Any = None) -> float:
+def mmce(
+    logits: Any, labels: Any, *, bandwidth: float = 0.4, top_label: bool = False, sample_weight: Any = None
+) -> float:
     """The maximum mean calibration error: how far a smooth function of the confidence can see residuals.
 
     MMCE² = 1/n² Σ_{i,j} (a_i − c_i)(a_j − c_j) exp(−|c_i − c_j|/bandwidth), over all pairs, in n log n steps.
@@ -95,9 +97,9 @@ def mmce(logits: Any, labels: Any, *, bandwidth: float = 0.4, fold: bool = False
     n = len(z)
     if n == 0:
         return math.nan
-    w = as_weights(weights, n)
+    w = as_weights(sample_weight, n)
     share = np.full(n, 1 / n) if w is None else w / w.sum()
-    score, outcome = scores_and_outcomes(z, y, fold=fold)
+    score, outcome = scores_and_outcomes(z, y, top_label=top_label)
     order = np.argsort(score, kind="stable")
     return math.sqrt(max(0.0, _laplacian_form(score[order], (share * (outcome - score))[order], width)))
 
@@ -119,7 +121,7 @@ def skce_test(
     *,
     method: Literal["quadratic", "linear"] | None = None,
     bandwidth: float | None = None,
-    weights: Any = None,
+    sample_weight: Any = None,
     n_resamples: int = 1000,
     seed: int = 0,
 ) -> KernelTest:
@@ -142,7 +144,7 @@ def skce_test(
     check_resamples(n_resamples)
     n = len(z)
     chosen = method or ("quadratic" if n <= QUADRATIC_ROWS else "linear")
-    pairs = _Pairs.of(z, y, bandwidth, weights)
+    pairs = _Pairs.of(z, y, bandwidth, sample_weight)
     if n < 2:
         return KernelTest(math.nan, math.nan, chosen)
     if chosen == "linear":
@@ -191,8 +193,8 @@ class _Pairs:
     """Of mean 1."""
 
     @classmethod
-    def of(cls, z: np.ndarray, y: np.ndarray, bandwidth: float | None, weights: Any) -> _Pairs:
-        w = as_weights(weights, len(z))
+    def of(cls, z: np.ndarray, y: np.ndarray, bandwidth: float | None, sample_weight: Any) -> _Pairs:
+        w = as_weights(sample_weight, len(z))
         mean_one = np.ones(len(z)) if w is None else w / w.mean()
         return cls(z, y, median_distance(z) if bandwidth is None else _positive(bandwidth), mean_one)
 

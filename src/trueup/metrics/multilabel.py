@@ -76,7 +76,7 @@ def evaluate_labels(
     logits: Any,
     targets: Any,
     *,
-    names: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
     ignore_index: int = -100,
     probs: bool = False,
     clusters: Any = None,
@@ -91,11 +91,11 @@ def evaluate_labels(
     >>> rng = np.random.default_rng(0)
     >>> x = rng.normal(size=(2000, 3))
     >>> y = (rng.random(x.shape) < 1 / (1 + np.exp(-x))).astype(int)
-    >>> scores = evaluate_labels(3 * x, y, names=["cat", "dog", "car"])
+    >>> scores = evaluate_labels(3 * x, y, class_names=["cat", "dog", "car"])
     >>> scores.micro["ece"].low > 0.1, scores.macro["ece"].low > 0.1, list(scores.labels)
     (True, True, ['cat', 'dog', 'car'])
     """
-    table = from_multilabel(logits, targets, names=names, ignore_index=ignore_index, probs=probs)
+    table = from_multilabel(logits, targets, class_names=class_names, ignore_index=ignore_index, probs=probs)
     if clusters is not None:
         together = as_clusters(clusters, np.shape(logits)[0], at_least=2)
         assert together is not None
@@ -128,7 +128,7 @@ def scores_of_labels(
         part = take_rows(table, mine)
         alone = everyone.take(mine)
         repeated = alone.count < len(mine)  # where a cluster is a row, each label has one of it
-        scored = Scored.of(*part, bins=bins, weights=part.weights, clusters=alone if repeated else None)
+        scored = Scored.of(*part, bins=bins, sample_weight=part.sample_weight, clusters=alone if repeated else None)
         parts[str(name)] = scored
         labels[str(name)] = intervals(scored.tally, scored.values(LABEL_METRICS), simulation, scored=scored)
     return LabelScores(micro, labels, _macro(parts, labels, of_row, everyone, simulation.level))
@@ -187,7 +187,7 @@ def _without(scored: Scored, block: np.ndarray, blocks: int, name: str) -> np.nd
         held[np.setdiff1d(np.arange(blocks), some)] = whole
         return held
     values = {"nll": scored.rows.nll, "predicted": scored.rows.score, "observed": scored.rows.outcome}[name]
-    weights = np.ones(len(values)) if scored.weights is None else scored.weights
+    weights = np.ones(len(values)) if scored.sample_weight is None else scored.sample_weight
     sums, count = (np.bincount(block, x, blocks) for x in (weights * values, weights))
     return (sums.sum() - sums) / (count.sum() - count)
 
@@ -197,7 +197,7 @@ def _macro_ece(parts: Sequence[Scored], block: Sequence[np.ndarray], blocks: int
     gaps = []
     for scored, each in zip(parts, block, strict=True):
         bins = scored.tally.grid.bins
-        weights = np.ones(len(each)) if scored.weights is None else scored.weights
+        weights = np.ones(len(each)) if scored.sample_weight is None else scored.sample_weight
         place = each * bins + bin_index(scored.rows.score, equal_width(bins), rounding=scored.rounding)
         gap = np.bincount(place, weights * (scored.rows.outcome - scored.rows.score), blocks * bins)
         gaps.append(gap.reshape(blocks, bins) / weights.sum())

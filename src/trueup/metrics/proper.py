@@ -14,16 +14,16 @@ from trueup._core.bins import BINS, bin_index, equal_width, rounding_error
 from trueup._core.row_scores import RowScores, class_probs, score_rows
 
 
-def accuracy(logits: Any, labels: Any, *, weights: Any = None) -> float:
+def accuracy(logits: Any, labels: Any, *, sample_weight: Any = None) -> float:
     """Share of rows whose largest logit is the label's; of equal ones the lowest class counts.
 
     >>> accuracy([[2.0, 1.0], [0.0, 3.0]], [0, 0])
     0.5
     """
-    return _mean(_rows(logits, labels).correct, weights)
+    return _mean(_rows(logits, labels).correct, sample_weight)
 
 
-def top_k(logits: Any, labels: Any, *, k: int = 5, weights: Any = None) -> float:
+def top_k(logits: Any, labels: Any, *, k: int = 5, sample_weight: Any = None) -> float:
     """Share of rows whose label is among the k largest logits; of equal ones the lower classes come first.
 
     >>> top_k([[2.0, 1.0, 0.0], [0.0, 1.0, 3.0]], [1, 0], k=2)
@@ -39,10 +39,10 @@ def top_k(logits: Any, labels: Any, *, k: int = 5, weights: Any = None) -> float
         of_label = np.take_along_axis(part, label, axis=1)
         ahead = (part > of_label) | ((part == of_label) & (order < label))
         hits[rows] = ahead.sum(axis=1) < k
-    return _mean(hits, weights)
+    return _mean(hits, sample_weight)
 
 
-def nll(logits: Any, labels: Any, *, weights: Any = None) -> float:
+def nll(logits: Any, labels: Any, *, sample_weight: Any = None) -> float:
     """Mean negative log-likelihood −ln p_y, in nats; −Σ_k y_k ln p_k for soft labels (n, K).
 
     >>> round(nll([[0.0, 0.0], [1.0, 0.0]], [0, 0]), 4)
@@ -50,11 +50,13 @@ def nll(logits: Any, labels: Any, *, weights: Any = None) -> float:
     """
     z, y = as_arrays(logits, labels, soft=True)
     if y.ndim == 1:
-        return _mean(score_rows(z, y).nll, weights)
-    return _mean(np.concatenate([-np.where(q > 0, q * log_p, 0.0).sum(axis=1) for log_p, q in _soft(z, y)]), weights)
+        return _mean(score_rows(z, y).nll, sample_weight)
+    return _mean(
+        np.concatenate([-np.where(q > 0, q * log_p, 0.0).sum(axis=1) for log_p, q in _soft(z, y)]), sample_weight
+    )
 
 
-def brier(logits: Any, labels: Any, *, weights: Any = None) -> float:
+def brier(logits: Any, labels: Any, *, sample_weight: Any = None) -> float:
     """Mean squared distance Σ_k (p_k − e_k)² from the one-hot (or soft) label, between 0 and 2.
 
     For two classes it is twice the Brier score of the event, `event_brier`. Brier (1950).
@@ -64,31 +66,31 @@ def brier(logits: Any, labels: Any, *, weights: Any = None) -> float:
     """
     z, y = as_arrays(logits, labels, soft=True)
     if y.ndim == 1:
-        return _mean(score_rows(z, y).brier, weights)
-    return _mean(np.concatenate([((np.exp(log_p) - q) ** 2).sum(axis=1) for log_p, q in _soft(z, y)]), weights)
+        return _mean(score_rows(z, y).brier, sample_weight)
+    return _mean(np.concatenate([((np.exp(log_p) - q) ** 2).sum(axis=1) for log_p, q in _soft(z, y)]), sample_weight)
 
 
-def top_label_brier(logits: Any, labels: Any, *, weights: Any = None) -> float:
+def top_label_brier(logits: Any, labels: Any, *, sample_weight: Any = None) -> float:
     """Mean squared difference (c − a)² of the confidence and whether the prediction was right.
 
     >>> top_label_brier([[0.0, 0.0]], [1])
     0.25
     """
     scored = _rows(logits, labels)
-    return _mean((scored.confidence - scored.correct) ** 2, weights)
+    return _mean((scored.confidence - scored.correct) ** 2, sample_weight)
 
 
-def entropy(logits: Any, labels: Any = None, *, weights: Any = None) -> float:
+def entropy(logits: Any, labels: Any = None, *, sample_weight: Any = None) -> float:
     """Mean entropy −Σ_k p_k ln p_k of the predictions, in nats. The labels are not used.
 
     >>> round(entropy([[0.0, 0.0]]), 4)
     0.6931
     """
     z = as_logits(logits)
-    return _mean(score_rows(z, np.zeros(len(z), np.int64)).entropy, weights)
+    return _mean(score_rows(z, np.zeros(len(z), np.int64)).entropy, sample_weight)
 
 
-def normalised_entropy(logits: Any, labels: Any = None, *, weights: Any = None) -> float:
+def normalised_entropy(logits: Any, labels: Any = None, *, sample_weight: Any = None) -> float:
     """Mean entropy of a row divided by ln K, K its options, between 0 and 1. The labels are not used.
 
     >>> normalised_entropy([[0.0, 0.0, 0.0]])
@@ -96,7 +98,7 @@ def normalised_entropy(logits: Any, labels: Any = None, *, weights: Any = None) 
     """
     z = as_logits(logits)
     each = score_rows(z, np.zeros(len(z), np.int64)).entropy
-    return _mean(each / np.log(np.ravel(count_options(upcast_half(z))).astype(np.float64)), weights)
+    return _mean(each / np.log(np.ravel(count_options(upcast_half(z))).astype(np.float64)), sample_weight)
 
 
 class Decomposition(NamedTuple):
@@ -116,7 +118,7 @@ class Decomposition(NamedTuple):
 
 
 def brier_decomposition(
-    logits: Any, labels: Any, *, bins: int = BINS, top_label: bool = False, weights: Any = None
+    logits: Any, labels: Any, *, bins: int = BINS, top_label: bool = False, sample_weight: Any = None
 ) -> Decomposition:
     """Split the Brier score exactly by equal-width bins, summed over classes (or for the top label alone).
 
@@ -128,7 +130,7 @@ def brier_decomposition(
     True
     """
     z, y = as_arrays(logits, labels)
-    edges, unit, w = equal_width(bins), rounding_error(z), as_weights(weights, len(z))
+    edges, unit, w = equal_width(bins), rounding_error(z), as_weights(sample_weight, len(z))
     if top_label:
         scored = score_rows(z, y)
         index = bin_index(scored.confidence, edges, rounding=unit)
@@ -140,10 +142,10 @@ def brier_decomposition(
     return Decomposition(*parts.tolist())
 
 
-def _murphy(p: np.ndarray, hit: np.ndarray, index: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+def _murphy(p: np.ndarray, hit: np.ndarray, index: np.ndarray, sample_weight: np.ndarray | None) -> np.ndarray:
     if not len(p):
         return np.full(6, np.nan)
-    w = np.full(len(p), 1 / len(p)) if weights is None else weights / weights.sum()
+    w = np.full(len(p), 1 / len(p)) if sample_weight is None else sample_weight / sample_weight.sum()
     count = np.bincount(index, w)
     count[count == 0] = 1.0
     mean_p, mean_hit = (np.bincount(index, weights=w * x, minlength=len(count)) / count for x in (p, hit))
@@ -171,8 +173,8 @@ def _soft(z: np.ndarray, y: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray
         yield log_softmax(z[rows].astype(np.float64), axis=1), y[rows]
 
 
-def _mean(values: np.ndarray, weights: Any = None) -> float:
-    w = as_weights(weights, len(values))
+def _mean(values: np.ndarray, sample_weight: Any = None) -> float:
+    w = as_weights(sample_weight, len(values))
     if not len(values):
         return float("nan")
     return float(values.mean() if w is None else w @ values / w.sum())

@@ -20,7 +20,7 @@ from trueup._core.row_scores import RowScores, score_rows
 Score = Literal["confidence", "entropy"]
 
 
-def roc_area(scores: Any, positive: Any, *, weights: Any = None) -> float:
+def roc_area(scores: Any, positive: Any, *, sample_weight: Any = None) -> float:
     """The chance that a positive scores above a negative, equal scores counting one half.
 
     Σ_{i positive, j negative} (1[s_i > s_j] + ½·1[s_i = s_j]) / (P·N); NaN unless there are both.
@@ -30,10 +30,10 @@ def roc_area(scores: Any, positive: Any, *, weights: Any = None) -> float:
 
     Mann and Whitney (1947); Hanley and McNeil (1982).
     """
-    return _roc_area(*_raw(scores, positive, weights))
+    return _roc_area(*_raw(scores, positive, sample_weight))
 
 
-def average_precision(scores: Any, positive: Any, *, weights: Any = None) -> float:
+def average_precision(scores: Any, positive: Any, *, sample_weight: Any = None) -> float:
     """The mean precision over the recalls reached, without interpolation.
 
     Σ_j (R_j − R_{j−1})·P_j over the distinct thresholds, highest first; NaN without positives. Scores that say nothing
@@ -44,10 +44,10 @@ def average_precision(scores: Any, positive: Any, *, weights: Any = None) -> flo
 
     Davis and Goadrich (2006).
     """
-    return _average_precision(*_raw(scores, positive, weights))
+    return _average_precision(*_raw(scores, positive, sample_weight))
 
 
-def false_positive_rate(scores: Any, positive: Any, *, recall: float = 0.95, weights: Any = None) -> float:
+def false_positive_rate(scores: Any, positive: Any, *, recall: float = 0.95, sample_weight: Any = None) -> float:
     """The share of negatives that pass the highest threshold which lets `recall` of the positives pass.
 
     |{negatives with s ≥ t}| / N with t = max{t : |{positives with s ≥ t}| / P ≥ recall}; NaN unless there are both.
@@ -59,10 +59,10 @@ def false_positive_rate(scores: Any, positive: Any, *, recall: float = 0.95, wei
     """
     if not 0 < recall <= 1:
         raise ValueError(f"recall must lie in (0, 1], got {recall!r}")
-    return _false_positive_rate(*_raw(scores, positive, weights), recall)
+    return _false_positive_rate(*_raw(scores, positive, sample_weight), recall)
 
 
-def auroc(logits: Any, labels: Any, *, score: Score = "confidence", weights: Any = None) -> float:
+def auroc(logits: Any, labels: Any, *, score: Score = "confidence", sample_weight: Any = None) -> float:
     """The chance that a wrong prediction is more uncertain than a right one (½ when uncertainty says nothing).
 
     `roc_area` of 1 − confidence, or of the entropy, with the wrong predictions as positives.
@@ -74,10 +74,10 @@ def auroc(logits: Any, labels: Any, *, score: Score = "confidence", weights: Any
     Hendrycks and Gimpel (2017).
     """
     certainty, wrong = _certainty_and_errors(logits, labels, score)
-    return _roc_area(*_descend(-certainty, wrong, tie_ends, as_weights(weights, len(wrong))))
+    return _roc_area(*_descend(-certainty, wrong, tie_ends, as_weights(sample_weight, len(wrong))))
 
 
-def aupr(logits: Any, labels: Any, *, score: Score = "confidence", weights: Any = None) -> float:
+def aupr(logits: Any, labels: Any, *, score: Score = "confidence", sample_weight: Any = None) -> float:
     """How precisely uncertainty finds the wrong predictions (the error rate when it says nothing).
 
     `average_precision` of 1 − confidence, or of the entropy, with the wrong predictions as positives; NaN without any.
@@ -89,10 +89,10 @@ def aupr(logits: Any, labels: Any, *, score: Score = "confidence", weights: Any 
     Hendrycks and Gimpel (2017), who call it AUPR-Error.
     """
     certainty, wrong = _certainty_and_errors(logits, labels, score)
-    return _average_precision(*_descend(-certainty, wrong, tie_ends, as_weights(weights, len(wrong))))
+    return _average_precision(*_descend(-certainty, wrong, tie_ends, as_weights(sample_weight, len(wrong))))
 
 
-def fpr95(logits: Any, labels: Any, *, score: Score = "confidence", weights: Any = None) -> float:
+def fpr95(logits: Any, labels: Any, *, score: Score = "confidence", sample_weight: Any = None) -> float:
     """The share of wrong predictions kept by the threshold on certainty that keeps 95 % of the right ones.
 
     `false_positive_rate` of the confidence, or of minus the entropy, with the right predictions as positives.
@@ -104,7 +104,7 @@ def fpr95(logits: Any, labels: Any, *, score: Score = "confidence", weights: Any
     Liang, Li and Srikant (2018), with right and wrong in place of known and foreign inputs.
     """
     certainty, wrong = _certainty_and_errors(logits, labels, score)
-    w = as_weights(weights, len(wrong))
+    w = as_weights(sample_weight, len(wrong))
     return _false_positive_rate(*_descend(certainty, 1.0 - wrong, tie_ends, w), 0.95)
 
 
@@ -176,7 +176,7 @@ class RiskCoverage:
         return float(np.diff(self.coverage, prepend=0.0) @ (self.risk - best))
 
 
-def risk_coverage(logits: Any, labels: Any, *, score: Score = "confidence", weights: Any = None) -> RiskCoverage:
+def risk_coverage(logits: Any, labels: Any, *, score: Score = "confidence", sample_weight: Any = None) -> RiskCoverage:
     """The error rate R_k among the k most certain rows, k = 1..n.
 
     Inside a run of equal certainty R_k is its expectation over random orders: errors grow linearly with k there. With
@@ -189,14 +189,14 @@ def risk_coverage(logits: Any, labels: Any, *, score: Score = "confidence", weig
     El-Yaniv and Wiener (2010); Geifman and El-Yaniv (2017).
     """
     certainty, wrong = _certainty_and_errors(logits, labels, score)
-    w = as_weights(weights, len(wrong))
+    w = as_weights(sample_weight, len(wrong))
     ends, errors = _descend(certainty, wrong, tie_ends, w)
     kept = np.arange(1.0, len(wrong) + 1) if w is None else _kept_weight(certainty, w)
     expected = np.interp(kept, np.append(0.0, ends), np.append(0.0, errors))
     return RiskCoverage(coverage=kept / kept[-1:], risk=expected / kept)
 
 
-def aurc(logits: Any, labels: Any, *, score: Score = "confidence", weights: Any = None) -> float:
+def aurc(logits: Any, labels: Any, *, score: Score = "confidence", sample_weight: Any = None) -> float:
     """The area under the risk–coverage curve.
 
     (1/n) Σ_k R_k, R_k being the error rate among the k most certain rows; R_n when uncertainty says nothing.
@@ -207,10 +207,10 @@ def aurc(logits: Any, labels: Any, *, score: Score = "confidence", weights: Any 
 
     Geifman, Uziel and El-Yaniv (2019).
     """
-    return risk_coverage(logits, labels, score=score, weights=weights).area()
+    return risk_coverage(logits, labels, score=score, sample_weight=sample_weight).area()
 
 
-def eaurc(logits: Any, labels: Any, *, score: Score = "confidence", weights: Any = None) -> float:
+def eaurc(logits: Any, labels: Any, *, score: Score = "confidence", sample_weight: Any = None) -> float:
     """The area under the risk–coverage curve beyond what the best possible order has at the same accuracy.
 
     (1/n) Σ_k (R_k − max(0, k − n(1−r))/k) ≥ 0 with error rate r = R_n.
@@ -221,17 +221,17 @@ def eaurc(logits: Any, labels: Any, *, score: Score = "confidence", weights: Any
 
     Geifman, Uziel and El-Yaniv (2019), with the exact ideal for n rows in place of its limit r + (1−r)·ln(1−r).
     """
-    return risk_coverage(logits, labels, score=score, weights=weights).excess()
+    return risk_coverage(logits, labels, score=score, sample_weight=sample_weight).excess()
 
 
-def _raw(scores: Any, positive: Any, weights: Any) -> tuple[np.ndarray, np.ndarray]:
+def _raw(scores: Any, positive: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray]:
     s = as_vector(scores, "scores")
     marked = as_vector(positive, "positive", length=len(s))
     odd = marked[(marked != 0) & (marked != 1)]
     if len(odd):
         raise ValueError(f"positive must hold 0 and 1 only, got {odd[0]:g}")
     # Such scores have any scale, so that no fixed slack tells rounding from a difference: only equal ones are ties.
-    return _descend(s, marked, _equal_ends, as_weights(weights, len(s)))
+    return _descend(s, marked, _equal_ends, as_weights(sample_weight, len(s)))
 
 
 def _certainty_and_errors(logits: Any, labels: Any, score: Score) -> tuple[np.ndarray, np.ndarray]:
@@ -262,22 +262,25 @@ def _certainty(scored: RowScores, logits: np.ndarray, score: Score) -> np.ndarra
 
 
 def _descend(
-    scores: np.ndarray, marked: np.ndarray, ends: Callable[[np.ndarray], np.ndarray], weights: np.ndarray | None = None
+    scores: np.ndarray,
+    marked: np.ndarray,
+    ends: Callable[[np.ndarray], np.ndarray],
+    sample_weight: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Down the scores, at the end of each run of ties: how many rows were passed (or their weight), and marked ones."""
     order = np.argsort(-scores)
     last = np.flatnonzero(ends(-scores[order]))
-    if weights is None:
+    if sample_weight is None:
         return last + 1.0, np.cumsum(marked[order])[last]
-    return np.cumsum(weights[order])[last], np.cumsum((weights * marked)[order])[last]
+    return np.cumsum(sample_weight[order])[last], np.cumsum((sample_weight * marked)[order])[last]
 
 
-def _kept_weight(certainty: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def _kept_weight(certainty: np.ndarray, sample_weight: np.ndarray) -> np.ndarray:
     """The weight of the most certain rows, for every number of them; of equally certain ones the lighter first."""
     order = np.argsort(-certainty)
     run = np.empty(len(order), np.int64)
     run[order] = np.cumsum(np.append(0, tie_ends(-certainty[order])[:-1]))
-    kept: np.ndarray = np.cumsum(weights[np.lexsort((weights, run))])
+    kept: np.ndarray = np.cumsum(sample_weight[np.lexsort((sample_weight, run))])
     return kept[kept > 0]
 
 

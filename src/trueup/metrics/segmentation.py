@@ -145,12 +145,12 @@ class SegmentationTally:
         left_out = "" if self.background is None else f", class {self.background} left out"
         return f"{self.images:,} images, {self.pixels.sum():,} pixels{left_out}: intervals by image"
 
-    def table(self, names: Sequence[str] | None = None, *, level: float = 0.95) -> list[Row]:
+    def table(self, class_names: Sequence[str] | None = None, *, level: float = 0.95) -> list[Row]:
         """Its cells as text, the first row the heads."""
         rows: list[Row] = [["class", "error", "value", f"{format_percent(level)} interval"]]
         for error in ERRORS:
             known = self.by_class(error, level=level)
-            named = {str(k) if names is None else names[k]: found for k, found in known.items()}
+            named = {str(k) if class_names is None else class_names[k]: found for k, found in known.items()}
             for name, i in {"all": self.value(error, level=level), **named}.items():
                 rows.append([name, error, format_number(i.value), format_interval(i.low, i.high)])
         return rows

@@ -31,7 +31,7 @@ def evaluate_shards(
     *,
     metrics: Iterable[str] | None = None,
     event: int | str | None = None,
-    fold: bool = False,
+    top_label: bool = False,
     bins: int = BINS,
     executor: Executor | None = None,
     skip_bad: bool = False,
@@ -55,7 +55,7 @@ def evaluate_shards(
         hint = "load the files and evaluate(*table, **table.options())"
         raise InputError("groups", "be left out of shards with clusters", "both", hint)
     sums, _, bad = map_shards(
-        functools.partial(_tally_rows, bins=bins, event=event, names=shards.fields.classes, fold=fold),
+        functools.partial(_tally_rows, bins=bins, event=event, class_names=shards.fields.classes, top_label=top_label),
         shards,
         executor=executor,
         skip_bad=skip_bad,
@@ -64,14 +64,14 @@ def evaluate_shards(
     )
     warn_of_bad_shards(bad)
     tally = sums.tally
-    if shards.fields.weights is not None and not tally.n:
-        raise InputError(shards.fields.weights, "not all be zero", "zeros")
+    if shards.fields.sample_weight is not None and not tally.n:
+        raise InputError(shards.fields.sample_weight, "not all be zero", "zeros")
     by_group = None if sums.groups is None else sums.groups.table(level=simulation.level, seed=simulation.seed)
     return scores_of_tally(
         tally,
         wanted,
         simulation,
-        effective_rows=None if shards.fields.weights is None else tally.effective_rows,
+        effective_rows=None if shards.fields.sample_weight is None else tally.effective_rows,
         group_tables={} if by_group is None else {"network": by_group},
         event_name=event_name(event, sums.classes, shards.fields.classes),
         clusters=None if tally.clusters is None else len(sums.clusters),
@@ -81,7 +81,7 @@ def evaluate_shards(
 
 def scores_of_tally(tally: Tally, metrics: Iterable[str], resampling: Resampling, **fields: Any) -> Scores:
     """The table of `trueup.evaluate` from a tally alone; the other fields of `Scores` by name."""
-    wanted = tuple(metrics) or default_metrics(len(tally.classes.count), tally.fold)
+    wanted = tuple(metrics) or default_metrics(len(tally.classes.count), tally.top_label)
     return Scores(
         rows=tally.n,
         classes=len(tally.classes.count),
@@ -113,17 +113,17 @@ class _Sums:
 
 
 def _tally_rows(
-    part: PredictionTable, *, bins: int, event: int | str | None, names: Sequence[str] | None, fold: bool
+    part: PredictionTable, *, bins: int, event: int | str | None, class_names: Sequence[str] | None, top_label: bool
 ) -> _Sums:
-    if part.weights is not None and not part.weights.all():
-        part = take_rows(part, part.weights > 0)
+    if part.sample_weight is not None and not part.sample_weight.all():
+        part = take_rows(part, part.sample_weight > 0)
     z, y = part
     if event is not None:
-        z, y = as_event(z, y, event, names=names)
-    tally = Tally.of(z, y, bins=bins, fold=fold, weights=part.weights, clusters=part.clusters)
+        z, y = as_event(z, y, event, class_names=class_names)
+    tally = Tally.of(z, y, bins=bins, top_label=top_label, sample_weight=part.sample_weight, clusters=part.clusters)
     names_of = frozenset() if part.clusters is None else frozenset(np.unique(part.clusters).tolist())
     if not part.groups:
         return _Sums(tally, None, part.logits.shape[1], names_of)
-    rows = score_rows(*as_arrays(z, y), fold=fold)
-    groups = GroupTally.of(rows.score, rows.outcome, part.groups, weights=part.weights)
+    rows = score_rows(*as_arrays(z, y), top_label=top_label)
+    groups = GroupTally.of(rows.score, rows.outcome, part.groups, sample_weight=part.sample_weight)
     return _Sums(tally, groups, part.logits.shape[1])

@@ -18,12 +18,12 @@ _FINEST = 1 << 16
 """Points of the finest mesh of [0, 1] that smooth ECE uses."""
 
 
-def ks(logits: Any, labels: Any, *, rank: int = 1, fold: bool = False, weights: Any = None) -> float:
+def ks(logits: Any, labels: Any, *, rank: int = 1, top_label: bool = False, sample_weight: Any = None) -> float:
     """The largest cumulated gap between hits and scores: of class 1 of two, of the predicted class of more.
 
-    KS = max_t |1/n Σ_{i: s_i ≤ t} (a_i − s_i)|, with s the score and a whether that class is the label. With `fold`
-    two classes are scored by the predicted one; with a `rank` above 1 it is the class ranked so. Among equal logits the
-    lowest class ranks first.
+    KS = max_t |1/n Σ_{i: s_i ≤ t} (a_i − s_i)|, with s the score and a whether that class is the label. With
+    `top_label` two classes are scored by the predicted one; with a `rank` above 1 it is the class ranked so. Among
+    equal logits the lowest class ranks first.
 
     >>> logits = np.log([[0.6, 0.4], [0.8, 0.2], [0.1, 0.9]])
     >>> f"{ks(logits, [0, 1, 1]):.4f}"
@@ -33,15 +33,15 @@ def ks(logits: Any, labels: Any, *, rank: int = 1, fold: bool = False, weights: 
     """
     z, y = as_arrays(logits, labels)
     _check_rank(rank, "rank", z)
-    w = as_weights(weights, len(z))
+    w = as_weights(sample_weight, len(z))
     if rank == 1:
-        score, outcome = scores_and_outcomes(z, y, fold=fold)
+        score, outcome = scores_and_outcomes(z, y, top_label=top_label)
         return _largest_drift(score, outcome == 1, w)
     scores, label_rank = _largest_probs(z, y, int(rank))
     return _largest_drift(scores[:, -1], label_rank == rank, w)
 
 
-def ks_within(logits: Any, labels: Any, *, top: int = 2, weights: Any = None) -> float:
+def ks_within(logits: Any, labels: Any, *, top: int = 2, sample_weight: Any = None) -> float:
     """The Kolmogorov–Smirnov error of the `top` largest probabilities together, against the label being among them.
 
     KS = max_t |1/n Σ_{i: s_i ≤ t} (a_i − s_i)|, with s the sum of those probabilities.
@@ -55,10 +55,10 @@ def ks_within(logits: Any, labels: Any, *, top: int = 2, weights: Any = None) ->
     z, y = as_arrays(logits, labels)
     _check_rank(top, "top", z)
     scores, label_rank = _largest_probs(z, y, int(top))
-    return _largest_drift(scores.sum(axis=1), label_rank <= top, as_weights(weights, len(z)))
+    return _largest_drift(scores.sum(axis=1), label_rank <= top, as_weights(sample_weight, len(z)))
 
 
-def ks_classwise(logits: Any, labels: Any, *, weights: Any = None) -> float:
+def ks_classwise(logits: Any, labels: Any, *, sample_weight: Any = None) -> float:
     """The mean over the classes of the Kolmogorov–Smirnov error of a class's probability.
 
     1/K Σ_k max_t |1/n Σ_{i: p_ik ≤ t} (1[y_i = k] − p_ik)|.
@@ -70,14 +70,14 @@ def ks_classwise(logits: Any, labels: Any, *, weights: Any = None) -> float:
     Gupta et al. (2021), Calibration of neural networks using splines.
     """
     z, y = as_arrays(logits, labels)
-    label, w = y, as_weights(weights, len(z))
+    label, w = y, as_weights(sample_weight, len(z))
     total = 0.0
     for first, probs in class_probs(z):
         total += sum(_largest_drift(p, label == k, w) for k, p in enumerate(probs, first))
     return total / z.shape[1]
 
 
-def smooth_ece(logits: Any, labels: Any, *, fold: bool = False, weights: Any = None) -> float:
+def smooth_ece(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
     """The absolute residual smoothed at its own scale: the σ at which smECE_σ equals σ.
 
     smECE_σ = ∫₀¹ |1/n Σ_i (c_i − a_i) K_σ(t, c_i)| dt, where K_σ is the Gaussian reflected at 0 and 1; it falls as σ
@@ -91,8 +91,8 @@ def smooth_ece(logits: Any, labels: Any, *, fold: bool = False, weights: Any = N
     z, y = as_arrays(logits, labels)
     if len(z) == 0:
         return math.nan
-    share = _shares(weights, len(z))
-    score, outcome = scores_and_outcomes(z, y, fold=fold)
+    share = _shares(sample_weight, len(z))
+    score, outcome = scores_and_outcomes(z, y, top_label=top_label)
     waves = _cosines(score, share * (score - outcome), _FINEST)
     low, high = 0.0, 1.0
     for _ in range(40):
@@ -102,7 +102,9 @@ def smooth_ece(logits: Any, labels: Any, *, fold: bool = False, weights: Any = N
     return min(_smooth(waves, high), 1.0)
 
 
-def kde_ece(logits: Any, labels: Any, *, grid: int = 1 << 15, fold: bool = False, weights: Any = None) -> float:
+def kde_ece(
+    logits: Any, labels: Any, *, grid: int = 1 << 15, top_label: bool = False, sample_weight: Any = None
+) -> float:
     """The calibration error from kernel estimates of two densities: of all confidences, f, and of the correct ones, f₁.
 
     ∫₀¹ |t − min(π f₁(t)/f(t), 1)| f(t) dt, with π the accuracy. The kernel is the triweight of half-width 3h, mirrored
@@ -122,8 +124,8 @@ def kde_ece(logits: Any, labels: Any, *, grid: int = 1 << 15, fold: bool = False
     n = len(z)
     if n == 0:
         return math.nan
-    w, share = as_weights(weights, n), _shares(weights, n)
-    confidence, hits = scores_and_outcomes(z, y, fold=fold)
+    w, share = as_weights(sample_weight, n), _shares(sample_weight, n)
+    confidence, hits = scores_and_outcomes(z, y, top_label=top_label)
     right = float(share @ hits)
     centre = float(share @ (hits * confidence)) / right if right else 0.0
     spread = math.sqrt(float(share @ (hits * (confidence - centre) ** 2)) / right) if right else 0.0
@@ -144,21 +146,21 @@ def _check_rank(rank: Any, name: str, z: np.ndarray) -> None:
         raise ValueError(f"{name} must lie in 1..{z.shape[1]}, the number of classes, got {rank!r}")
 
 
-def _shares(weights: Any, n: int) -> np.ndarray:
+def _shares(sample_weight: Any, n: int) -> np.ndarray:
     """What each row is of the whole."""
-    w = as_weights(weights, n)
+    w = as_weights(sample_weight, n)
     return np.full(n, 1 / n) if w is None else w / w.sum()
 
 
-def _largest_drift(score: np.ndarray, hit: np.ndarray, weights: np.ndarray | None) -> float:
+def _largest_drift(score: np.ndarray, hit: np.ndarray, sample_weight: np.ndarray | None) -> float:
     """max_t |1/n Σ_{s_i ≤ t} (hit_i − s_i)|; looking only where a run of ties ends, the order of rows is irrelevant."""
     n = len(score)
     if n == 0:
         return math.nan
-    if weights is not None:
+    if sample_weight is not None:
         order = np.argsort(score, kind="stable")
-        drift = np.cumsum((weights * (hit - score))[order])
-        return float(np.abs(drift[tie_ends(score[order])]).max() / weights.sum())
+        drift = np.cumsum((sample_weight * (hit - score))[order])
+        return float(np.abs(drift[tie_ends(score[order])]).max() / sample_weight.sum())
     ordered = np.sort(score)
     # Sorting values alone is several times faster than sorting indices; the hits find their places by search.
     hits = np.bincount(np.searchsorted(ordered, score[hit]), minlength=n)

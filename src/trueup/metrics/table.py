@@ -341,9 +341,9 @@ def evaluate(
     *,
     metrics: Iterable[str] | None = None,
     event: int | str | None = None,
-    names: Sequence[str] | None = None,
-    fold: bool = False,
-    weights: Any = None,
+    class_names: Sequence[str] | None = None,
+    top_label: bool = False,
+    sample_weight: Any = None,
     groups: Any = None,
     clusters: Any = None,
     bins: int = BINS,
@@ -354,12 +354,12 @@ def evaluate(
     """Score a network's logits (n, classes) against labels (n,), with intervals and a test of calibration.
 
     `metrics` are names of `METRICS`; those outside the default table come without an interval. Two classes are read
-    as the probability of an event, class 1; of more classes `event` is one, by number or by one of `names`. `fold=True`
-    takes the predicted one of two classes, as of more. `weights` has one number a row; intervals and tests then count
-    (Σw)²/Σw² rows. `groups`, one value a row or a mapping of columns of them, adds a table of where it is wrong, as
-    `.groups`. `clusters`, one value a row, or a mapping {"image": values}, say which rows are correlated: pixels of an
-    image, tokens of a text, visits of a patient. Intervals and tests are then by cluster, which may make them ten times
-    wider, and right.
+    as the probability of an event, class 1; of more classes `event` is one, by number or by one of `names`.
+    `top_label=True` takes the predicted one of two classes, as of more. `sample_weight` has one number a row; intervals
+    and tests then count (Σw)²/Σw² rows. `groups`, one value a row or a mapping of columns of them, adds a table of
+    where it is wrong, as `.groups`. `clusters`, one value a row, or a mapping {"image": values}, say which rows are
+    correlated: pixels of an image, tokens of a text, visits of a patient. Intervals and tests are then by cluster,
+    which may make them ten times wider, and right.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(5000, 3))
@@ -378,9 +378,9 @@ def evaluate(
         {"network": (logits, labels)},
         metrics=metrics,
         event=event,
-        names=names,
-        fold=fold,
-        weights=weights,
+        class_names=class_names,
+        top_label=top_label,
+        sample_weight=sample_weight,
         groups=groups,
         clusters=clusters,
         bins=bins,
@@ -396,9 +396,9 @@ def compare(
     *,
     metrics: Iterable[str] | None = None,
     event: int | str | None = None,
-    names: Sequence[str] | None = None,
-    fold: bool = False,
-    weights: Any = None,
+    class_names: Sequence[str] | None = None,
+    top_label: bool = False,
+    sample_weight: Any = None,
     groups: Any = None,
     clusters: Any = None,
     bins: int = BINS,
@@ -436,29 +436,33 @@ def compare(
     for name, pair in named.items():
         z, y = _pair(name, pair)
         if event is not None or z.shape[1] == 2:
-            title = title or event_name(event, z.shape[1], names)
+            title = title or event_name(event, z.shape[1], class_names)
         if event is not None:
             from trueup.convert import as_event  # most tables are of no event, or of one of two classes
 
-            z, y = as_event(z, y, event, names=names)
-        wanted = wanted or default_metrics(z.shape[1], fold)
+            z, y = as_event(z, y, event, class_names=class_names)
+        wanted = wanted or default_metrics(z.shape[1], top_label)
         tabled = [metric for metric in wanted if has_interval(metric)]
         if first is not None and labels is not None:
             _check_same(first_name, labels, name, y)
             if z.shape[1] != classes:
                 raise ValueError(f"{name} must have the {classes} classes that {first_name} has, got {z.shape[1]}")
-        scored = Scored.of(z, y, bins=bins, fold=fold, weights=weights, clusters=clusters, beside=first)
+        scored = Scored.of(
+            z, y, bins=bins, top_label=top_label, sample_weight=sample_weight, clusters=clusters, beside=first
+        )
         found = intervals(scored.tally, scored.values(tabled), resampling, scored=scored)
         for metric in wanted:
             if not has_interval(metric):
-                found[metric] = Interval(_value(metric, z, y, fold, scored.weights), math.nan, math.nan, level)
+                found[metric] = Interval(
+                    _value(metric, z, y, top_label, scored.sample_weight), math.nan, math.nan, level
+                )
         values[name] = {metric: found[metric] for metric in wanted}
         if groups is not None:
             from trueup.metrics.groups import evaluate_groups
 
             claims = scored.rows.score, scored.rows.outcome
             group_tables[name] = evaluate_groups(
-                *claims, groups, weights=weights, clusters=scored.clusters, level=level, seed=seed
+                *claims, groups, sample_weight=sample_weight, clusters=scored.clusters, level=level, seed=seed
             )
         means[name] = scored.tally.predicted.value, scored.tally.observed.value
         tests[name] = CalibrationTests.of(
@@ -477,7 +481,7 @@ def compare(
                 change[metric] = Interval(by, math.nan, math.nan, level)
         changes[name] = {metric: change[metric] for metric in wanted}
     assert first is not None
-    worth = None if first.weights is None else first.tally.effective_rows
+    worth = None if first.sample_weight is None else first.tally.effective_rows
     found_in = means, first.tally.is_event, worth, group_tables, title or Scores.event_name
     together = () if first.clusters is None else (first.clusters.count, first.clusters.name)
     return Scores(first.tally.n, classes, bins, level, values, tests, changes, *found_in, *together)
@@ -500,9 +504,9 @@ def has_interval(metric: str) -> bool:
     return metric in TABLE_METRICS or metric in EVENT_METRICS
 
 
-def default_metrics(classes: int, fold: bool) -> tuple[str, ...]:
+def default_metrics(classes: int, top_label: bool) -> tuple[str, ...]:
     """The rows of the table, by default."""
-    return EVENT_DEFAULT if classes == 2 and not fold else DEFAULT
+    return EVENT_DEFAULT if classes == 2 and not top_label else DEFAULT
 
 
 def event_direction(test: CalibrationTests) -> str:
@@ -520,10 +524,10 @@ def event_direction(test: CalibrationTests) -> str:
     return "right on average, but too high in some places and too low in others"
 
 
-def _value(metric: str, z: Any, y: Any, fold: bool, weights: Any) -> float:
+def _value(metric: str, z: Any, y: Any, top_label: bool, sample_weight: Any) -> float:
     """A metric of METRICS, with those options that it has."""
     function = METRICS[metric]
-    options = {"fold": fold, "weights": weights}
+    options = {"top_label": top_label, "sample_weight": sample_weight}
     return float(function(z, y, **{k: v for k, v in options.items() if k in inspect.signature(function).parameters}))
 
 

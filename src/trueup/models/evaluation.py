@@ -24,7 +24,7 @@ def evaluate_loader(
     classes: ClassAxis = None,
     ignore_index: int = -100,
     bins: int = BINS,
-    fold: bool = False,
+    top_label: bool = False,
     device: Device | None = None,
     progress: bool = True,
     **resampling: Any,
@@ -45,11 +45,11 @@ def evaluate_loader(
     for number, (z, y) in enumerate(outputs(model, loader, classes=classes, device=device, progress=progress)):
         try:
             if classes is None:
-                part = Tally.of(z, y, bins=bins, fold=fold)
+                part = Tally.of(z, y, bins=bins, top_label=top_label)
             else:
                 ids = range(samples, samples + len(y))
                 rows, labels, sample = flatten(z, y, classes=classes, ignore_index=ignore_index, clusters=ids)
-                part = Tally.of(rows, labels, bins=bins, fold=fold, clusters=sample)
+                part = Tally.of(rows, labels, bins=bins, top_label=top_label, clusters=sample)
                 samples += len(y)
             tally = part if tally is None else tally + part
         except ValueError as error:

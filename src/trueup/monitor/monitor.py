@@ -143,8 +143,8 @@ class Monitor:
     `alpha` is the chance that a calibrated network *ever* raises the alarm, however long it runs and however often one
     looks: see `trueup.monitor.betting`. It looks itself each `sizes.block` rows. Calibrated means that what happens
     with probability p, given all that came before, is predicted with confidence p; of class 1 where there are two, of
-    the predicted class where there are more, or with `fold`, and with `classwise` of every class. `event`, a class or
-    with `names` one of them, asks for the probability of that class alone. Threads may share one: each batch goes in
+    the predicted class where there are more, or with `top_label`, and with `classwise` of every class. `event`, a class
+    or with `names` one of them, asks for the probability of that class alone. Threads may share one: each batch goes in
     whole, one after the other. `promise`, a `decisions.Threshold` or a mapping of its `threshold` and `max_risk`, is
     checked again as labels arrive, by bounds that are valid whenever one looks; `expect` takes in rows before they do.
 
@@ -165,9 +165,9 @@ class Monitor:
         *,
         alpha: float = 0.01,
         classwise: bool | None = None,
-        fold: bool = False,
+        top_label: bool = False,
         event: int | str | None = None,
-        names: Sequence[str] | None = None,
+        class_names: Sequence[str] | None = None,
         promise: Any = None,
         sizes: MonitorSizes = MonitorSizes(),  # noqa: B008, it is frozen
     ) -> None:
@@ -175,9 +175,9 @@ class Monitor:
         if not 0 < alpha < 1:
             raise ValueError(f"alpha must lie in (0, 1), got {alpha!r}")
         self.classes, self.alpha, self.sizes = int(classes), float(alpha), sizes
-        self.event = None if event is None else event_class(event, self.classes, names)
+        self.event = None if event is None else event_class(event, self.classes, class_names)
         self.classwise = self.judged_classes <= MOST_CLASSES if classwise is None else bool(classwise)
-        self.fold = bool(fold)
+        self.top_label = bool(top_label)
         self.promise = None if promise is None else PromiseCheck.of(promise)
         if self.promise is not None and self.promise.risk != "error":
             if not self.is_event:
@@ -237,7 +237,7 @@ class Monitor:
             "alpha": self.alpha,
             **asdict(self.sizes),
             "classwise": self.classwise,
-            "fold": self.fold,
+            "top_label": self.top_label,
             "event": self.event,
             "promise": None if self.promise is None else self.promise.settings(),
         }
@@ -262,7 +262,7 @@ class Monitor:
     @property
     def is_event(self) -> bool:
         """Whether it is about the probability of one class: of an event, and of two classes, unless they are folded."""
-        return self.judged_classes == 2 and not self.fold
+        return self.judged_classes == 2 and not self.top_label
 
     def expect(self, logits: Any) -> Status:
         """Take in predictions whose labels have not arrived: `status().unlabelled` says what to expect of them.
@@ -270,7 +270,7 @@ class Monitor:
         The expected accuracy is the mean confidence, which is right as long as calibration is: the alarm says when it
         is not, from labelled rows alone. When their labels arrive, `update(…, awaited=True)` takes them out again.
 
-        >>> monitor = Monitor(2, fold=True)
+        >>> monitor = Monitor(2, top_label=True)
         >>> round(monitor.expect([[0.0, 2.0], [1.0, 0.0]]).unlabelled["accuracy"]["value"], 3)
         0.806
         >>> monitor.update([[0.0, 2.0]], [1], awaited=True).unlabelled["rows"]
@@ -290,7 +290,7 @@ class Monitor:
     def _count_unlabelled(self, z: np.ndarray) -> Unlabelled:
         nobody = np.zeros(len(z), np.int64)
         watched = z if self.event is None else as_event(z, nobody, self.event)[0]
-        score = score_rows(watched, nobody, fold=self.fold).score
+        score = score_rows(watched, nobody, top_label=self.top_label).score
         if self.promise is None:
             return Unlabelled.of(score, None, math.inf)
         promised = promise_scores(self.promise.risk, z, nobody, self.event)[0]
@@ -301,16 +301,16 @@ class Monitor:
         logits: Any,
         labels: Any,
         *,
-        weights: Any = None,
+        sample_weight: Any = None,
         groups: Any = None,
         clusters: Any = None,
         awaited: bool = False,
     ) -> Status:
         """Take in predictions with their labels, in the order in which they were made.
 
-        `weights`, one number a row, on one scale in all batches, weigh the metrics. The evidence counts each row once,
-        whatever it weighs, and none that weighs nothing: a calibrated network is calibrated in every row, and only so
-        is the chance of a false alarm kept. `groups`, one value a row or a mapping of columns of them, are what
+        `sample_weight`, one number a row, on one scale in all batches, weigh the metrics. The evidence counts each row
+        once, whatever it weighs, and none that weighs nothing: a calibrated network is calibrated in every row, and
+        only so is the chance of a false alarm kept. `groups`, one value a row or a mapping of columns of them, are what
         `by_group` tells apart. `clusters`, one value a row, say which rows are correlated, such as tokens of one text:
         the evidence then counts a cluster as one bet, the mean of what its rows would pay, since rows that err together
         would raise false alarms. All rows of a cluster must come in one batch. `awaited` says that `expect` has seen
@@ -319,7 +319,7 @@ class Monitor:
         z, y = as_arrays(logits, labels)
         self._check_classes(z)
         waited = self._count_unlabelled(z) if awaited else Unlabelled()
-        w = as_weights(weights, len(z))
+        w = as_weights(sample_weight, len(z))
         columns = None if groups is None else _plain_columns(groups, len(z))
         blocks = as_clusters(clusters, len(z))
         if blocks is not None and columns is not None:
@@ -338,8 +338,8 @@ class Monitor:
         promised = None if self.promise is None else promise_scores(self.promise.risk, z, y, self.event)
         if self.event is not None:
             z, y = as_event(z, y, self.event)
-        rows = score_rows(z, y, fold=self.fold)
-        new_groups = None if columns is None else GroupTally.of(rows.score, rows.outcome, columns, weights=w)
+        rows = score_rows(z, y, top_label=self.top_label)
+        new_groups = None if columns is None else GroupTally.of(rows.score, rows.outcome, columns, sample_weight=w)
         names = frozenset(() if blocks is None else blocks.names)
         with self._lock:
             if again := sorted(map(str, names & self._last_clusters)):
@@ -434,7 +434,7 @@ class Monitor:
         if not isinstance(other, Monitor):
             return NotImplemented
         mine, theirs = (
-            (m.classes, m.bins, m.alpha, m.classwise, m.sizes.half_life, m.fold, m.event) for m in (self, other)
+            (m.classes, m.bins, m.alpha, m.classwise, m.sizes.half_life, m.top_label, m.event) for m in (self, other)
         )
         promises = [None if m.promise is None else m.promise.settings() for m in (self, other)]
         if mine != theirs or promises[0] != promises[1]:

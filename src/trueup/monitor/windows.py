@@ -29,11 +29,11 @@ class WeightedTally:
         correct: np.ndarray,
         nll: np.ndarray,
         bins: int,
-        weights: np.ndarray | None = None,
+        sample_weight: np.ndarray | None = None,
     ) -> WeightedTally:
         """Tally trusted arrays, one number a row."""
-        total = nll.sum() if weights is None else weights @ nll
-        tally = Bins.from_scores(confidence, correct, equal_width(bins), weights=weights)
+        total = nll.sum() if sample_weight is None else sample_weight @ nll
+        tally = Bins.from_scores(confidence, correct, equal_width(bins), sample_weight=sample_weight)
         return cls(tally, float(total), float(len(nll)))
 
     @classmethod

@@ -102,10 +102,10 @@ class Audit:
     """Of the fits that succeeded."""
     calibration_rows: int
     cross_fitted: bool
-    folds: int
+    n_folds: int
     bins: int
     seed: int
-    weights: np.ndarray | None = None
+    sample_weight: np.ndarray | None = None
     """Of the rows that were scored, with a mean of 1."""
     clusters: Clusters | None = None
     """Of the rows that were scored."""
@@ -139,7 +139,7 @@ class Audit:
             "warnings": {name: list(messages) for name, messages in self.warnings.items()},
             "calibration_rows": self.calibration_rows,
             "cross_fitted": self.cross_fitted,
-            "folds": self.folds,
+            "n_folds": self.n_folds,
             "bins": self.bins,
             "seed": self.seed,
             "scores": self.scores.to_dict(),
@@ -151,16 +151,18 @@ class Rows(NamedTuple):
 
     logits: np.ndarray
     labels: np.ndarray
-    weights: np.ndarray | None
+    sample_weight: np.ndarray | None
     clusters: Clusters | None
 
     @classmethod
-    def of(cls, pair: tuple[Any, Any], weights: Any, clusters: Any, *, event: Event | None, at_least: int) -> Rows:
+    def of(
+        cls, pair: tuple[Any, Any], sample_weight: Any, clusters: Any, *, event: Event | None, at_least: int
+    ) -> Rows:
         """Check them; half precision becomes float32, and the labels a copy, since they outlast the call."""
         z, y = as_arrays(*pair, at_least=at_least)
         z, y = upcast_half(z), y.copy()
         z, y = as_arrays(*((z, y) if event is None else event.of(z, y)))
-        return cls(z, y, as_weights(weights, len(z)), as_clusters(clusters, len(z), at_least=2))
+        return cls(z, y, as_weights(sample_weight, len(z)), as_clusters(clusters, len(z), at_least=2))
 
     @property
     def pair(self) -> Pair:
@@ -172,13 +174,13 @@ class Event(NamedTuple):
     """The class whose probability an audit is about."""
 
     event: int | str
-    names: Sequence[str] | None
+    class_names: Sequence[str] | None
 
     def of(self, logits: Any, labels: Any) -> Any:
         """The pair of two classes: it happens or not."""
         from trueup.convert import as_event  # most audits are of no event
 
-        return as_event(logits, labels, self.event, names=self.names)
+        return as_event(logits, labels, self.event, class_names=self.class_names)
 
 
 @dataclass(frozen=True)
@@ -186,13 +188,13 @@ class Settings:
     """How methods are compared."""
 
     bins: int = BINS
-    folds: int = 5
+    n_folds: int = 5
     level: float = 0.95
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.folds, bool) or not isinstance(self.folds, int) or self.folds < 2:
-            raise ValueError(f"folds must be a whole number of at least 2, got {self.folds!r}")
+        if isinstance(self.n_folds, bool) or not isinstance(self.n_folds, int) or self.n_folds < 2:
+            raise ValueError(f"folds must be a whole number of at least 2, got {self.n_folds!r}")
 
 
 def run_audit(
@@ -217,7 +219,7 @@ def run_audit(
         raise ValueError(f"test must have the {classes} classes of the calibration rows, got {scored.logits.shape[1]}")
     if (val.clusters is None) != (scored.clusters is None):
         raise InputError("test_clusters", "come with clusters, and clusters with test_clusters", "one of them")
-    runs = _Runs(val, test, settings.folds)
+    runs = _Runs(val, test, settings.n_folds)
     for done, (name, fit) in enumerate(track(list(fits.items()), label="fitting", enabled=progress)):
         if on_step is not None:
             on_step(name, done, len(fits))
@@ -229,12 +231,12 @@ def run_audit(
         bins=settings.bins,
         level=settings.level,
         seed=settings.seed,
-        weights=scored.weights,
+        sample_weight=scored.sample_weight,
         groups=groups,
         clusters=scored.clusters,
     )
     pairs = runs.pairs | {name: trusted_arrays(*pair) for name, pair in extra.items()}
-    by_row: dict[str, Any] = {"weights": val.weights, "clusters": val.clusters}
+    by_row: dict[str, Any] = {"sample_weight": val.sample_weight, "clusters": val.clusters}
     chosen = simplest(runs.losses, **by_row)
     return Audit(
         scores=scores,
@@ -248,10 +250,10 @@ def run_audit(
         warnings=MappingProxyType(runs.warnings),
         calibration_rows=len(val.labels),
         cross_fitted=test is None,
-        folds=settings.folds,
+        n_folds=settings.n_folds,
         bins=settings.bins,
         seed=settings.seed,
-        weights=None if scored.weights is None else scored.weights / scored.weights.mean(),
+        sample_weight=None if scored.sample_weight is None else scored.sample_weight / scored.sample_weight.mean(),
         clusters=scored.clusters,
     )
 
@@ -259,9 +261,9 @@ def run_audit(
 class _Runs:
     """The results of the methods, which are added one after another."""
 
-    def __init__(self, val: Rows, test: Rows | None, folds: int) -> None:
-        self.val, self.test, self.folds = val, test, folds
-        self.options = {} if val.weights is None else {"weights": val.weights}
+    def __init__(self, val: Rows, test: Rows | None, n_folds: int) -> None:
+        self.val, self.test, self.n_folds = val, test, n_folds
+        self.options = {} if val.sample_weight is None else {"sample_weight": val.sample_weight}
         self.losses: dict[str, np.ndarray] = {RAW: score_rows(*val.pair).nll}
         self.calibrators: dict[str, Calibrator] = {}
         self.pairs: dict[str, Pair] = {RAW: (test or val).pair}
@@ -282,7 +284,7 @@ class _Runs:
 
     def _fit(self, name: str, fit: Fit) -> None:
         z, y, _, clusters = self.val
-        cross_fitted = cross_fit(fit, folds=self.folds)(z, y, **self.options, clusters=clusters)
+        cross_fitted = cross_fit(fit, n_folds=self.n_folds)(z, y, **self.options, clusters=clusters)
         held_out = as_arrays(cross_fitted, y)
         loss = score_rows(*held_out).nll
         by_cluster = {"clusters": clusters} if clusters is not None and takes(fit, "clusters") else {}
@@ -309,12 +311,14 @@ def fits_of(methods: Iterable[str] | Mapping[str, Fit], extra: Mapping[str, Any]
     return dict(methods)
 
 
-def _mean_and_error(losses: np.ndarray, weights: np.ndarray | None, clusters: Clusters | None) -> tuple[float, float]:
-    mean = float(np.average(losses, weights=weights))
+def _mean_and_error(
+    losses: np.ndarray, sample_weight: np.ndarray | None, clusters: Clusters | None
+) -> tuple[float, float]:
+    mean = float(np.average(losses, weights=sample_weight))
     if clusters is not None:
-        return mean, mean_error(*block_sums(losses, weights, clusters))
-    spread = np.sqrt(np.average((losses - mean) ** 2, weights=weights))
-    return mean, float(spread / np.sqrt(effective_rows(weights, len(losses))))
+        return mean, mean_error(*block_sums(losses, sample_weight, clusters))
+    spread = np.sqrt(np.average((losses - mean) ** 2, weights=sample_weight))
+    return mean, float(spread / np.sqrt(effective_rows(sample_weight, len(losses))))
 
 
 def _reason(error: Exception) -> str:

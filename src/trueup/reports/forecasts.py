@@ -56,9 +56,9 @@ class ForecastAudit:
     calibration_rows: int
     cross_fitted: bool
     """Whether each row was scored by a recalibration fitted to the other folds."""
-    folds: int
+    n_folds: int
     seed: int
-    weights: np.ndarray | None = None
+    sample_weight: np.ndarray | None = None
     failure: str = ""
     """Why recalibration was left out, where it could not be fitted."""
 
@@ -107,7 +107,7 @@ class ForecastAudit:
             "failure": self.failure or None,
             "calibration_rows": self.calibration_rows,
             "cross_fitted": self.cross_fitted,
-            "folds": self.folds,
+            "n_folds": self.n_folds,
             "seed": self.seed,
             "losses": None if self.choice is None else dict(self.choice.losses),
             "scores": self.scores.to_dict(),
@@ -122,7 +122,7 @@ def report_forecasts(
     methods: Sequence[str] | None = None,
     title: str | None = None,
     level: float = 0.95,
-    folds: int = 5,
+    n_folds: int = 5,
     seed: int = 0,
 ) -> Report[ForecastAudit]:
     """Score forecasts and recalibrations of them, choose one, and lay out a page about it.
@@ -140,8 +140,8 @@ def report_forecasts(
     given, scored_forecast = check_forecast(*calibration), check_forecast(*scored)
     if type(scored_forecast) is not type(given):
         raise InputError("test", "hold forecasts of the kind that val has", type(scored_forecast).__name__)
-    w = as_weights(scored.weights, len(scored_forecast.targets))
-    options: dict[str, Any] = {"level": level, "seed": seed, "weights": w, "clusters": scored.clusters or None}
+    w = as_weights(scored.sample_weight, len(scored_forecast.targets))
+    options: dict[str, Any] = {"level": level, "seed": seed, "sample_weight": w, "clusters": scored.clusters or None}
     audit = ForecastAudit(
         scores=evaluate_forecasts(*scored, **options),
         comparison=None,
@@ -149,13 +149,13 @@ def report_forecasts(
         triples={RAW: scored.triple},
         calibration_rows=len(given.targets),
         cross_fitted=test is None,
-        folds=folds,
+        n_folds=n_folds,
         seed=seed,
-        weights=w,
+        sample_weight=w,
     )
     if isinstance(given, GaussianForecast) and isinstance(scored_forecast, GaussianForecast):
         try:
-            choice = choose_recalibration(*calibration, methods=methods, folds=folds, **calibration.options())
+            choice = choose_recalibration(*calibration, methods=methods, n_folds=n_folds, **calibration.options())
         except ValueError as error:  # a std of 0, say: the forecasts can still be scored
             audit = replace(audit, failure=str(error))
         else:
@@ -251,7 +251,7 @@ class ForecastPage(Page):
         audit, scores = self.audit, self.scores
         counts = [("Rows", f"{scores.rows:,}")]
         if audit.comparison is not None and audit.cross_fitted:
-            counts = [("Rows", f"{scores.rows:,}; recalibrations are cross-fitted in {audit.folds} folds")]
+            counts = [("Rows", f"{scores.rows:,}; recalibrations are cross-fitted in {audit.n_folds} folds")]
         elif not audit.cross_fitted:
             counts = [("Calibration rows", f"{audit.calibration_rows:,}"), ("Test rows", f"{scores.rows:,}")]
         items = [*counts, ("Forecasts", scores.caption().partition(", ")[2])]
@@ -259,7 +259,7 @@ class ForecastPage(Page):
             items.append(("Recalibration", f"left out: {audit.failure}"))
         if audit.choice is not None:
             rule = "folds; of those within one standard error of it, the simplest"
-            items.append(("Choice", f"least pinball loss over {audit.folds} {rule}"))
+            items.append(("Choice", f"least pinball loss over {audit.n_folds} {rule}"))
         intervals = f"{format_percent(scores.level)}; of errors by 1,000 resamples, of means the normal ones; "
         return [
             *items,

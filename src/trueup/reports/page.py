@@ -58,7 +58,7 @@ class Report(Generic[A]):
     _: KW_ONLY
     sections: tuple[tuple[str, str], ...] = ()
     """Further headings with HTML, which is trusted, for the end of the page."""
-    names: tuple[str, ...] | None = None
+    class_names: tuple[str, ...] | None = None
     """Of the classes."""
     origin: Mapping[str, str] = field(default_factory=dict)
     """What it was made from, term by term: the files, the command."""
@@ -66,8 +66,8 @@ class Report(Generic[A]):
 
     def __post_init__(self) -> None:
         classes = getattr(self.audit.scores, "classes", None)
-        if self.names is not None and len(self.names) != classes:
-            raise ValueError(f"names must have {classes} entries, one a class, got {len(self.names)}")
+        if self.class_names is not None and len(self.class_names) != classes:
+            raise ValueError(f"names must have {classes} entries, one a class, got {len(self.class_names)}")
 
     def html(self) -> str:
         """The whole page, which loads nothing."""
@@ -96,8 +96,8 @@ def report(
     *,
     methods: Iterable[str] | Mapping[str, Fit] | None = None,
     event: int | str | None = None,
-    names: Sequence[str] | None = None,
-    weights: Any = None,
+    class_names: Sequence[str] | None = None,
+    sample_weight: Any = None,
     test_weights: Any = None,
     groups: Any = None,
     clusters: Any = None,
@@ -107,7 +107,7 @@ def report(
     sections: Sequence[tuple[str, str]] = (),
     origin: Mapping[str, str] | None = None,
     bins: int = BINS,
-    folds: int = 5,
+    n_folds: int = 5,
     level: float = 0.95,
     seed: int = 0,
     on_step: Callable[[str, int, int], None] | None = None,
@@ -171,9 +171,9 @@ def report(
     This network is overconfident: its mean confidence is 82 %, its accuracy 62 %. Temperature scaling calibrates it:
     the calibration error (ECE) falls from 0.207 to 0.032.
     """
-    settings = Settings(bins, folds, level, seed)
-    about = None if event is None else Event(event, names)
-    val_rows = Rows.of(val, weights, clusters, event=about, at_least=2 * folds)
+    settings = Settings(bins, n_folds, level, seed)
+    about = None if event is None else Event(event, class_names)
+    val_rows = Rows.of(val, sample_weight, clusters, event=about, at_least=2 * n_folds)
     test_rows = None if test is None else Rows.of(test, test_weights, test_clusters, event=about, at_least=1)
     others = {name: pair if about is None else about.of(*pair) for name, pair in (extra or {}).items()}
     n, classes = val_rows.logits.shape
@@ -190,13 +190,13 @@ def report(
         progress=progress,
     )
     if result.scores.is_event:
-        named = event_name(event, np.shape(val[0])[1], names)
+        named = event_name(event, np.shape(val[0])[1], class_names)
         result = replace(result, scores=replace(result.scores, event_name=named))
     return Report(
         result,
         DEFAULT_TITLE if title is None else title,
         sections=tuple(sections),
-        names=None if names is None or result.scores.is_event else tuple(map(str, names)),
+        class_names=None if class_names is None or result.scores.is_event else tuple(map(str, class_names)),
         origin=origin or {},
     )
 
@@ -342,7 +342,7 @@ class AuditPage(Page):
 
     def evidence(self) -> Iterator[Section]:
         """The figures of a report."""
-        return sections(self.audit, self.report.names)
+        return sections(self.audit, self.report.class_names)
 
     def facts(self) -> list[tuple[str, str]]:
         """Mean confidence, accuracy and calibration error, before and after."""
@@ -391,9 +391,7 @@ class AuditPage(Page):
     def details(self) -> list[tuple[str, str]]:
         """Rows, settings, the choice, and what failed."""
         audit, scores = self.audit, self.scores
-        choice = (
-            f"least log-loss over {audit.folds} folds{{}}; of those within one standard error of it, the simplest.{{}}"
-        )
+        choice = f"least log-loss over {audit.n_folds} folds{{}}; of those within one standard error, the simplest.{{}}"
         if audit.cross_fitted:
             rows = (
                 f"{audit.calibration_rows:,}, cross-fitted: each was scored by a calibrator fitted on the other folds. "

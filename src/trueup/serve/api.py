@@ -209,7 +209,7 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
         test = store.get(wanted.test, UploadedData) if wanted.test else None
         if test is not None and test.classes != data.classes:
             raise ValueError(f"{test.name} must have the {data.classes} classes of {data.name}, got {test.classes}")
-        job = AuditJob.of(data, test, wanted.methods, bins=wanted.bins, folds=wanted.folds, seed=wanted.seed)
+        job = AuditJob.of(data, test, wanted.methods, bins=wanted.bins, n_folds=wanted.n_folds, seed=wanted.seed)
         return _job_info(jobs.start(job), job)
 
     @api.get("/jobs/{id}", tags=["fit"])

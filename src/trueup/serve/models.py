@@ -46,7 +46,7 @@ class FitRequest(Strict):
     test: str | None = Field(None, description="id of the data to test on, if it came in a file of its own")
     methods: list[str] | None = Field(None, description="names from /api/methods; the quick and good ones by default")
     bins: int = Field(15, ge=1, le=MOST_BINS)
-    folds: int = Field(5, ge=2, le=20)
+    n_folds: int = Field(5, ge=2, le=20)
     seed: int = Field(0, ge=0, le=2**31 - 1)
 
 
@@ -217,7 +217,9 @@ class MonitorRequest(Strict):
     half_life: float | None = Field(None, ge=1, le=1e12, description="after how many rows one counts half, if fading")
     block: int | None = Field(None, ge=10, le=10**6, description="after how many rows it looks for an alarm")
     classwise: bool | None = Field(None, description="whether each class is watched; up to 100 classes by default")
-    fold: bool | None = Field(None, description="whether two classes are read by the predicted one, not as an event")
+    top_label: bool | None = Field(
+        None, description="whether two classes are read by the predicted one, not as an event"
+    )
     event: int | None = Field(None, ge=0, description="the class whose probability is watched, alone")
     promise: PromiseRequest | None = Field(None, description="a threshold and the errors it allows")
 

@@ -116,7 +116,7 @@ FIGURES: Mapping[str, Callable[[Audit], bool]] = MappingProxyType(
         "method_choice": _always,
         "temperature_sweep": _always,
         "risk_coverage": _of_classes,
-        "promise": lambda audit: _of_classes(audit) and _of_independent_rows(audit) and audit.weights is None,
+        "promise": lambda audit: _of_classes(audit) and _of_independent_rows(audit) and audit.sample_weight is None,
         "net_benefit": lambda audit: audit.scores.is_event and _of_independent_rows(audit),
         "class_errors": _of_classes,
     }
@@ -129,11 +129,11 @@ FORECAST_FIGURES = ("pit_histogram", "coverage_curve")
 """The same of forecasts of a number, which have a page of their own."""
 
 
-def sections(audit: Audit, names: Sequence[str] | None) -> Iterator[Section]:
+def sections(audit: Audit, class_names: Sequence[str] | None) -> Iterator[Section]:
     """The sections of the page about an audit, in order; `names` are those of the classes."""
     for name, shown in FIGURES.items():
         if shown(audit):
-            section = import_module(f"{__name__}.{name}").section(audit, names)
+            section = import_module(f"{__name__}.{name}").section(audit, class_names)
             if section is not None:
                 yield section
 

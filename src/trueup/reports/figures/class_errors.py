@@ -22,7 +22,7 @@ _HIGH, _LOW = "probability too high", "probability too low"
 class ClassErrors:
     """The calibration error of each class."""
 
-    names: tuple[str, ...]
+    class_names: tuple[str, ...]
     error: np.ndarray
     """Of the class's probability against its occurrence, in bins; their mean is the class-wise error of the table."""
     probability: np.ndarray
@@ -32,13 +32,13 @@ class ClassErrors:
 
 
 def class_errors(
-    logits: Any, labels: Any, *, bins: int = BINS, names: Sequence[str] | None = None, weights: Any = None
+    logits: Any, labels: Any, *, bins: int = BINS, class_names: Sequence[str] | None = None, sample_weight: Any = None
 ) -> ClassErrors:
     """The calibration error of each class's probability: Σ_b (n_kb/n) |acc_kb − conf_kb| for class k.
 
-    With `weights`, one a row, n is their sum.
+    With `sample_weight`, one a row, n is their sum.
 
-    >>> record = class_errors(np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3]]), [0, 0, 1], names=["cat", "dog"])
+    >>> record = class_errors(np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3]]), [0, 0, 1], class_names=["cat", "dog"])
     >>> for row in zip(record.names, record.error, record.probability, record.frequency):
     ...     print("{} {:.4f} {:.4f} {:.4f}".format(*row))
     cat 0.3333 0.8000 0.6667
@@ -46,9 +46,9 @@ def class_errors(
 
     Nixon et al., "Measuring calibration in deep learning" (2019), called static calibration error there.
     """
-    tally = Bins.of(logits, labels, bins=bins, classwise=True, weights=weights)
+    tally = Bins.of(logits, labels, bins=bins, classwise=True, sample_weight=sample_weight)
     classes = len(tally.count)
-    named = tuple(str(k) for k in range(classes)) if names is None else tuple(map(str, names))
+    named = tuple(str(k) for k in range(classes)) if class_names is None else tuple(map(str, class_names))
     if len(named) != classes:
         raise ValueError(f"names must have {classes} entries, one a class, got {len(named)}")
     n = tally.n or np.nan
@@ -56,9 +56,9 @@ def class_errors(
     return ClassErrors(named, error, tally.confidence.sum(axis=1) / n, tally.hits.sum(axis=1) / n)
 
 
-def section(audit: Audit, names: Sequence[str] | None) -> Section:
+def section(audit: Audit, class_names: Sequence[str] | None) -> Section:
     """The classes before and after calibration, on the same scale."""
-    how: dict[str, Any] = {"bins": audit.bins, "names": names, "weights": audit.weights}
+    how: dict[str, Any] = {"bins": audit.bins, "class_names": class_names, "sample_weight": audit.sample_weight}
     records = [class_errors(*stage.pair, **how) for stage in stages(audit)]
     top, order = max(float(record.error.max()) for record in records), np.argsort(-records[0].error, kind="stable")
     return Section(
@@ -78,14 +78,14 @@ def plot(record: ClassErrors, *, most: int = 20, top: float | None = None, order
     `order` gives the classes of another record's order instead, so that the two can be compared line by line.
     """
     order = (np.argsort(-record.error, kind="stable") if order is None else order)[:most]
-    names = [record.names[k] for k in order]
+    names = [record.class_names[k] for k in order]
     high, low = (way(record.probability, record.frequency)[order] for way in (np.greater, np.less_equal))
     hover = "%{customdata[0]}<br>error %{x:.4f}<br>mean probability %{customdata[1]}, frequency %{customdata[2]}"
     marks: list[Mark] = [
         Bars(
             at=np.flatnonzero(members), size=record.error[order[members]], width=0.75, horizontal=True, color=colour,
             name=name, hover=hover, data=[
-                [plain_text(record.names[k]), percent(record.probability[k], 2), percent(record.frequency[k], 2)]
+                [plain_text(record.class_names[k]), percent(record.probability[k], 2), percent(record.frequency[k], 2)]
                 for k in order[members]
             ],
         )
@@ -110,12 +110,12 @@ def summary(record: ClassErrors) -> str:
     """The mean error, the worst class, and how many probabilities are too high or too low."""
     worst = int(record.error.argmax())
     high = int((record.probability > record.frequency).sum())
-    classes = len(record.names)
+    classes = len(record.class_names)
     return (
-        f"The mean over {classes:,} classes is {record.error.mean():.4f}. Class {record.names[worst]} is worst with "
-        f"{record.error[worst]:.4f}: its mean probability is {percent(record.probability[worst], 2)}, its frequency "
-        f"{percent(record.frequency[worst], 2)}. The mean probability is too high for {high:,} classes and too low for "
-        f"{classes - high:,}."
+        f"The mean over {classes:,} classes is {record.error.mean():.4f}. Class {record.class_names[worst]} is worst "
+        f"with {record.error[worst]:.4f}: its mean probability is {percent(record.probability[worst], 2)}, its "
+        f"frequency {percent(record.frequency[worst], 2)}. The mean probability is too high for {high:,} classes and too low "
+        f"for {classes - high:,}."
     )
 
 
@@ -124,7 +124,7 @@ def numbers(record: ClassErrors, most: int = 200) -> Table:
     order = np.argsort(-record.error, kind="stable")[:most]
     rows = [
         [
-            record.names[k],
+            record.class_names[k],
             format_number(record.error[k]),
             percent(record.probability[k], 2),
             percent(record.frequency[k], 2),

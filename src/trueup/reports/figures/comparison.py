@@ -68,7 +68,7 @@ def comparison(scores: Scores, metric: str = "ece") -> Comparison:
     return Comparison(metric, scores.methods, value, low, high, change, change_low, change_high, scores.level)
 
 
-def section(audit: Audit, names: Sequence[str] | None) -> Section:
+def section(audit: Audit, class_names: Sequence[str] | None) -> Section:
     """The table of methods, and their calibration errors as a chart."""
     rows = "held-out rows" if audit.cross_fitted else "the test rows"
     event = audit.scores.is_event

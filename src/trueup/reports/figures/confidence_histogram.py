@@ -46,27 +46,29 @@ class ConfidenceHistogram:
 
 
 def confidence_histogram(
-    logits: Any, labels: Any, *, bins: int = 20, fold: bool = False, weights: Any = None
+    logits: Any, labels: Any, *, bins: int = 20, top_label: bool = False, sample_weight: Any = None
 ) -> ConfidenceHistogram:
     """How many predictions of each confidence were right, and how many wrong.
 
-    Of two classes it is the probability of class 1, and where that happened; `fold=True` takes the predicted class.
-    With `weights`, one a row, they are sums of weights.
+    Of two classes it is the probability of class 1, and where that happened; `top_label=True` takes the predicted
+    class. With `sample_weight`, one a row, they are sums of weights.
 
     >>> record = confidence_histogram(np.log([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]), [0, 1, 1], bins=4)
     >>> record.right, record.wrong, f"{record.mean:.4f} {record.accuracy:.4f}"
     (array([1., 0., 1., 0.]), array([1., 0., 0., 0.]), '0.3333 0.6667')
     """
     z, y = as_arrays(logits, labels)
-    tally = Bins.of(z, y, bins=bins, fold=fold, weights=weights)
+    tally = Bins.of(z, y, bins=bins, top_label=top_label, sample_weight=sample_weight)
     n = tally.n or np.nan
     mean, accuracy = float(tally.confidence.sum() / n), float(tally.hits.sum() / n)
-    return ConfidenceHistogram(tally.edges, tally.hits, tally.count - tally.hits, mean, accuracy, is_event(z, fold))
+    return ConfidenceHistogram(
+        tally.edges, tally.hits, tally.count - tally.hits, mean, accuracy, is_event(z, top_label)
+    )
 
 
-def section(audit: Audit, names: Sequence[str] | None) -> Section:
+def section(audit: Audit, class_names: Sequence[str] | None) -> Section:
     """The histogram before and after calibration, on the same scale."""
-    records = [confidence_histogram(*stage.pair, weights=audit.weights) for stage in stages(audit)]
+    records = [confidence_histogram(*stage.pair, sample_weight=audit.sample_weight) for stage in stages(audit)]
     total = float((records[0].right + records[0].wrong).sum())
     top = max(float((record.right + record.wrong).max()) for record in records) / total
     _, right, wrong, rate = records[0].words

@@ -35,7 +35,9 @@ class CoverageCurve:
     rows: int
 
 
-def coverage_curve(mean: Any, std: Any, targets: Any, *, weights: Any = None, level: float = 0.95) -> CoverageCurve:
+def coverage_curve(
+    mean: Any, std: Any, targets: Any, *, sample_weight: Any = None, level: float = 0.95
+) -> CoverageCurve:
     """The share of targets inside the central interval of each level; of quantiles, of each pair of levels.
 
     The band holds the middle `level` of a binomial share whose chance is the level of the interval.
@@ -47,8 +49,8 @@ def coverage_curve(mean: Any, std: Any, targets: Any, *, weights: Any = None, le
     Kuleshov, Fenner and Ermon (2018).
     """
     y = check_forecast(mean, std, targets).targets
-    levels, share = central_coverage(mean, std, targets, weights=weights)
-    n = max(round(effective_rows(as_weights(weights, len(y)), len(y))), 1)
+    levels, share = central_coverage(mean, std, targets, sample_weight=sample_weight)
+    n = max(round(effective_rows(as_weights(sample_weight, len(y)), len(y))), 1)
     tail = tail_share(level)
     low, high = binomial_band(n, levels, tail)
     return CoverageCurve(levels, share, low, high, level, len(y))
@@ -57,7 +59,9 @@ def coverage_curve(mean: Any, std: Any, targets: Any, *, weights: Any = None, le
 def section(audit: ForecastAudit) -> Section | None:
     """The curve before and after recalibration."""
     level = audit.scores.level
-    records = [coverage_curve(*stage.triple, weights=audit.weights, level=level) for stage in audit.stages()]
+    records = [
+        coverage_curve(*stage.triple, sample_weight=audit.sample_weight, level=level) for stage in audit.stages()
+    ]
     if not len(records[0].levels):
         return None
     return Section(

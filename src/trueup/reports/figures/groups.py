@@ -100,7 +100,7 @@ def group_errors(
     )
 
 
-def section(audit: Audit, names: Sequence[str] | None) -> Section | None:
+def section(audit: Audit, class_names: Sequence[str] | None) -> Section | None:
     """The groups before and after calibration, column after column, on the same scale; none if there are no groups."""
     tables = audit.scores.group_tables
     shown = [stage for stage in stages(audit) if stage.method in tables and tables[stage.method].rows]

@@ -86,7 +86,7 @@ def _too_few_rows(choice: Choice, classes: int) -> tuple[str, ...]:
     return tuple(name for name in more if name not in tried)
 
 
-def section(audit: Audit, names: Sequence[str] | None) -> Section:
+def section(audit: Audit, class_names: Sequence[str] | None) -> Section:
     """The methods on held-out rows, what more rows would show, and what the automatic choice, if it is there, mixes."""
     panels = [Panel("choice-chart", "Methods on held-out rows", method_choice(audit.choice))]
     pooled: Choice | None = getattr(audit.calibrators.get(AUTO), "choice", None)

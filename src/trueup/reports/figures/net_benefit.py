@@ -22,7 +22,7 @@ class DecisionCurve:
     curve: NetBenefit
 
 
-def decision_curve(logits: Any, labels: Any, *, event: int = 1, weights: Any = None) -> DecisionCurve:
+def decision_curve(logits: Any, labels: Any, *, event: int = 1, sample_weight: Any = None) -> DecisionCurve:
     """The net benefit of acting on P(event) ≥ t for thresholds t from 1 % to 99 %, with pointwise intervals.
 
     >>> rng = np.random.default_rng(0)
@@ -31,12 +31,12 @@ def decision_curve(logits: Any, labels: Any, *, event: int = 1, weights: Any = N
     >>> summary(decision_curve(z, y))
     'Acting on the probability clearly beats acting always and never for thresholds 4 % to 80 %.'
     """
-    return DecisionCurve(net_benefit(logits, labels, event=event, weights=weights))
+    return DecisionCurve(net_benefit(logits, labels, event=event, sample_weight=sample_weight))
 
 
-def section(audit: Audit, names: Sequence[str] | None) -> Section:
+def section(audit: Audit, class_names: Sequence[str] | None) -> Section:
     """The curve of the chosen method on rows that did not fit it."""
-    record = decision_curve(*audit.pairs[audit.chosen], weights=audit.weights)
+    record = decision_curve(*audit.pairs[audit.chosen], sample_weight=audit.sample_weight)
     return Section(
         name="net-benefit",
         title="Is it worth acting on?",

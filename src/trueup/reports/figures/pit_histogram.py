@@ -39,7 +39,7 @@ class PitHistogram:
 
 
 def pit_histogram(
-    mean: Any, std: Any, targets: Any, *, bins: int = 20, weights: Any = None, level: float = 0.95
+    mean: Any, std: Any, targets: Any, *, bins: int = 20, sample_weight: Any = None, level: float = 0.95
 ) -> PitHistogram:
     """The density of F(y) in bins of equal width; of quantiles, between up to as many of their levels.
 
@@ -61,7 +61,7 @@ def pit_histogram(
     else:
         edges = np.linspace(0.0, 1.0, int(bins) + 1)
     u = pit(mean, std, targets)
-    w = as_weights(weights, len(u))
+    w = as_weights(sample_weight, len(u))
     tail, width = tail_share(level), np.diff(edges)
     density = np.histogram(u, edges, weights=w)[0] / (len(u) if w is None else w.sum()) / width
     n = max(round(effective_rows(w, len(u))), 1)
@@ -72,7 +72,7 @@ def pit_histogram(
 def section(audit: ForecastAudit) -> Section:
     """The histogram before and after recalibration, on the same scale."""
     level = audit.scores.level
-    records = [pit_histogram(*stage.triple, weights=audit.weights, level=level) for stage in audit.stages()]
+    records = [pit_histogram(*stage.triple, sample_weight=audit.sample_weight, level=level) for stage in audit.stages()]
     top = max(float(max(record.density.max(), record.high.max())) for record in records)
     return Section(
         name="pit",

@@ -54,7 +54,7 @@ def promise(
     return Promise(np.array(allowed), limit, coverage, observed, level, found[0].rows, least)
 
 
-def section(audit: Audit, names: Sequence[str] | None) -> Section:
+def section(audit: Audit, class_names: Sequence[str] | None) -> Section:
     """The promises of the chosen method on rows that did not fit it."""
     record = promise(*audit.pairs[audit.chosen], seed=audit.seed)
     text = (

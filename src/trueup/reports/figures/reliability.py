@@ -76,14 +76,14 @@ def reliability(
     labels: Any,
     *,
     bins: int = BINS,
-    fold: bool = False,
-    weights: Any = None,
+    top_label: bool = False,
+    sample_weight: Any = None,
     clusters: Any = None,
     **resampling: Unpack[ResamplingOptions],
 ) -> Reliability:
     """The reliability diagram's numbers: accuracy and mean confidence in each bin of confidence.
 
-    Of two classes these are the frequency and the mean predicted probability of class 1; `fold=True` takes the
+    Of two classes these are the frequency and the mean predicted probability of class 1; `top_label=True` takes the
     predicted class. The band holds the middle `level` of Σ_i B_i / n_b over a bin's rows, B_i drawn right with chance
     c_i, the row's own confidence: what a calibrated network with these confidences would show. With `clusters` the band
     has the noise that correlated rows have.
@@ -94,7 +94,7 @@ def reliability(
 
     Bröcker and Smith (2007).
     """
-    tally = Tally.of(logits, labels, bins=bins, fold=fold, weights=weights, clusters=clusters)
+    tally = Tally.of(logits, labels, bins=bins, top_label=top_label, sample_weight=sample_weight, clusters=clusters)
     simulation = Resampling(**resampling)
     test, top = consistency_of_tally(tally, simulation), tally.top
     columns = top.count, top.mean_confidence, top.accuracy, test.low, test.high
@@ -104,8 +104,8 @@ def reliability(
 def plot_reliability(logits: Any, labels: Any, *, ax: Any = None, title: str | None = None, **options: Any) -> Any:
     """Draw the reliability diagram in one line, on matplotlib Axes that are given or new; return them.
 
-    The options are those of `report.reliability`: `bins`, `fold`, `weights`, `level`. The figure is `.figure`, and
-    `figure.savefig("name.png")` writes it.
+    The options are those of `report.reliability`: `bins`, `top_label`, `sample_weight`, `level`. The figure is
+    `.figure`, and `figure.savefig("name.png")` writes it.
 
     >>> plot_reliability([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0], [3.0, 0.0, 0.0]], [0, 1, 1]).get_ylabel()
     'Accuracy'
@@ -127,13 +127,13 @@ _EVENT_TEXT = (
 )
 
 
-def section(audit: Audit, names: Sequence[str] | None) -> Section:
+def section(audit: Audit, class_names: Sequence[str] | None) -> Section:
     """The diagram before and after calibration."""
     options: dict[str, Any] = {
         "bins": audit.bins,
         "level": audit.scores.level,
         "seed": audit.seed,
-        "weights": audit.weights,
+        "sample_weight": audit.sample_weight,
         "clusters": audit.clusters,
     }
     event = audit.scores.is_event

@@ -28,11 +28,11 @@ class RiskCoverage:
     best_aurc: float
 
 
-def risk_coverage(logits: Any, labels: Any, *, points: int = 200, weights: Any = None) -> RiskCoverage:
+def risk_coverage(logits: Any, labels: Any, *, points: int = 200, sample_weight: Any = None) -> RiskCoverage:
     """The error rate R_k among the k most confident rows at evenly spread shares k/n, beside that of the best order.
 
     The area is (1/n) Σ_k R_k over all rows, whatever the number of points; of the best order R_k = max(0, k − right)/k.
-    With `weights`, one a row, shares are of their sum.
+    With `sample_weight`, one a row, shares are of their sum.
 
     >>> record = risk_coverage(np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]]), [0, 1, 0, 1], points=2)
     >>> record.coverage, record.risk, record.best, f"{record.aurc:.4f}"
@@ -42,7 +42,7 @@ def risk_coverage(logits: Any, labels: Any, *, points: int = 200, weights: Any =
     """
     if points < 2:
         raise ValueError(f"points must be at least 2, got {points}")
-    curve = ranking.risk_coverage(logits, labels, weights=weights)
+    curve = ranking.risk_coverage(logits, labels, sample_weight=sample_weight)
     n = len(curve.risk)
     kept = np.round(n * curve.coverage, 9)  # rows are whole numbers, unless they have weights
     right = round(n * (1 - curve.risk[-1]), 9) if n else 0.0
@@ -51,9 +51,9 @@ def risk_coverage(logits: Any, labels: Any, *, points: int = 200, weights: Any =
     return RiskCoverage(curve.coverage[at], curve.risk[at], curve.area(), best.risk[at], best.area())
 
 
-def section(audit: Audit, names: Sequence[str] | None) -> Section:
+def section(audit: Audit, class_names: Sequence[str] | None) -> Section:
     """The curves before and after calibration in one chart."""
-    first, *others = (risk_coverage(*stage.pair, weights=audit.weights) for stage in stages(audit))
+    first, *others = (risk_coverage(*stage.pair, sample_weight=audit.sample_weight) for stage in stages(audit))
     options = {"after": others[0]} if others else {}
     return Section(
         name="risk",

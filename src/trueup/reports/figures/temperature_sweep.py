@@ -46,7 +46,7 @@ def temperature_sweep(
     *,
     temperatures: Sequence[float] | None = None,
     bins: int = BINS,
-    weights: Any = None,
+    sample_weight: Any = None,
     fitted: float | None = None,
 ) -> TemperatureSweep:
     """NLL and ECE of softmax(z/T) along a range of temperatures.
@@ -63,7 +63,7 @@ def temperature_sweep(
 
     Guo et al., "On calibration of modern neural networks" (2017).
     """
-    z, y, w = as_weighted(logits, labels, weights, at_least=1)
+    z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
     best = 1 / inverse_temperature(z, y, w)[0]
     if temperatures is None:
         points = _POINTS if z.size <= _MANY else _FEW
@@ -73,7 +73,7 @@ def temperature_sweep(
         if grid.ndim != 1 or not len(grid) or not ((grid > 0) & np.isfinite(grid)).all():
             raise ValueError("temperatures must be a list of positive numbers")
     hits = scores_and_outcomes(z, y, quick=True)[1]
-    odds = event_log_odds(z) if is_event(z, fold=False) else None
+    odds = event_log_odds(z) if is_event(z, top_label=False) else None
     edges, unit = equal_width(bins), rounding_error(z)
     each, total = (None, len(z)) if w is None else (w, float(w.sum()))
 
@@ -83,19 +83,19 @@ def temperature_sweep(
             score, _ = confidences(z, beta=beta, quick=quick)
         else:
             score = expit(beta * odds)
-        return nll, Bins.from_scores(score, hits, edges, rounding=unit, weights=each).ece()
+        return nll, Bins.from_scores(score, hits, edges, rounding=unit, sample_weight=each).ece()
 
     nll, ece = np.array([losses_at(beta, quick=True) for beta in (1 / grid).tolist()]).T
     return TemperatureSweep(grid, nll, ece, best, float(grid[ece.argmin()]), losses_at(1.0, quick=False), fitted)
 
 
-def section(audit: Audit, names: Sequence[str] | None) -> Section:
+def section(audit: Audit, class_names: Sequence[str] | None) -> Section:
     """The sweep of the uncalibrated network."""
     fitted = getattr(audit.calibrators.get("temperature"), "temperature", None)
     record = temperature_sweep(
         *audit.pairs[RAW],
         bins=audit.bins,
-        weights=audit.weights,
+        sample_weight=audit.sample_weight,
         fitted=None if fitted is None else float(fitted),
     )
     above = "above 1 the network becomes less confident, below 1 more confident"

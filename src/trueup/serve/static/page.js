@@ -88,8 +88,8 @@ async function recall() {
 // What is asked for beside the usual.
 function wishes() {
   const methods = [...$("wanted").querySelectorAll("input:checked")].map((box) => box.value);
-  const folds = Number($("folds").value);
-  return { ...(methods.length && { methods }), ...(folds && { folds }) };
+  const n_folds = Number($("folds").value);
+  return { ...(methods.length && { methods }), ...(n_folds && { n_folds }) };
 }
 
 async function listWishes() {
