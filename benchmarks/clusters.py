@@ -23,7 +23,7 @@ from trueup.metrics.intervals import Scored, intervals
 from trueup.metrics.resampling import Resampling
 
 METRICS = ("accuracy", "confidence", "nll", "brier", "ece", "rmsce", "aece", "sce")
-EVENT = ("observed", "nll", "event_brier", "miscalibration", "ece", "event_auroc", "calibration_slope", "ici")
+EVENT = ("observed", "nll", "event_brier", "miscalibration", "ece", "auroc", "calibration_slope", "ici")
 BAR = 0.92
 
 

@@ -254,7 +254,7 @@ def descend(network: nn.Module, data: Subject, loss: Callable[..., Tensor], step
 def step_loss(method: Method, kind: str, steps: int) -> Callable[..., Tensor]:
     """The loss of a network on a batch."""
     if isinstance(method, Clue):
-        measure: Any = partial(losses.error_and_entropy, classes="last" if kind == "characters" else None)
+        measure: Any = partial(losses.error_and_entropy, class_axis="last" if kind == "characters" else None)
         if kind == "tabular":
             measure = partial(losses.error_and_variance, variance_head=method.head)
         level: Any = method.level
@@ -283,7 +283,7 @@ def classification_figures(network: nn.Module, part: tuple[Tensor, Tensor], kind
         metrics.ece(z, y),
         metrics.uce(z, y),
         correlation(found.uncertainty, found.errors),
-        metrics.auroc(z, y, score="entropy"),
+        metrics.misclassification_auroc(z, y, score="entropy"),
     )
     return dict(zip(CLASSIFIED, values, strict=True))
 

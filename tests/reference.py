@@ -252,7 +252,7 @@ def binned_errors(index, confidence, hits):
         "ece": sum(w * abs(acc - conf) for w, acc, conf, _ in gaps),
         "mce": max(abs(acc - conf) for _, acc, conf, _ in gaps),
         "rmsce": math.sqrt(sum(w * (acc - conf) ** 2 for w, acc, conf, _ in gaps)),
-        "ace": sum(abs(acc - conf) for _, acc, conf, _ in gaps) / len(gaps),
+        "average_ce": sum(abs(acc - conf) for _, acc, conf, _ in gaps) / len(gaps),
         "overconfidence": sum(w * max(conf - acc, 0) for w, acc, conf, _ in gaps),
         "underconfidence": sum(w * max(acc - conf, 0) for w, acc, conf, _ in gaps),
     }
@@ -683,6 +683,8 @@ def image_class_errors(logits, labels, error, bins, ignore_index=-100):
                 if inside.any():
                     gaps.append(abs(p[k][inside].mean() - (label.ravel()[inside] == k).mean()))
                     sizes.append(inside.sum())
-            row.append({"ece": np.average(gaps, weights=sizes), "ace": np.mean(gaps), "mce": np.max(gaps)}[error])
+            row.append(
+                {"ece": np.average(gaps, weights=sizes), "average_ce": np.mean(gaps), "mce": np.max(gaps)}[error]
+            )
         found.append(row)
     return np.array(found)

@@ -233,24 +233,24 @@ def flatten(
     logits: Any,
     labels: Any,
     *,
-    classes: Literal["first", "last"] | None = None,
+    class_axis: Literal["first", "last"] | None = None,
     ignore_index: int = -100,
     clusters: Any = None,
 ) -> tuple[Any, ...]:
     """Flatten tokens or pixels to a pair (m, K), (m,), leaving out what is labelled `ignore_index`.
 
-    `classes="last"` reads logits as (n, …, K), as language models give them; `classes="first"` as (n, K, …), as
+    `class_axis="last"` reads logits as (n, …, K), as language models give them; `class_axis="first"` as (n, K, …), as
     segmentation networks do. It must be named, because a wrong guess would be silent. With `clusters`, which has a
     value for each of the n texts or images, or is True for their numbers, a third array (m,) says which one each row is
     of: rows of one image are correlated, and `evaluate(logits, labels, clusters=…)` has intervals that know it.
 
-    >>> z, y = flatten(np.zeros((2, 3, 5)), np.array([[0, 4, -100], [1, -100, -100]]), classes="last")
+    >>> z, y = flatten(np.zeros((2, 3, 5)), np.array([[0, 4, -100], [1, -100, -100]]), class_axis="last")
     >>> z.shape, y
     ((3, 5), array([0, 4, 1]))
-    >>> flatten(np.zeros((2, 5, 3)), np.array([[0, 4, -100], [1, 2, 2]]), classes="first", clusters=["a", "b"])[2]
+    >>> flatten(np.zeros((2, 5, 3)), np.array([[0, 4, -100], [1, 2, 2]]), class_axis="first", clusters=["a", "b"])[2]
     array(['a', 'a', 'b', 'b', 'b'], dtype='<U1')
     """
-    z, y = classes_last(to_array(logits, "logits"), classes), to_array(labels, "labels")
+    z, y = classes_last(to_array(logits, "logits"), class_axis), to_array(labels, "labels")
     if z.shape[:-1] != y.shape:
         raise ValueError(f"labels must have shape {z.shape[:-1]} to match the logits, got {shape_of(y)}")
     n = len(y)
@@ -267,7 +267,7 @@ def flatten(
     return *pair, ids[np.flatnonzero(kept) // max(len(y) // max(n, 1), 1)]
 
 
-def classes_last(logits: Any, classes: Literal["first", "last"] | None) -> Any:
+def classes_last(logits: Any, class_axis: Literal["first", "last"] | None) -> Any:
     """Logits of any dimension with the classes as their last, (n, …, K); `classes` says where they are.
 
     >>> classes_last(np.zeros((2, 5, 3, 4)), "first").shape
@@ -275,11 +275,10 @@ def classes_last(logits: Any, classes: Literal["first", "last"] | None) -> Any:
     """
     if logits.ndim < 2:
         raise ValueError(f"logits must have at least 2 dimensions, got {shape_of(logits)}")
-    if classes not in ("first", "last") and not (classes is None and logits.ndim == 2):
-        raise ValueError(
-            f'classes must be "first" (n, K, …) or "last" (n, …, K) for logits {shape_of(logits)}, got {classes!r}'
-        )
-    if classes != "first":
+    if class_axis not in ("first", "last") and not (class_axis is None and logits.ndim == 2):
+        wanted = f'be "first" (n, K, …) or "last" (n, …, K) for logits {shape_of(logits)}'
+        raise InputError("class_axis", wanted, repr(class_axis))
+    if class_axis != "first":
         return logits
     return logits.movedim(1, -1) if is_tensor(logits) else np.moveaxis(logits, 1, -1)
 

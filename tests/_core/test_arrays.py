@@ -185,8 +185,8 @@ class TestFlatten:
         last = rng.normal(size=(2, 3, 4, 5))
         labels = rng.integers(0, 5, (2, 3, 4))
         labels[0, 1] = 255
-        z1, y1 = flatten(last, labels, classes="last", ignore_index=255)
-        z2, y2 = flatten(np.moveaxis(last, -1, 1), labels, classes="first", ignore_index=255)
+        z1, y1 = flatten(last, labels, class_axis="last", ignore_index=255)
+        z2, y2 = flatten(np.moveaxis(last, -1, 1), labels, class_axis="first", ignore_index=255)
         assert z1.shape == (20, 5)
         assert np.array_equal(z1, z2)
         assert np.array_equal(y1, y2)
@@ -196,24 +196,29 @@ class TestFlatten:
 
     def test_texts_of_one_token_are_clusters_of_their_own(self):
         labels = np.array([[0], [-100], [1]])
-        assert flatten(np.zeros((3, 1, 4)), labels, classes="last", clusters=True)[2].tolist() == [0, 2]
+        assert flatten(np.zeros((3, 1, 4)), labels, class_axis="last", clusters=True)[2].tolist() == [0, 2]
 
     def test_torch_stays_torch(self):
-        z, y = flatten(torch.zeros(2, 3, 4, dtype=torch.float16), torch.zeros(2, 3, dtype=torch.int64), classes="last")
+        z, y = flatten(
+            torch.zeros(2, 3, 4, dtype=torch.float16), torch.zeros(2, 3, dtype=torch.int64), class_axis="last"
+        )
         assert z.dtype == torch.float16
         assert z.shape == (6, 4)
         assert isinstance(y, torch.Tensor)
 
     def test_refusals(self):
         refused(
-            'classes must be "first" (n, K, …) or "last" (n, …, K)', flatten, np.zeros((2, 3, 4)), np.zeros((2, 3), int)
+            'class_axis must be "first" (n, K, …) or "last" (n, …, K)',
+            flatten,
+            np.zeros((2, 3, 4)),
+            np.zeros((2, 3), int),
         )
         refused(
             "labels must have shape (2, 3) to match the logits, got (2, 4)",
             flatten,
             np.zeros((2, 3, 4)),
             np.zeros((2, 4), int),
-            classes="last",
+            class_axis="last",
         )
         refused("labels must lie in 0..3, got -1..0", flatten, np.zeros((2, 4)), np.array([0, -1]))
 

@@ -148,7 +148,7 @@ def test_a_case_by_hand():
     assert tally.mean_confidence[4] == pytest.approx(0.935)
     assert tally.ece() == pytest.approx((0.3 + 0.45 + 0.35 + 2 * 0.435) / 5)
     assert tally.mce() == pytest.approx(0.45)
-    assert tally.ace() == pytest.approx((0.3 + 0.45 + 0.35 + 0.435) / 4)
+    assert tally.average_ce() == pytest.approx((0.3 + 0.45 + 0.35 + 0.435) / 4)
     assert tally.error("overconfidence") == pytest.approx((0.3 + 0.87) / 5)
 
 

@@ -28,9 +28,10 @@ def _pair(n=1000, classes=5):
 
 
 discrete_pairs = st.integers(2, 4).flatmap(
-    lambda classes: st.lists(
+    lambda class_axis: st.lists(
         st.tuples(
-            st.lists(st.sampled_from([0.0, 0.5, 3.0]), min_size=classes, max_size=classes), st.integers(0, classes - 1)
+            st.lists(st.sampled_from([0.0, 0.5, 3.0]), min_size=class_axis, max_size=class_axis),
+            st.integers(0, class_axis - 1),
         ),
         min_size=1,
         max_size=60,

@@ -200,7 +200,7 @@ def test_beta_with_plain_targets_is_a_logistic_regression_on_the_labels():
 
 
 @pytest.mark.parametrize("method", ["platt", "beta", "quadratic"])
-@pytest.mark.parametrize("weights", [None, np.arange(1.0, 21)])
+@pytest.mark.parametrize("sample_weight", [None, np.arange(1.0, 21)])
 def test_labels_that_are_all_right_leave_a_sure_network_as_sure(method, sample_weight):
     z = np.random.default_rng(0).normal(size=(20, 3)) * 10
     y = z.argmax(axis=1)

@@ -46,7 +46,7 @@ def test_the_table_is_that_of_all_rows(tmp_path, suffix):
     assert len(shards) == 5
     z = z.astype(np.float64) if suffix == "csv" else z  # which keeps values, but not types
     ours, theirs = evaluate_shards(shards, progress=False), trueup.evaluate(z, y)
-    assert (ours.rows, ours.classes) == (theirs.rows, theirs.classes)
+    assert (ours.rows, ours.n_classes) == (theirs.rows, theirs.n_classes)
     for metric in theirs.metrics:
         if metric != "aece":
             assert ours[metric].value == pytest.approx(theirs[metric].value, abs=1e-9)

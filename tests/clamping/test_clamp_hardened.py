@@ -75,7 +75,7 @@ def test_projected_goes_down_the_penalties_as_far_as_it_pays():
         ({"loss": "focal", "gamma": [0.0, 0.5], "gamma_folds": 0}, "gamma_folds must lie between 2 and .* 200, got 0"),
         ({"loss": "focal", "gamma": [0.0, 0.5], "gamma_folds": 500}, "gamma_folds must lie between 2 and"),
         ({"loss": "focal", "gamma": 0.5, "gamma_folds": 5}, "gamma_folds choose from a pool of gamma, got 0.5 alone"),
-        ({"recipe": partial(subspace, n_folds=1)}, "folds must be at least 2"),
+        ({"recipe": partial(subspace, n_folds=1)}, "n_folds must be at least 2"),
         ({"recipe": partial(subspace, frequencies=0)}, "frequencies must be at least 1, got 0"),
         ({"recipe": partial(subspace, penalties=[-1.0])}, "penalties must be positive and finite"),
         ({"recipe": "paper", "penalty": math.inf}, "penalty must be finite for a descent"),

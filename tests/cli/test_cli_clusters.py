@@ -48,7 +48,7 @@ def test_pixels_are_read_by_their_axis(visits, asked, command):
 
 
 def test_compare_and_report_are_by_cluster(visits, asked, command):
-    audit = asked("rank", "visits.npz", "--clusters", "patient", "-m", "temperature", "--folds", "4", "-q")["audit"]
+    audit = asked("rank", "visits.npz", "--clusters", "patient", "-m", "temperature", "--n-folds", "4", "-q")["audit"]
     assert audit["scores"]["clusters"] == 20
     command("report", "visits.npz", "--clusters", "patient", "-m", "temperature", "-o", "r.html", "-q")
     with open("r.html", encoding="utf-8") as file:

@@ -41,7 +41,7 @@ def line_of(result):
         (["evaluate", "net.pkl"], "pickles are never read"),
         (["evaluate", "both.npz", "--logits", "z"], "got 'val_logits' (300, 3) float32"),
         (["rank", "val.npz", "-m", "temprature"], "no method is called 'temprature'; did you mean temperature"),
-        (["rank", "val.npz", "--folds", "1"], "folds must be a whole number of at least 2, got 1"),
+        (["rank", "val.npz", "--n-folds", "1"], "--n-folds must be a whole number of at least 2, got 1"),
         (["rank", "val.npz", "-m", "qqq"], "there are: identity, temperature"),
         (["fit", "val.npz"], "Missing option '--output'"),
         (["fit", "val.npz", "-o", "cal.pt"], "cal.pt: the suffix must be .safetensors, got '.pt'"),

@@ -84,8 +84,8 @@ def test_rank_takes_two_files_or_both_halves_of_one(folder, asked):
 
 
 def test_rank_crosses_the_fits_of_one_file(folder, asked):
-    found = asked("rank", "val.npz", "-m", "temperature", "--folds", 4)["audit"]
-    assert (found["cross_fitted"], found["folds"], found["scores"]["rows"]) == (True, 4, 300)
+    found = asked("rank", "val.npz", "-m", "temperature", "--n-folds", 4)["audit"]
+    assert (found["cross_fitted"], found["n_folds"], found["scores"]["rows"]) == (True, 4, 300)
 
 
 def test_rank_prints_a_table_of_eighty_columns(folder, command):

@@ -97,7 +97,7 @@ def test_an_event_by_name_or_number(folder, asked, command):
     y = trueup.load("test.npz").labels
     assert ours["scores"]["methods"]["network"]["metrics"]["observed"]["value"] == pytest.approx((y == 2).mean())
     fitted = asked("fit", "val.npz", "-m", "platt", "--event", "2", "-o", "cal.safetensors")
-    assert fitted["classes"] == 2
+    assert fitted["n_classes"] == 2
     command("apply", "cal.safetensors", "test.npz", "-o", "after.npz")
     assert trueup.io.load_logits("after.npz").shape == (400, 2)
     assert "400 rows, the event is class 1 of 3," in command("monitor", "test.npz", "--event", "1", code=3).stdout
@@ -135,7 +135,7 @@ def test_bad_input_is_one_line(answers, folder, command, verb, words, said):
 
 
 @pytest.mark.parametrize(
-    ("weights", "said"),
+    ("sample_weight", "said"),
     [
         (["1", "-1"], "w must be weights, finite and not negative, got -1"),
         (["1", "nan"], "w must be weights, finite and not negative, got nan"),

@@ -62,9 +62,9 @@ LIBRARY = {
             "seed": "seed",
         }
     },
-    "rank": {"trueup.reports:report": {name: name for name in ("bins", "level", "folds", "seed")}},
+    "rank": {"trueup.reports:report": {name: name for name in ("bins", "level", "n_folds", "seed")}},
     "monitor": {
-        "trueup.monitor:Monitor": {"level": "alpha"},
+        "trueup.monitor:Monitor": {"level": "level"},
         "trueup.monitor:MonitorSizes": {"window": "window", "bins": "bins"},
     },
     "clamp": {
@@ -111,9 +111,7 @@ def test_help_states_the_defaults_of_the_library(verb):
         module, name = where.split(":")
         parameters = inspect.signature(reduce(getattr, name.split("."), import_module(module))).parameters
         defaults = {option: (argument, parameters[argument].default) for option, argument in arguments.items()}
-        expected |= {
-            key: str(1 - value if argument == "alpha" else value) for key, (argument, value) in defaults.items()
-        }
+        expected |= {key: str(value) for key, (_, value) in defaults.items()}
     assert stated == expected
 
 

@@ -13,7 +13,7 @@ EVALUATE = {
     "scores": {
         "schema": int,
         "rows": int,
-        "classes": int,
+        "n_classes": int,
         "bins": int,
         "level": float,
         "methods": {
@@ -51,7 +51,7 @@ RANK = {
         "warnings": {},
         "calibration_rows": int,
         "cross_fitted": bool,
-        "folds": int,
+        "n_folds": int,
         "bins": int,
         "seed": int,
         "scores": {
@@ -66,7 +66,7 @@ FIT = {
     "file": str,
     "output": str,
     "rows": int,
-    "classes": int,
+    "n_classes": int,
     "methods": list,
     "chosen": str,
     "losses": {"identity": float, "bayesian_temperature": float},
@@ -81,7 +81,7 @@ APPLY = {
     "split": None,
     "output": str,
     "rows": int,
-    "classes": int,
+    "n_classes": int,
     "method": str,
     "summary": {"method": str, "fitted to": str, "rows": int},
 }

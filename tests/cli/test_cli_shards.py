@@ -30,7 +30,7 @@ def test_shards_are_evaluated_as_one(shards, asked, where):
 def test_shards_are_fitted_as_one(shards, asked):
     ours = asked("fit", "parts", "-m", "temperature", "-o", "a.safetensors")
     whole = asked("fit", "whole.npz", "-m", "temperature", "-o", "b.safetensors")
-    assert (ours["rows"], ours["classes"]) == (900, 3)
+    assert (ours["rows"], ours["n_classes"]) == (900, 3)
     assert ours["calibrator"] == whole["calibrator"]
 
 

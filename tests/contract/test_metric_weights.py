@@ -41,7 +41,7 @@ def value(name, logits, labels, **options):
 
 @names
 def test_every_metric_takes_weights(name):
-    assert "weights" in inspect.signature(METRICS[name]).parameters
+    assert "sample_weight" in inspect.signature(METRICS[name]).parameters
 
 
 @sizes
@@ -108,22 +108,22 @@ def test_scikit_learns_weighted_scores():
     assert metrics.event_brier(z, y, sample_weight=WEIGHTS) == pytest.approx(theirs, abs=1e-8)
     assert metrics.brier(z, y, sample_weight=WEIGHTS) == pytest.approx(2 * theirs, abs=1e-8)
     theirs = roc_auc_score(y, p, sample_weight=WEIGHTS)
-    assert metrics.event_auroc(z, y, sample_weight=WEIGHTS) == pytest.approx(theirs, abs=1e-8)
+    assert metrics.auroc(z, y, sample_weight=WEIGHTS) == pytest.approx(theirs, abs=1e-8)
 
 
 @sizes
-@pytest.mark.parametrize("fold", [False, True])
-def test_tallies_with_weights_add_up(classes, fold):
+@pytest.mark.parametrize("top_label", [False, True])
+def test_tallies_with_weights_add_up(classes, top_label):
     z, y = PAIRS[classes]
-    whole = Tally.of(z, y, sample_weight=WEIGHTS, top_label=fold)
-    parts = Tally.of(z[:90], y[:90], sample_weight=WEIGHTS[:90], top_label=fold)
-    parts += Tally.of(z[90:], y[90:], sample_weight=WEIGHTS[90:], top_label=fold)
+    whole = Tally.of(z, y, sample_weight=WEIGHTS, top_label=top_label)
+    parts = Tally.of(z[:90], y[:90], sample_weight=WEIGHTS[:90], top_label=top_label)
+    parts += Tally.of(z[90:], y[90:], sample_weight=WEIGHTS[90:], top_label=top_label)
     assert (parts.n, parts.effective_rows) == (240, pytest.approx(whole.effective_rows))
     for name in ("accuracy", "predicted", "ece", "mce", "aece", "sce"):
         assert parts.value(name) == pytest.approx(whole.value(name), abs=1e-12), name
     if classes == 2:
         with pytest.raises(ValueError, match="both be folded or neither"):
-            whole + Tally.of(z, y, top_label=not fold)
+            whole + Tally.of(z, y, top_label=not top_label)
 
 
 def test_torch_and_compiled_passes_agree_on_weights(monkeypatch):
@@ -139,15 +139,15 @@ def test_torch_and_compiled_passes_agree_on_weights(monkeypatch):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (-WEIGHTS, "weights must not be negative"),
-        (np.zeros(240), "weights must not all be zero"),
-        (np.where(WEIGHTS > 1, math.nan, WEIGHTS), "weights must be finite"),
-        (WEIGHTS[:-1], "weights must have 240 entries"),
-        (WEIGHTS[:, None], r"weights must have shape \(n,\)"),
+        (-WEIGHTS, "sample_weight must not be negative"),
+        (np.zeros(240), "sample_weight must not all be zero"),
+        (np.where(WEIGHTS > 1, math.nan, WEIGHTS), "sample_weight must be finite"),
+        (WEIGHTS[:-1], "sample_weight must have 240 entries"),
+        (WEIGHTS[:, None], r"sample_weight must have shape \(n,\)"),
     ],
 )
 def test_bad_weights_are_named(bad, message):
-    for call in (evaluate, metrics.ece, metrics.ici, metrics.auroc):
+    for call in (evaluate, metrics.ece, metrics.ici, metrics.misclassification_auroc):
         with pytest.raises(ValueError, match=message):
             call(*PAIRS[2], sample_weight=bad)
     assert as_weights(None, 5) is None

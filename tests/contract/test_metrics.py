@@ -104,7 +104,13 @@ def test_extreme_scales_stay_finite(name):
 def test_all_right_all_wrong_and_a_missing_class(name):
     right = LOGITS.argmax(axis=1)
     wrong = LOGITS.argmin(axis=1)
-    single = {"auroc", "event_auroc", "aupr", "fpr95", *REGRESSIONS}  # undefined where all are right, or all wrong
+    single = {
+        "misclassification_auroc",
+        "auroc",
+        "misclassification_aupr",
+        "misclassification_fpr95",
+        *REGRESSIONS,
+    }  # undefined where all are right, or all wrong
     for labels in (right, wrong):
         found = value(name, labels=labels)
         assert math.isnan(found) or math.isfinite(found)

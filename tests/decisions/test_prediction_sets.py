@@ -143,7 +143,7 @@ def test_weights_cover_under_a_shift_of_the_inputs():
     assert abs(after - 0.9) < 0.02
     equal = PredictionSets.fit(z[cal], y[cal], score="lac", sample_weight=np.ones(6000))
     assert (equal(z[new], sample_weight=np.ones(len(new))) == plain(z[new])).all()
-    with pytest.raises(ValueError, match="weights must be given"):
+    with pytest.raises(ValueError, match="sample_weight must be given"):
         shifted(z)
 
 
@@ -158,7 +158,7 @@ def test_raps_chooses_its_penalty_on_other_rows():
 
 def test_a_file_holds_the_rule(tmp_path):
     z, y = draw(400, 7)
-    for options in ({}, {"groups": "class"}, {"groups": np.where(y > 1, "a", "b")}, {"weights": np.ones(400)}):
+    for options in ({}, {"groups": "class"}, {"groups": np.where(y > 1, "a", "b")}, {"sample_weight": np.ones(400)}):
         made = PredictionSets.fit(z, y, **options)
         save(made, tmp_path / "sets.safetensors", summary={"fitted to": "val"})
         loaded = load(tmp_path / "sets.safetensors")
@@ -232,7 +232,7 @@ def test_what_a_rule_cannot_take_is_said():
     z, y = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
     with pytest.raises(InputError, match="have the 3 classes of the rule, got 4"):
         PredictionSets.fit(z, y, groups="class")(np.zeros((5, 4)))
-    with pytest.raises(InputError, match="weights must be non-negative"):
+    with pytest.raises(InputError, match="sample_weight must be non-negative"):
         PredictionSets.fit(z, y, sample_weight=np.ones(60))(z, sample_weight=-np.ones(60))
     with pytest.raises(InputError, match="groups must have a value in every row"):
         PredictionSets.fit(z, y, groups=np.array(["a", float("nan")] * 30, dtype=object))

@@ -120,7 +120,7 @@ def read_monitor(path):
 
     found = read_or_refuse(path, lambda: load(path))
     if found is not None:
-        status = found.update(np.zeros((1, found.classes)), [0])
+        status = found.update(np.zeros((1, found.n_classes)), [0])
         numbers = {name: value for name, value in vars(status).items() if isinstance(value, float)}
         require(all(math.isfinite(value) for value in numbers.values()), f"a monitor that says {numbers}")
     return found is not None
@@ -168,7 +168,7 @@ def read_shards(path):
     found = read_or_refuse(path, lambda: evaluate_shards(shards, **options))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        rest = evaluate_shards(shards, **options, skip_bad=True) if found is None or found.classes == 3 else found
+        rest = evaluate_shards(shards, **options, skip_bad=True) if found is None or found.n_classes == 3 else found
     named = any(f"1 bad shards were left out: {path}" in str(warning.message) for warning in caught)
     require(found is not None or (named and rest.rows == 48), f"{rest.rows} rows of the good shards, warned: {named}")
     return found is not None
@@ -197,7 +197,7 @@ def error_message(answer):
 def read_replay(path):
     """A log is taken in whole, or nothing of it."""
     client = _client()
-    id = client.post("/api/monitors", json={"name": "fuzzed", "classes": 3, "block": 10}).json()["id"]
+    id = client.post("/api/monitors", json={"name": "fuzzed", "n_classes": 3, "block": 10}).json()["id"]
     body = path.read_bytes()
     answer = client.post(f"/api/monitors/{id}/replay", params={"name": path.name, "probs": False}, content=body)
     require(answer.status_code in (200, 413, 422), f"status {answer.status_code}: {answer.text[:200]}")
@@ -222,7 +222,7 @@ def read_restored(path):
         error_message(answer)
     else:
         found = answer.json()
-        row = {"logits": [[0.0] * found["settings"]["classes"]], "labels": [0]}
+        row = {"logits": [[0.0] * found["settings"]["n_classes"]], "labels": [0]}
         after = client.post(f"/api/monitors/{found['id']}/update", json=row)
         client.delete(f"/api/monitors/{found['id']}")
         require(after.status_code == 200, f"it does not go on: {after.text[:200]}")

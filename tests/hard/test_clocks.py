@@ -65,7 +65,7 @@ def test_clock_of_kept_monitors(monkeypatch, tmp_path, tell):
     monkeypatch.setattr(time, "time", jumping)
     seen = []
     with serving.served(monitors_folder=tmp_path, checkpoint_seconds=0) as client:
-        id = client.post("/api/monitors", json={"name": "watch", "classes": 3}).json()["id"]
+        id = client.post("/api/monitors", json={"name": "watch", "n_classes": 3}).json()["id"]
         for part, jump[0] in zip(np.split(np.arange(400), 4), (0.0, -YEAR, 2 * YEAR, 0.0), strict=True):
             rows = {"logits": z[part].tolist(), "labels": y[part].tolist()}
             found = client.post(f"/api/monitors/{id}/update", json=rows).json()

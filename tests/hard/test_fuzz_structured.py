@@ -72,8 +72,8 @@ def of_classes(classes):
 
 def of_bins(bins, classes):
     names = {
-        "classes": classes,
-        "alpha": 0.1,
+        "n_classes": classes,
+        "level": 0.9,
         "bins": bins,
         "window": 10,
         "half_life": 5.0,

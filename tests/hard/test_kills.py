@@ -111,7 +111,7 @@ def test_interrupt(tmp_path, effort, tell):
     said, rng, codes = tmp_path / "said.txt", np.random.default_rng(0), []
     out = tmp_path / "out"
     out.mkdir()
-    commands = {"fit.safetensors": ["fit"], "report.html": ["report", "--folds", "2"]}
+    commands = {"fit.safetensors": ["fit"], "report.html": ["report", "--n-folds", "2"]}
     old = {out / name: str(i).encode() for i, name in enumerate(commands)}
     for path, words in zip(old, commands.values(), strict=True):
         for pause in rng.uniform(0, 0.9, 3 * effort):

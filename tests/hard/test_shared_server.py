@@ -160,7 +160,7 @@ def test_strangers(tmp_path, effort, tell):
         for _ in range(rounds):
             for kind, (headers, code) in wrong.items():
                 assert client.get("/api/monitors", headers=headers).status_code == code, kind
-                made = client.post("/api/monitors", headers=headers, json={"name": "a", "classes": 3})
+                made = client.post("/api/monitors", headers=headers, json={"name": "a", "n_classes": 3})
                 assert made.status_code == code, kind
             assert client.get("/api/monitors", headers=shown).json() == []  # and nothing was made
     assert [path.name for path in tmp_path.glob("damaged*")] == ["damaged.safetensors.damaged"]
@@ -190,7 +190,7 @@ def test_kills_between_updates(tmp_path, effort, tell):
                     acknowledged[k] = sent[k] = found
                 if kill == 0:
                     for k in acknowledged:
-                        made = client.post("/api/monitors", json={"name": f"client {k}", "classes": 3})
+                        made = client.post("/api/monitors", json={"name": f"client {k}", "n_classes": 3})
                         ids[k] = made.json()["id"]
             if kill == kills:
                 break

@@ -204,7 +204,7 @@ def language_rows(model, n=40, length=8):
 
 def test_a_language_model_from_collecting_to_generating(gpt2, tmp_path):
     rows = language_rows(gpt2)
-    table = collect(gpt2, DataLoader(rows, batch_size=16), classes="last", shifted=True)
+    table = collect(gpt2, DataLoader(rows, batch_size=16), class_axis="last", shifted=True)
     n = sum(int((row["labels"][1:] >= 0).sum()) for row in rows)
     assert table.logits.shape == (n, len(WORDS))
     with torch.no_grad():
@@ -212,7 +212,7 @@ def test_a_language_model_from_collecting_to_generating(gpt2, tmp_path):
     kept = rows[0]["labels"][1:] >= 0
     torch.testing.assert_close(table.logits[: int(kept.sum())], first[:-1][kept], rtol=1e-4, atol=1e-5)
     assert len(set(table.clusters)) == len(rows)
-    options = {"classes": "last", "shifted": True}
+    options = {"class_axis": "last", "shifted": True}
     calibrated = calibrate(gpt2, DataLoader(rows, batch_size=16), **options)
     assert float(calibrated.after.temperature) == pytest.approx(3, rel=0.25)
     before, after = (
@@ -221,7 +221,7 @@ def test_a_language_model_from_collecting_to_generating(gpt2, tmp_path):
     assert after["ece"].value < before["ece"].value / 2
     calibrated.save_pretrained(tmp_path)
     loaded = from_pretrained(tmp_path)
-    assert loaded.classes == "last"
+    assert loaded.class_names == "last"
     ids = rows[0]["input_ids"][None, :3]
     asked = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True}
     asked |= {"output_logits": True, "attention_mask": torch.ones_like(ids)}
@@ -239,7 +239,7 @@ def test_generate_sees_a_map_of_the_embedded_tokens(gpt2):
             return x + 0.5
 
     ids = torch.tensor([[6, 7, 8]])
-    clamped = Calibrated(gpt2, before=Shift(), after=Temperature(2.0), classes="last")
+    clamped = Calibrated(gpt2, before=Shift(), after=Temperature(2.0), class_axis="last")
     with torch.no_grad():
         wanted = clamped(ids, attention_mask=torch.ones_like(ids)).logits[:, -1]
     asked = {"max_new_tokens": 2, "min_new_tokens": 2, "do_sample": False, "attention_mask": torch.ones_like(ids)}
@@ -250,5 +250,5 @@ def test_generate_sees_a_map_of_the_embedded_tokens(gpt2):
     assert not gpt2._forward_hooks
     assert not gpt2._forward_pre_hooks
     assert not gpt2.get_input_embeddings()._forward_hooks
-    with pytest.raises(ValueError, match='shifted must come with classes="last"'):
+    with pytest.raises(ValueError, match='shifted must come with class_axis="last"'):
         collect(gpt2, [], shifted=True)

@@ -143,19 +143,19 @@ def test_classes_name_the_columns_where_labels_are_missing():
         LogitCalibrator().fit(z, NAMES[y])
     # In an order of their own.
     own = NAMES[[3, 0, 2, 1]]
-    found = LogitCalibrator(classes=list(own)).fit(z, own[y])
+    found = LogitCalibrator(class_names=list(own)).fit(z, own[y])
     np.testing.assert_array_equal(found.classes_, own)
     np.testing.assert_array_equal(found.predict(z), own[z.argmax(axis=1)])
     assert found.calibrator_.temperature == Temperature.fit(z, y).temperature
     with pytest.raises(ValueError, match=r"y must hold the classes \['ant', .*\] only, got \['yak'\]"):
-        LogitCalibrator(classes=list(NAMES)).fit(z, np.where(y == 0, "yak", NAMES[y]))
-    with pytest.raises(ValueError, match="classes must name each of the 4 columns once"):
-        LogitCalibrator(classes=["ant", "ant", "cat", "dog"]).fit(z, NAMES[y])
+        LogitCalibrator(class_names=list(NAMES)).fit(z, np.where(y == 0, "yak", NAMES[y]))
+    with pytest.raises(ValueError, match="class_names must name each of the 4 columns once"):
+        LogitCalibrator(class_names=["ant", "ant", "cat", "dog"]).fit(z, NAMES[y])
 
 
 def test_parameters():
     found = LogitCalibrator(method=Temperature.fit, options={})
-    assert set(found.get_params()) == {"method", "options", "input", "classes"}
+    assert set(found.get_params()) == {"method", "options", "input", "class_names"}
     z, y = calibrated(300, 3)
     assert isinstance(found.fit(z, y).calibrator_, Temperature)
     with pytest.raises(KeyError, match="no method is called 'nonsense'"):

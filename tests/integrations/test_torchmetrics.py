@@ -19,10 +19,10 @@ from trueup.integrations import torchmetrics as streaming  # noqa: E402
 from trueup.integrations.torchmetrics import ECE, NLL, SCE, Brier, CalibrationTable  # noqa: E402
 
 SINGLE = {
-    "ece": (lambda classes: ECE(), metrics.ece),
+    "ece": (lambda class_axis: ECE(), metrics.ece),
     "sce": (SCE, metrics.sce),
-    "nll": (lambda classes: NLL(), metrics.nll),
-    "brier": (lambda classes: Brier(), metrics.brier),
+    "nll": (lambda class_axis: NLL(), metrics.nll),
+    "brier": (lambda class_axis: Brier(), metrics.brier),
 }
 
 
@@ -171,7 +171,7 @@ def test_without_torchmetrics_the_extra_is_named(monkeypatch):
     importlib.reload(streaming)
 
 
-@pytest.mark.parametrize(("classes", "fold"), [(2, True), (2, False), (4, True)])
+@pytest.mark.parametrize(("classes", "top_label"), [(2, True), (2, False), (4, True)])
 def test_weights_of_rows_count_as_in_a_tally(classes, fold):
     z, y = calibrated(240, classes, temperature=1.6, scale=1.5, seed=classes)
     weights = np.random.default_rng(7).gamma(1.0, size=240)

@@ -148,7 +148,7 @@ def test_confidences_weights_and_groups_by_column(answers):
         ({"confidence": "w", "correct": "right"}, "w must lie in [0, 1], got 0.5..2"),
         ({"confidence": "stated", "correct": "w"}, "w must be 0 or 1, wrong or right, got"),
         ({"confidence": "stated", "correct": "right", "groups": "regoin"}, "did you mean region?"),
-        ({"confidence": "stated", "correct": "right", "weights": "stated2"}, "must have stated2"),
+        ({"confidence": "stated", "correct": "right", "sample_weight": "stated2"}, "must have stated2"),
         ({"correct": "right"}, "correct must come with confidence"),
     ],
 )
@@ -172,17 +172,17 @@ def test_labels_may_be_names(tmp_path, suffix):
     else:
         frame.to_json(path, orient="records", lines=True)
     with pytest.warns(UserWarning, match="1 row was left out"):
-        assert trueup.load(path, classes=["cat", "dog"]).labels.tolist() == [1, 0]
-    with pytest.raises(ValueError, match="classes="):
+        assert trueup.load(path, class_names=["cat", "dog"]).labels.tolist() == [1, 0]
+    with pytest.raises(ValueError, match="class_names="):
         trueup.load(path)
     with pytest.raises(ValueError, match="be classes"):
-        trueup.load(path, classes=["cat", "dogs"])
+        trueup.load(path, class_names=["cat", "dogs"])
 
 
 def test_names_that_are_numbers_are_names(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, logits=Z[:3, :2], labels=[3, 8, 3])
-    assert trueup.load(path, classes=["3", "8"]).labels.tolist() == [0, 1, 0]
+    assert trueup.load(path, class_names=["3", "8"]).labels.tolist() == [0, 1, 0]
 
 
 # Samples of lm-evaluation-harness, and rows of Hugging Face datasets
@@ -254,7 +254,7 @@ def test_rows_of_a_data_set():
     )
     table = from_rows(rows, groups="lang")
     assert table.labels.tolist() == [1, 0]
-    assert table.classes == ("no", "yes")
+    assert table.class_names == ("no", "yes")
     assert table.groups["lang"].tolist() == ["de", "fr"]
     assert from_rows(iter(rows[:1])).logits.tolist() == [[1.0, 2.0]]
     with pytest.raises(InputError, match="row 1, logits must have 2 numbers"):
@@ -268,7 +268,7 @@ def test_the_names_that_datasets_stores_in_parquet(tmp_path):
     info = {"info": {"features": {"label": {"names": ["no", "yes"], "_type": "ClassLabel"}}}}
     table = pa.table({"logits": [[1.0, 2.0]], "label": [1]}).replace_schema_metadata({"huggingface": json.dumps(info)})
     pq.write_table(table, tmp_path / "a.parquet")
-    assert load_table(tmp_path / "a.parquet").classes == ("no", "yes")
+    assert load_table(tmp_path / "a.parquet").class_names == ("no", "yes")
 
 
 # Written again with other logits

@@ -64,7 +64,7 @@ def test_levels_are_read_from_names():
         ({"quantiles": "mean"}, "levels must be known of the quantiles in 'mean'"),
         ({"quantiles": ["mean", "std"], "levels": [0.5]}, "levels must be 2, one for each quantile, got 1"),
         ({"quantiles": "mean", "mean": "std"}, "quantiles must come without mean and std"),
-        ({"weights": "w"}, "must have w"),
+        ({"sample_weight": "w"}, "must have w"),
     ],
 )
 def test_refusals(tmp_path, options, words):

@@ -23,7 +23,7 @@ def pixels(tmp_path):
 
 def test_pixels_become_rows_with_their_image(pixels):
     folder, z, y = pixels
-    expected = trueup.convert.flatten(z, y, classes="first", ignore_index=255, clusters=True)
+    expected = trueup.convert.flatten(z, y, class_axis="first", ignore_index=255, clusters=True)
     for name, axis in (("first", "first"), ("last", "last")):
         table = load_table(folder / f"{name}.npz", class_axis=axis, ignore_index=255)
         assert np.array_equal(table.logits, expected[0])
@@ -57,13 +57,13 @@ def test_labels_by_the_dozen(tmp_path):
     x, y = rng.normal(size=(30, 4)), rng.integers(0, 2, (30, 4))
     y[3, 2] = -1
     np.savez(tmp_path / "tags.npz", logits=x, labels=y)
-    table = load_table(tmp_path / "tags.npz", multilabel=True, ignore_index=-1, classes=("a", "b", "c", "d"))
+    table = load_table(tmp_path / "tags.npz", multilabel=True, ignore_index=-1, class_names=("a", "b", "c", "d"))
     expected = trueup.io.from_multilabel(x, y, ignore_index=-1, class_names=["a", "b", "c", "d"])
     assert np.array_equal(table.logits, expected.logits)
     assert table.groups["label"].tolist() == expected.groups["label"].tolist()
     assert table.clusters.tolist() == expected.clusters.tolist()
-    with pytest.raises(InputError, match="classes must name the 4 labels, got 2 names"):
-        load_table(tmp_path / "tags.npz", multilabel=True, ignore_index=-1, classes=("a", "b"))
+    with pytest.raises(InputError, match="class_names must name the 4 labels, got 2 names"):
+        load_table(tmp_path / "tags.npz", multilabel=True, ignore_index=-1, class_names=("a", "b"))
     with pytest.raises(InputError, match="multilabel must be left out"):
         load_table(tmp_path / "tags.npz", multilabel=True, class_axis="first")
 

@@ -316,7 +316,7 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
         ("logit_0,logit_1,label\n1,2,0,4\n", "line 2: 3 fields wanted, got 4"),
         ("logit_0,logit_1,label\n1,x,0\n", "line 2: could not convert string to float: 'x'"),
         ("logit_0,logit_1,label\n1,,0\n", "at least 2 options in each row, got 1 in row 0"),
-        ("logit_0,logit_1,label\n1,2,cat\n", "line 2, label must be whole numbers, got 'cat'; classes= names"),
+        ("logit_0,logit_1,label\n1,2,cat\n", "line 2, label must be whole numbers, got 'cat'; class_names= names"),
         ("logit_0,logit_1,label\n1,2,1.5\n", r"line 2, label must be whole numbers, got '1\.5'"),
         (f"logit_0,logit_1,label\n1,2,{10**30}\n", "line 2, "),
         ("logit_0,logit_1,label\n1,nan,0\n", "logits must be finite, got nan at"),

@@ -218,7 +218,7 @@ def test_tokens_are_samples_and_masks_leave_out(classes, level):
 
 
 def test_tokens_must_say_where_their_classes_are():
-    with pytest.raises(ValueError, match='classes must be "first"'):
+    with pytest.raises(ValueError, match='class_axis must be "first"'):
         CLUE().of_samples(draws(3, 2, 4, 5), labels_of(2, 4))
     with pytest.raises(ValueError, match=r"labels must have shape \(2, 4\)"):
         CLUE(measure=partial(error_and_entropy, classes="last")).of_samples(draws(3, 2, 4, 5), labels_of(2))

@@ -166,7 +166,7 @@ def test_piece_is_at_least_ece_and_by_hand():
     assert metrics.piece(logits, labels) == metrics.piece(logits, labels, features=logits)
 
 
-@pytest.mark.parametrize("name", ["ece", "mce", "rmsce", "ace", "aece", "sce"])
+@pytest.mark.parametrize("name", ["ece", "mce", "rmsce", "average_ce", "aece", "sce"])
 def test_unknown_options_are_refused(name):
     with pytest.raises(ValueError, match="compat must be"):
         metrics.METRICS[name](*calibrated(10, 3), compat="nonsense")

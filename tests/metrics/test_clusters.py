@@ -150,7 +150,7 @@ def test_differences_are_paired_and_by_cluster():
     for name in scores.metrics:
         assert scores.changes["flat"][name].low <= scores.changes["flat"][name].value + 0.02
     same = trueup.compare({"raw": (z, y), "same": (z, y)}, clusters=image).changes["same"]
-    assert all(abs(same[name].high - same[name].low) < 1e-9 for name in ("nll", "ece", "event_auroc"))
+    assert all(abs(same[name].high - same[name].low) < 1e-9 for name in ("nll", "ece", "auroc"))
 
 
 def test_a_group_of_one_cluster_counts_as_one_row():

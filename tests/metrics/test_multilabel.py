@@ -76,7 +76,7 @@ def test_correlated_rows_widen_it():
     x10, y10 = many
     alone, by_row = evaluate_labels(x, y, n_resamples=50), evaluate_labels(x10, y10, n_resamples=50)
     by_patient = evaluate_labels(x10, y10, clusters={"patient": patient}, n_resamples=50)
-    for name in ("nll", "event_auroc"):
+    for name in ("nll", "auroc"):
         widths = [scores.macro[name].high - scores.macro[name].low for scores in (alone, by_row, by_patient)]
         assert widths[1] < 0.5 * widths[0]
         assert widths[2] == pytest.approx(widths[0], rel=0.15)
@@ -109,7 +109,7 @@ def test_what_is_wrong_is_said():
         trueup.io.from_multilabel(x, np.where(np.arange(30).reshape(10, 3) == 1, 2, y))
     with pytest.raises(InputError, match=r"targets must have the logits' shape \(10, 3\), got \(10,\)"):
         trueup.io.from_multilabel(x, y[:, 0])
-    with pytest.raises(InputError, match="names must name the 3 labels, got 2 names"):
+    with pytest.raises(InputError, match="class_names must name the 3 labels, got 2 names"):
         trueup.io.from_multilabel(x, y, class_names=["a", "b"])
     with pytest.raises(InputError, match="at least 2 labels"):
         per_label()(x[:, :1], y[:, :1])

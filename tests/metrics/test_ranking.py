@@ -13,7 +13,13 @@ import reference
 from optional import torch
 from trueup.metrics import ranking
 
-PAIR = [ranking.auroc, ranking.aupr, ranking.fpr95, ranking.aurc, ranking.eaurc]
+PAIR = [
+    ranking.misclassification_auroc,
+    ranking.misclassification_aupr,
+    ranking.misclassification_fpr95,
+    ranking.aurc,
+    ranking.eaurc,
+]
 OOD = [ranking.ood_auroc, ranking.ood_aupr, ranking.ood_fpr95]
 
 # Few distinct values, so that ties are the rule; and scales at which no absolute slack would do.
@@ -102,9 +108,12 @@ def test_the_pair_functions_equal_slow_loops(rows, score):
     u, wrong = uncertainty(rows, score)
     logits, labels = np.log([p for p, _ in rows]), np.array([y for _, y in rows])
     right, certainty = [1 - w for w in wrong], [-v for v in u]
-    assert same(ranking.auroc(logits, labels, score=score), reference.roc_area(u, wrong))
-    assert same(ranking.aupr(logits, labels, score=score), reference.average_precision(u, wrong))
-    assert same(ranking.fpr95(logits, labels, score=score), reference.false_positive_rate(certainty, right, 0.95))
+    assert same(ranking.misclassification_auroc(logits, labels, score=score), reference.roc_area(u, wrong))
+    assert same(ranking.misclassification_aupr(logits, labels, score=score), reference.average_precision(u, wrong))
+    assert same(
+        ranking.misclassification_fpr95(logits, labels, score=score),
+        reference.false_positive_rate(certainty, right, 0.95),
+    )
     slow = reference.risks(certainty, wrong)
     curve = ranking.risk_coverage(logits, labels, score=score)
     np.testing.assert_allclose(curve.risk, slow, atol=1e-12)
@@ -147,7 +156,9 @@ def test_the_order_of_rows_and_the_kind_of_array_do_not_matter(metric, score):
     assert metric(logits.tolist(), labels.tolist(), score=score) == value
 
 
-@pytest.mark.parametrize("metric", [ranking.auroc, ranking.aupr, ranking.fpr95])
+@pytest.mark.parametrize(
+    "metric", [ranking.misclassification_auroc, ranking.misclassification_aupr, ranking.misclassification_fpr95]
+)
 def test_doubling_the_rows_changes_nothing(metric):
     logits, labels = sample()
     twice = metric(np.vstack([logits, logits]), np.append(labels, labels))
@@ -171,25 +182,25 @@ def test_scores_that_differ_by_rounding_alone_are_ties(score):
     labels = np.where(np.arange(18) % 3 == 0, 2, logits.argmax(axis=1))  # some wrong ones
     wrong = (labels != logits.argmax(axis=1)).mean()
     assert 0 < wrong < 1
-    assert ranking.auroc(logits, labels, score=score) == 0.5
-    assert ranking.aupr(logits, labels, score=score) == pytest.approx(wrong)
-    assert ranking.fpr95(logits, labels, score=score) == 1.0
+    assert ranking.misclassification_auroc(logits, labels, score=score) == 0.5
+    assert ranking.misclassification_aupr(logits, labels, score=score) == pytest.approx(wrong)
+    assert ranking.misclassification_fpr95(logits, labels, score=score) == 1.0
     np.testing.assert_allclose(ranking.risk_coverage(logits, labels, score=score).risk, wrong)
 
 
 @pytest.mark.parametrize("score", ["confidence", "entropy"])
 def test_nearly_certain_rows_are_still_ranked(score):
     logits = np.array([[32.0, 0.0], [33.0, 0.0], [31.0, 0.0]])  # 1 − c is 1.3e-14, 5e-15 and 3e-14
-    assert ranking.auroc(logits, [0, 0, 1], score=score) == 1.0
-    assert ranking.auroc(logits, [1, 0, 0], score=score) == 0.5
+    assert ranking.misclassification_auroc(logits, [0, 0, 1], score=score) == 1.0
+    assert ranking.misclassification_auroc(logits, [1, 0, 0], score=score) == 0.5
     assert ranking.ood_auroc(logits[1:2], logits[:1], score=score) == 1.0
 
 
 def test_the_two_scores_are_two_scores():
     # The first row is the more confident one, and the one of greater entropy.
     logits = np.log([[0.52, 0.12, 0.12, 0.12, 0.12], [0.5, 0.4997, 0.0001, 0.0001, 0.0001]])
-    assert ranking.auroc(logits, [1, 0]) == 0.0
-    assert ranking.auroc(logits, [1, 0], score="entropy") == 1.0
+    assert ranking.misclassification_auroc(logits, [1, 0]) == 0.0
+    assert ranking.misclassification_auroc(logits, [1, 0], score="entropy") == 1.0
     assert ranking.ood_fpr95(logits[:1], logits[1:]) == 0.0
     assert ranking.ood_fpr95(logits[:1], logits[1:], score="entropy") == 1.0
 
@@ -200,8 +211,8 @@ def test_the_ideal_order_has_the_area_of_the_exact_formula_and_no_excess():
     labels = (np.arange(1000) >= 800).astype(int)
     assert ranking.aurc(logits, labels) == pytest.approx(0.02159, abs=5e-6)
     assert ranking.eaurc(logits, labels) == 0.0
-    assert ranking.auroc(logits, labels) == 1.0
-    assert ranking.fpr95(logits, labels) == 0.0
+    assert ranking.misclassification_auroc(logits, labels) == 1.0
+    assert ranking.misclassification_fpr95(logits, labels) == 0.0
 
 
 def test_the_best_order_has_no_excess_however_its_error_rate_rounds():
@@ -237,7 +248,7 @@ def test_nothing_gives_nan():
 def test_errors_name_the_argument():
     z, y = np.zeros((2, 3)), [0, 1]
     with pytest.raises(ValueError, match=r'score must be "confidence" or "entropy", got \'margin\''):
-        ranking.auroc(z, y, score="margin")
+        ranking.misclassification_auroc(z, y, score="margin")
     with pytest.raises(ValueError, match="ood must have as many classes as logits, 3, got 4"):
         ranking.ood_auroc(z, np.zeros((2, 4)))
     with pytest.raises(ValueError, match=r"ood must have shape \(n, classes\)"):
@@ -269,9 +280,9 @@ def test_a_real_network():
         logits, labels = data["test_logits"], data["test_labels"]
     # Its errors are far less certain than its right answers, and its uncertainty leaves something to be wished for.
     error = (logits.argmax(axis=1) != labels).mean()
-    assert 0.85 < ranking.auroc(logits, labels) < 1
-    assert error < ranking.aupr(logits, labels) < 1
-    assert 0 < ranking.fpr95(logits, labels) < 0.95
+    assert 0.85 < ranking.misclassification_auroc(logits, labels) < 1
+    assert error < ranking.misclassification_aupr(logits, labels) < 1
+    assert 0 < ranking.misclassification_fpr95(logits, labels) < 0.95
     assert 0 < ranking.eaurc(logits, labels) < ranking.aurc(logits, labels) < error
     # Flattened outputs stand in for those of foreign inputs.
     assert ranking.ood_auroc(logits, logits / 3) > 0.6

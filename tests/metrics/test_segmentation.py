@@ -24,10 +24,10 @@ def test_two_images_by_hand():
     # ECE = 2/3 · .25 + 1/3 · .2 = .7/3; mean over bins .225; largest .25. Class 1 is its mirror image.
     # Image 1, class 0: upper bin .7 and .7, both class 0: .3.
     assert tally.errors["ece"] == pytest.approx(np.array([[0.7 / 3, 0.7 / 3], [0.3, 0.3]]))
-    assert tally.errors["ace"] == pytest.approx(np.array([[0.225, 0.225], [0.3, 0.3]]))
+    assert tally.errors["average_ce"] == pytest.approx(np.array([[0.225, 0.225], [0.3, 0.3]]))
     assert tally.errors["mce"] == pytest.approx(np.array([[0.25, 0.25], [0.3, 0.3]]))
     assert tally.of_images("ece") == pytest.approx([0.7 / 3, 0.3])
-    assert tally.value("ace").value == pytest.approx((0.225 + 0.3) / 2)
+    assert tally.value("average_ce").value == pytest.approx((0.225 + 0.3) / 2)
     assert tally.accuracy().value == pytest.approx((2 / 3 + 1) / 2)
     assert tally.pixels.tolist() == [3, 2]
     # Of all pixels together: what is too high in one image and too low in another cancels.
@@ -40,7 +40,7 @@ def test_it_is_the_slow_loop(bins):
     z, y = rng.normal(size=(4, 5, 6, 3)) * 2, rng.integers(0, 5, (4, 6, 3))
     y[rng.random(y.shape) < 0.2] = 255
     tally = SegmentationTally.of(z, y, ignore_index=255, bins=bins)
-    for error in ("ece", "ace", "mce"):
+    for error in ("ece", "average_ce", "mce"):
         assert tally.errors[error] == pytest.approx(image_class_errors(z, y, error, bins, ignore_index=255))
 
 
@@ -49,7 +49,7 @@ def test_parts_add_up_and_axes_agree():
     z, y = torch.from_numpy(rng.normal(size=(6, 3, 4, 4))), torch.from_numpy(rng.integers(0, 3, (6, 4, 4)))
     whole = SegmentationTally.of(z, y, background=0)
     parts = sum(SegmentationTally.of(z[i : i + 2], y[i : i + 2], background=0) for i in (0, 2, 4))
-    last = SegmentationTally.of(z.movedim(1, -1), y, classes="last", background=0)
+    last = SegmentationTally.of(z.movedim(1, -1), y, class_axis="last", background=0)
     for other in (parts, last):
         assert other.value() == whole.value()
         assert str(other) == str(whole)
@@ -74,10 +74,10 @@ def test_an_image_without_pixels_counts_nothing():
 def test_what_is_wrong_is_said():
     z, y = np.zeros((2, 3, 4, 4)), np.zeros((2, 4, 4), int)
     with pytest.raises(InputError, match=r"labels must have shape \(2, 3, 4\) to match the logits, got \(2, 4, 4\)"):
-        SegmentationTally.of(z, y, classes="last")
+        SegmentationTally.of(z, y, class_axis="last")
     with pytest.raises(InputError, match="background must be a class, 0..2, got 3"):
         SegmentationTally.of(z, y, background=3)
-    with pytest.raises(InputError, match="error must be one of ece, ace, mce"):
+    with pytest.raises(InputError, match="error must be one of ece, average_ce, mce"):
         SegmentationTally.of(z, y).value("rmsce")
     with pytest.raises(InputError, match="logits must have shape"):
         SegmentationTally.of(z[0, 0], y[0, 0])

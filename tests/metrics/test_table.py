@@ -32,7 +32,7 @@ def test_all_tables_have_the_same_defaults():
         }
 
     ours = defaults(evaluate)
-    for column in ("weights", "groups", "clusters", "names"):  # of shards they are columns of the files
+    for column in ("sample_weight", "groups", "clusters", "class_names"):  # of shards they are columns of the files
         del ours[column]
     assert 1000 in ours.values()  # resamples
     assert ours.items() <= defaults(compare).items()

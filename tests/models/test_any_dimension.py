@@ -44,7 +44,7 @@ def segmentations(model, images=8, size=6, sharpness=2.5, ignored=255):
 def test_a_segmentation_network_from_end_to_end(classes, tmp_path):
     model = Segmenter(classes_last=classes == "last")
     loader = segmentations(model)
-    how = {"classes": classes, "ignore_index": 255, "progress": False}
+    how = {"class_axis": classes, "ignore_index": 255, "progress": False}
     table = trueup.collect(model, loader, **how)
     assert table.logits.shape == (8 * 34, 3)
     assert table.clusters.tolist() == np.repeat(np.arange(8), 34).tolist()
@@ -64,27 +64,27 @@ def test_a_segmentation_network_from_end_to_end(classes, tmp_path):
     assert "8 clusters (sample): intervals by sample" in scores.caption()
 
     tally = sum(
-        SegmentationTally.of(*batch, classes=classes, ignore_index=255)
-        for batch in outputs(model, loader, classes=classes, progress=False)
+        SegmentationTally.of(*batch, class_axis=classes, ignore_index=255)
+        for batch in outputs(model, loader, class_axis=classes, progress=False)
     )
     better = sum(
-        SegmentationTally.of(*batch, classes=classes, ignore_index=255)
-        for batch in outputs(wrapped, loader, classes=classes, progress=False)
+        SegmentationTally.of(*batch, class_axis=classes, ignore_index=255)
+        for batch in outputs(wrapped, loader, class_axis=classes, progress=False)
     )
     assert (tally.images, int(tally.pixels.sum())) == (8, 272)
     assert better.value().value < tally.value().value
 
     trueup.save(wrapped.after, tmp_path / "t.safetensors")
-    again = trueup.models.Calibrated(model, after=trueup.load(tmp_path / "t.safetensors"), classes=classes)
+    again = trueup.models.Calibrated(model, after=trueup.load(tmp_path / "t.safetensors"), class_axis=classes)
     assert torch.equal(again(x)["logits"], after["logits"])
 
 
 def test_the_table_needs_no_logits_in_memory():
     model = Segmenter()
     loader = segmentations(model)
-    table = trueup.collect(model, loader, classes="first", ignore_index=255, progress=False)
+    table = trueup.collect(model, loader, class_axis="first", ignore_index=255, progress=False)
     whole = trueup.evaluate(*table, **table.options())
-    streamed = evaluate_loader(model, iter(loader), classes="first", ignore_index=255, progress=False)
+    streamed = evaluate_loader(model, iter(loader), class_axis="first", ignore_index=255, progress=False)
     assert streamed.clusters == 8
     for name in ("accuracy", "nll", "ece", "sce"):
         assert streamed[name].value == pytest.approx(whole[name].value)
@@ -98,11 +98,11 @@ def test_the_table_needs_no_logits_in_memory():
         evaluate_loader(
             model,
             [(a, b * (k == 0) + 9 * (k == 1)) for k, (a, b) in enumerate(loader)],
-            classes="first",
+            class_axis="first",
             ignore_index=255,
         )
     with pytest.raises(ValueError, match="at least one batch"):
-        evaluate_loader(model, [], classes="first")
+        evaluate_loader(model, [], class_axis="first")
 
 
 def test_methods_that_choose_keep_images_together():
@@ -114,7 +114,7 @@ def test_methods_that_choose_keep_images_together():
         return Temperature.fit(logits, labels)
 
     fit = choose({"identity": trueup.METHODS["identity"], "spy": spy}, n_folds=4)
-    wrapped = trueup.calibrate(model, segmentations(model), fit, classes="first", ignore_index=255, progress=False)
+    wrapped = trueup.calibrate(model, segmentations(model), fit, class_axis="first", ignore_index=255, progress=False)
     assert wrapped.after.choice.chosen == "spy"
     assert all(n % 34 == 0 for n in seen)  # whole images, of 34 pixels each
 
@@ -122,28 +122,28 @@ def test_methods_that_choose_keep_images_together():
 def test_outputs_must_say_where_their_classes_are():
     model = Segmenter()
     loader = segmentations(model)
-    with pytest.raises(ValueError, match=r'batch 0: labels must have shape \(n,\).*classes="first" or "last"'):
+    with pytest.raises(ValueError, match=r'batch 0: labels must have shape \(n,\).*class_axis="first" or "last"'):
         trueup.collect(model, loader, progress=False)
-    with pytest.raises(ValueError, match='classes must be "first"'):
+    with pytest.raises(ValueError, match='class_axis must be "first"'):
         trueup.models.Calibrated(model, after=Temperature(2.0))(loader[0][0])
-    with pytest.raises(InputError, match='classes must be "first"'):
-        trueup.models.Calibrated(model, after=Temperature(2.0), classes="middle")
+    with pytest.raises(InputError, match='class_axis must be "first"'):
+        trueup.models.Calibrated(model, after=Temperature(2.0), class_axis="middle")
     with pytest.raises(ValueError, match="batch 0: labels must have shape"):
-        trueup.collect(model, loader, classes="last", progress=False)
+        trueup.collect(model, loader, class_axis="last", progress=False)
     with pytest.raises(ValueError, match="batch 0: labels must lie in 0..2, got 0..255"):
-        trueup.collect(model, loader, classes="first", progress=False)
+        trueup.collect(model, loader, class_axis="first", progress=False)
 
 
 def test_flat_outputs_stay_a_pair():
     x, y = torch.randn(6, 4), torch.arange(6) % 4
     assert isinstance(trueup.collect(nn.Identity(), [(x, y)], progress=False), trueup.Predictions)
-    table = trueup.collect(nn.Identity(), [(x, y)], classes="last", progress=False)
+    table = trueup.collect(nn.Identity(), [(x, y)], class_axis="last", progress=False)
     assert table.clusters.tolist() == [0, 1, 2, 3, 4, 5]
-    assert torch.equal(trueup.models.Calibrated(nn.Identity(), after=Temperature(2.0), classes="first")(x), x / 2)
+    assert torch.equal(trueup.models.Calibrated(nn.Identity(), after=Temperature(2.0), class_axis="first")(x), x / 2)
 
 
 def test_torch_export_keeps_the_shape():
-    wrapped = trueup.models.Calibrated(nn.Conv2d(1, 3, 1), after=Temperature(2.0), classes="first").eval()
+    wrapped = trueup.models.Calibrated(nn.Conv2d(1, 3, 1), after=Temperature(2.0), class_axis="first").eval()
     x = torch.randn(2, 1, 4, 4)
     exported = torch.export.export(wrapped, (x,)).module()
     assert torch.allclose(exported(x), wrapped(x))
@@ -156,7 +156,7 @@ def test_streaming_metrics_take_tokens_and_pixels(shape):
     z = torch.from_numpy(rng.normal(size=(*shape, 5)))
     y = torch.from_numpy(rng.integers(0, 5, shape))
     y[0, 0] = -1
-    flat = trueup.convert.flatten(z, y, classes="last", ignore_index=-1)
+    flat = trueup.convert.flatten(z, y, class_axis="last", ignore_index=-1)
     for kind in (torchmetrics.ECE, torchmetrics.NLL, torchmetrics.Brier):
         last, first = (kind(class_axis=axis, ignore_index=-1) for axis in ("last", "first"))
         plain = kind()

@@ -329,9 +329,11 @@ def test_numbers_equal_the_slow_loop(passes, n, classes, scale, seed):
 def test_tokens_have_a_number_each(function):
     tokens = samples_of(3, 2 * 4, 5).reshape(3, 2, 4, 5)
     wanted = function(tokens.reshape(3, 8, 5)).reshape(2, 4)
-    np.testing.assert_allclose(function(tokens, classes="last"), wanted)
-    np.testing.assert_allclose(function(np.moveaxis(tokens, -1, 2), classes="first"), wanted)
-    with pytest.raises(ValueError, match=r'classes must be "first" .* or "last" .* for samples \(3, 2, 4, 5\), got No'):
+    np.testing.assert_allclose(function(tokens, class_axis="last"), wanted)
+    np.testing.assert_allclose(function(np.moveaxis(tokens, -1, 2), class_axis="first"), wanted)
+    with pytest.raises(
+        ValueError, match=r'class_axis must be "first" .* or "last" .* for samples \(3, 2, 4, 5\), got No'
+    ):
         function(tokens)
 
 

@@ -69,7 +69,7 @@ def test_however_rows_are_dealt_it_ends_the_same(cuts):
 def test_calibrated_streams_hardly_ever_alarm():
     alarms = 0
     for seed in range(60):  # thousands in `make bench-monitor`
-        monitor = Monitor(3, alpha=0.1, sizes=MonitorSizes(block=100))
+        monitor = Monitor(3, level=0.9, sizes=MonitorSizes(block=100))
         alarms += monitor.update(*drawn(1000, seed=seed, classes=3)).alarm is not None
     # At most 6 are expected; more than 13 would come once in five hundred times at the promised rate.
     assert alarms <= 13
@@ -77,7 +77,7 @@ def test_calibrated_streams_hardly_ever_alarm():
 
 @pytest.mark.parametrize(("temperature", "how"), [(1.5, "too sure"), (0.6, "not sure enough")])
 def test_a_drift_after_long_peace_is_found(temperature, how):
-    monitor = Monitor(4, alpha=0.01, classwise=False)
+    monitor = Monitor(4, level=0.99, classwise=False)
     assert monitor.update(*drawn(20_000)).alarm is None
     alarm = monitor.update(*drawn(3_000, temperature, seed=1)).alarm
     assert 20_000 < alarm.row <= 23_000
@@ -183,18 +183,18 @@ def test_a_forged_header_is_refused(tmp_path, alarmed, part, entry, value, messa
 
 def test_settings_are_all_that_another_needs():
     options = {
-        "alpha": 0.05,
+        "level": 0.95,
         "bins": 7,
         "window": 300,
         "half_life": 50.0,
         "block": 20,
         "classwise": False,
-        "fold": True,
+        "top_label": True,
     }
-    monitor = Monitor.from_settings({"classes": 3, **options})
-    assert monitor.settings() == {"classes": 3, **options, "event": None, "promise": None}
+    monitor = Monitor.from_settings({"n_classes": 3, **options})
+    assert monitor.settings() == {"n_classes": 3, **options, "event": None, "promise": None}
     taken = {*inspect.signature(Monitor).parameters, *inspect.signature(MonitorSizes).parameters}
-    assert {*monitor.settings(), "names", "sizes"} == taken
+    assert {*monitor.settings(), "class_names", "sizes"} == taken
     named = Monitor(3, event="cat", class_names=["ant", "bee", "cat"])
     assert Monitor.from_settings(named.settings()).settings() == named.settings()
     assert named.event == 2
@@ -239,16 +239,16 @@ def test_monitors_add_up():
     assert both.status().evidence == pytest.approx((a.status().evidence + b.status().evidence) / 2, rel=0.01)
     assert both.alarm is not None
     with pytest.raises(ValueError, match="same classes and settings"):
-        a + Monitor(4, alpha=0.2)
+        a + Monitor(4, level=0.8)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"classes": 1}, "classes must be a whole number of at least 2, got 1"),
-        ({"classes": 3, "alpha": 1.0}, r"alpha must lie in \(0, 1\), got 1.0"),
-        ({"classes": 3, "window": 0}, "window must be a whole number of at least 1, got 0"),
-        ({"classes": 3, "half_life": 0}, "half_life must be positive, got 0"),
+        ({"n_classes": 1}, "n_classes must be a whole number of at least 2, got 1"),
+        ({"n_classes": 3, "level": 1.0}, r"level must lie in \(0, 1\), got 1.0"),
+        ({"n_classes": 3, "window": 0}, "window must be a whole number of at least 1, got 0"),
+        ({"n_classes": 3, "half_life": 0}, "half_life must be positive, got 0"),
     ],
 )
 def test_bad_settings_are_refused(options, message):
@@ -305,7 +305,7 @@ def test_weights_weigh_the_figures_and_the_evidence_counts_rows(tmp_path):
     assert halved.ece == pytest.approx(status.ece, abs=1e-12)
     save(monitor, tmp_path / "watch.safetensors")
     assert load(tmp_path / "watch.safetensors").status() == status
-    with pytest.raises(ValueError, match="weights must"):
+    with pytest.raises(ValueError, match="sample_weight must"):
         monitor.update(z, y, sample_weight=-w)
     assert monitor.status() == status
 

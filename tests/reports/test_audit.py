@@ -29,9 +29,9 @@ def drawn(n=1000, classes=4, sharper=3.0, seed=0):
     return Predictions((sharper * z).astype(np.float32), y)
 
 
-@pytest.mark.parametrize("folds", [1, 0, 2.5, True])
+@pytest.mark.parametrize("n_folds", [1, 0, 2.5, True])
 def test_folds_are_two_or_more(n_folds):
-    with pytest.raises(ValueError, match=f"^folds must be a whole number of at least 2, got {n_folds}$"):
+    with pytest.raises(ValueError, match=f"^n_folds must be a whole number of at least 2, got {n_folds}$"):
         report(drawn(100), methods=["temperature"], n_folds=n_folds)
 
 
@@ -204,7 +204,7 @@ def test_to_dict_is_plain_and_whole(found):
     assert plain["schema"] == 1
     assert set(plain) == {
         "schema", "verdict", "chosen", "titles", "losses", "seconds", "failures", "warnings", "calibration_rows",
-        "cross_fitted", "folds", "bins", "seed", "scores",
+        "cross_fitted", "n_folds", "bins", "seed", "scores",
     }  # fmt: skip
 
 
@@ -328,12 +328,12 @@ def test_an_event_of_several_classes_is_audited_by_its_probability():
     assert found.scores.caption().endswith("the event is cat, 15 bins")
     assert "mean predicted probability of cat is" in found.verdict()
     assert found.scores[RAW, "observed"].value == pytest.approx((test.labels == 2).mean())
-    assert {"event_brier", "miscalibration", "discrimination", "event_auroc", "calibration_slope"} <= set(
+    assert {"event_brier", "miscalibration", "discrimination", "auroc", "calibration_slope"} <= set(
         found.scores.metrics
     )
     with pytest.raises(ValueError, match=r"event must be a class, 0\.\.3: ant, bee, cat, dog, got 'cow'"):
         report(val, test, event="cow", class_names=named, progress=False)
-    with pytest.raises(ValueError, match=r"event must be a class, 0\.\.3, got 'cat'; names= names the classes"):
+    with pytest.raises(ValueError, match=r"event must be a class, 0\.\.3, got 'cat'; class_names= names the classes"):
         report(val, test, event="cat", progress=False)
 
 

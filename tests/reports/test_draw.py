@@ -72,7 +72,7 @@ RECORDS = {
     "sweep of one": lambda: r.temperature_sweep(LOGITS, LABELS, temperatures=[2.0]),
     "sweep over decades": lambda: r.temperature_sweep(LOGITS, LABELS, temperatures=np.geomspace(1e-3, 1e3, 20)),
     "choice": lambda: r.method_choice(choice()),
-    "choice of a mixture": lambda: r.method_choice(choice(chosen="mixture", sample_weight={"a": 0.7, "b": 0.3})),
+    "choice of a mixture": lambda: r.method_choice(choice(chosen="mixture", weights={"a": 0.7, "b": 0.3})),
     "choice of one": lambda: r.method_choice(Choice("a", {"a": 0.5}, {})),
     "groups": grouped,
     "groups of one": lambda: grouped(1),
@@ -208,7 +208,7 @@ def test_the_worst_of_many_classes_are_shown():
     record = r.class_errors(*MANY)
     ax = draw(record)
     shown = [label.get_text() for label in ax.get_yticklabels()]
-    assert shown == [record.names[k] for k in np.argsort(-record.error, kind="stable")[:20]]
+    assert shown == [record.class_names[k] for k in np.argsort(-record.error, kind="stable")[:20]]
     assert ax.get_title(loc="left") == "20 worst of 1,000 classes"
     assert f"mean of all {record.error.mean():.4f}" in words_of(ax)
     assert len(draw(record, most=5).get_yticklabels()) == 5

@@ -61,7 +61,7 @@ def test_words_of_a_mixture_of_one_method_and_of_none():
 def test_methods_left_out_for_want_of_rows_are_named(classes):
     z, y = calibrated(200, classes, temperature=2.0)
     few = METHODS["auto"](z, y, progress=False).choice
-    record = method_choice(few, classes=classes)
+    record = method_choice(few, n_classes=classes)
     assert set(record.too_few_rows) & set(few.scores) == set()
     assert set(record.too_few_rows) <= set(CANDIDATES["two classes" if classes == 2 else "up to 30 classes"])
     assert "With 500 rows" in summary(record)

@@ -154,7 +154,7 @@ def test_class_errors_are_those_of_the_loop(pair, bins):
         np.stack([record.error, record.probability, record.frequency], axis=1), expected, atol=1e-9
     )
     assert record.error.mean() == pytest.approx(metrics.sce(*pair, bins=bins), abs=1e-9)
-    assert record.names == tuple(str(k) for k in range(pair[0].shape[1]))
+    assert record.class_names == tuple(str(k) for k in range(pair[0].shape[1]))
 
 
 @given(pairs(tied=False), st.lists(st.floats(0.2, 5), min_size=1, max_size=4))
@@ -229,7 +229,7 @@ def test_torch_and_lists_and_halves_are_welcome(make):
             "labels must have 30 entries, one for each row of logits, got 29",
         ),
         (lambda z, y: risk_coverage(z, y, points=1), "points must be at least 2, got 1"),
-        (lambda z, y: class_errors(z, y, class_names=["a"]), "names must have 3 entries, one a class, got 1"),
+        (lambda z, y: class_errors(z, y, class_names=["a"]), "class_names must have 3 entries, one a class, got 1"),
         (lambda z, y: temperature_sweep(z, y, temperatures=[1, 0]), "temperatures must be a list of positive numbers"),
         (lambda z, y: temperature_sweep(z[:0], y[:0]), "logits must have at least 1 rows, got 0"),
         (lambda z, y: comparison(compare(raw=(z, y)), "speed"), "metric must be one of accuracy, .* got 'speed'"),

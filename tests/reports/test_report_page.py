@@ -139,7 +139,7 @@ def test_save_is_whole_or_nothing(found, tmp_path):
 
 
 def test_names_must_fit(found):
-    with pytest.raises(ValueError, match="names must have 3 entries, one a class, got 2"):
+    with pytest.raises(ValueError, match="class_names must have 3 entries, one a class, got 2"):
         Report(found, class_names=["a", "b"])
 
 

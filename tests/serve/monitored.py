@@ -11,8 +11,8 @@ def stream(rows=700, classes=3, seed=0, temperature=1.0):
     return Predictions(z, (z / temperature + rng.gumbel(size=z.shape)).argmax(axis=1))
 
 
-def made(client, name, classes=3, **settings):
-    answer = client.post("/api/monitors", json={"name": name, "classes": classes, **settings})
+def made(client, name, n_classes=3, **settings):
+    answer = client.post("/api/monitors", json={"name": name, "n_classes": n_classes, **settings})
     assert answer.status_code == 201, answer.text
     return answer.json()["id"]
 

@@ -27,7 +27,7 @@ def test_absent_options_go_through_the_app(client, tmp_path):
 
 
 def test_a_monitor_takes_null_for_an_absent_option(client):
-    made = client.post("/api/monitors", json={"name": "choice", "classes": 3}).json()
+    made = client.post("/api/monitors", json={"name": "choice", "n_classes": 3}).json()
     rows = {"logits": [[1.0, 2.0, None], [0.0, 1.0, 2.0]], "labels": [1, 2]}
     answer = client.post(f"/api/monitors/{made['id']}/update", json=rows)
     assert answer.status_code == 200, answer.text

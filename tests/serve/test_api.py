@@ -35,7 +35,7 @@ def test_every_format_is_read(client, pair, tmp_path, suffix):
     path = tmp_path / f"net{suffix}"
     save(pair, path)
     found = uploaded(client, path.read_bytes(), path.name)
-    assert (found["name"], found["rows"], found["test_rows"], found["classes"]) == (path.name, 400, None, 3)
+    assert (found["name"], found["rows"], found["test_rows"], found["n_classes"]) == (path.name, 400, None, 3)
     ece = client.get(f"/api/data/{found['id']}/evaluate").json()["methods"]["network"]["metrics"]["ece"]["value"]
     assert ece == pytest.approx(metrics.ece(*pair), abs=1e-12)
 
@@ -61,7 +61,7 @@ def test_probabilities_are_read_when_said_so_and_their_zeros_are_told(client):
 def test_names_can_be_given(client, pair):
     assert uploaded(client, npz(scores=pair.logits, truth=pair.labels), logits="scores", labels="truth")["rows"] == 400
     table = b"a,b,target\n1.5,0.5,0\n0.1,0.9,1\n"
-    assert uploaded(client, table, "net.csv", logits="a,b", labels="target")["classes"] == 2
+    assert uploaded(client, table, "net.csv", logits="a,b", labels="target")["n_classes"] == 2
 
 
 def test_evaluate_is_the_library(client, pair):
@@ -160,7 +160,7 @@ def test_one_file_is_cross_fitted(client, pair):
 
 def test_the_example_is_overconfident(client):
     found = client.post("/api/example").json()
-    assert (found["rows"], found["test_rows"], found["classes"]) == (4000, 4000, 10)
+    assert (found["rows"], found["test_rows"], found["n_classes"]) == (4000, 4000, 10)
     assert "overconfident" in client.get(f"/api/data/{found['id']}/evaluate").json()["verdict"]
 
 

@@ -60,4 +60,4 @@ def test_promises_fill_no_memory_of_the_server(client, case):
 
 def test_what_is_written_by_hand_can_be_read(client):
     assert upload(client, with_first(PLAIN), "net.parquet").status_code == 201
-    assert upload(client, one_long_row(4), "net.parquet").json()["classes"] == 4
+    assert upload(client, one_long_row(4), "net.parquet").json()["n_classes"] == 4

@@ -35,7 +35,7 @@ def both():
 @pytest.fixture(scope="module")
 def server():
     small = pytest.MonkeyPatch()
-    small.setattr(jobs, "methods_for", lambda rows, classes: ("temperature", "histogram"))
+    small.setattr(jobs, "methods_for", lambda rows, class_axis: ("temperature", "histogram"))
     with served() as client:
         yield client
     small.undo()

@@ -78,7 +78,7 @@ def test_a_log_is_replayed_and_one_that_is_wrong_changes_nothing(page, said, tmp
     assert page.inner_text("#says").startswith("Calm: nothing seen so far proves its confidence wrong.")
     assert page.inner_text("#list .chip") == "calm"
     assert page.inner_text("#list .called") == "net <b>1</b>"
-    (tmp_path / "wide.npz").write_bytes(npz(**stream(classes=4)))
+    (tmp_path / "wide.npz").write_bytes(npz(**stream(class_names=4)))
     page.set_input_files("#file", tmp_path / "wide.npz")
     page.wait_for_selector("#message:not([hidden])")
     assert page.inner_text("#message") == "logits must have 3 classes, got 4"
@@ -130,7 +130,7 @@ def test_what_a_service_sends_appears_by_itself(page, server):
     body = {name: array.tolist() for name, array in rows.items()}
     server.post(f"/api/monitors/{found['id']}/update", json=body)
     rows_shown(page, "50 rows")
-    server.post("/api/monitors", json={"name": "another", "classes": 2})
+    server.post("/api/monitors", json={"name": "another", "n_classes": 2})
     page.wait_for_function("() => document.getElementById('list').children.length === 2")
     assert page.inner_text("#list li:first-child .called") == "another"
     assert page.inner_text("#name") == "live"
@@ -193,7 +193,7 @@ def test_a_monitor_is_made_from_a_checkpoint_and_deleted(page, server, said, tmp
 
 def test_the_hints_are_the_library_s_defaults(page):
     defaults = Monitor(2).settings()
-    for name in ("alpha", "window", "half_life", "block"):
+    for name in ("level", "window", "half_life", "block"):
         assert float(page.get_attribute(f"#new-{name}", "placeholder")) == defaults[name]
 
 

@@ -22,8 +22,8 @@ parser = pytest.importorskip("prometheus_client.parser")
 
 
 def test_a_monitor_is_the_library_s(client):
-    id = made(client, "the library", alpha=0.05, window=300, half_life=50, block=20, classwise=False, bins=7)
-    monitor = Monitor(3, alpha=0.05, classwise=False, sizes=MonitorSizes(window=300, half_life=50, block=20, bins=7))
+    id = made(client, "the library", level=0.95, window=300, half_life=50, block=20, classwise=False, bins=7)
+    monitor = Monitor(3, level=0.95, classwise=False, sizes=MonitorSizes(window=300, half_life=50, block=20, bins=7))
     found = state(client, id)
     assert found["status"] == monitor.status().to_dict()
     assert found["history"] == {"rows": []}
@@ -94,13 +94,15 @@ def test_probabilities_and_names_of_a_log(client):
 
 
 def test_limits():
-    with served(monitors=2, classes=50, json_bytes=2000, upload_bytes=3000) as client:
+    with served(monitors=2, n_classes=50, json_bytes=2000, upload_bytes=3000) as client:
         id = made(client, "one")
-        assert "called 'one' already" in error(client.post("/api/monitors", json={"name": " one ", "classes": 2}), 409)
-        assert "at most 50 here" in error(client.post("/api/monitors", json={"name": "wide", "classes": 51}), 422)
+        assert "called 'one' already" in error(
+            client.post("/api/monitors", json={"name": " one ", "n_classes": 2}), 409
+        )
+        assert "at most 50 here" in error(client.post("/api/monitors", json={"name": "wide", "n_classes": 51}), 422)
         made(client, "two")
         assert "there are 2 monitors already" in error(
-            client.post("/api/monitors", json={"name": "3", "classes": 2}), 409
+            client.post("/api/monitors", json={"name": "3", "n_classes": 2}), 409
         )
         assert error(client.post("/api/monitors/example"), 409)
         assert error(update(client, id, stream(100)), 413) == "the request must have at most 2,000 bytes"
@@ -113,13 +115,13 @@ def test_limits():
 @pytest.mark.parametrize(
     "wrong",
     [
-        *({"name": " "}, {"name": "a\nb"}, {"name": "x" * 101}, {"classes": 1}, {"alpha": 0}, {"alpha": 1}),
+        *({"name": " "}, {"name": "a\nb"}, {"name": "x" * 101}, {"n_classes": 1}, {"level": 0}, {"level": 1}),
         *({"window": 0}, {"half_life": 0}, {"block": 1}, {"classwise": "perhaps"}, {"bins": 0}, {"sorcery": 1}),
     ],
     ids=str,
 )
 def test_settings_that_are_wrong_are_told(client, wrong):
-    answer = client.post("/api/monitors", json={"name": "wrong", "classes": 3, **wrong})
+    answer = client.post("/api/monitors", json={"name": "wrong", "n_classes": 3, **wrong})
     assert error(answer, 422).startswith(next(iter(wrong)))
     assert "wrong" not in [one["name"] for one in client.get("/api/monitors").json()]
 
@@ -129,7 +131,7 @@ def test_prometheus_reads_it():
     with served() as client:
         ids = [made(client, name) for name in names]
         status = updated(client, ids[0], stream(400, temperature=3.0))["status"]
-        error(update(client, ids[1], stream(5, classes=4)), 422)
+        error(update(client, ids[1], stream(5, class_names=4)), 422)
         answer = client.get("/metrics")
         assert answer.headers["content-type"] == pytest.importorskip("prometheus_client").exposition.CONTENT_TYPE_LATEST
         families = {family.name: family for family in parser.text_string_to_metric_families(answer.text)}

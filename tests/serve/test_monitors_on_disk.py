@@ -61,7 +61,7 @@ def test_a_full_disk_is_told_and_survived(tmp_path, monkeypatch):
         monkeypatch.setattr(monitors, "save", full)
         found = updated(client, id, stream(20))
         assert (found["status"]["rows"], found["saved_rows"], found["problem"]) == (20, 0, "No space left on device")
-        refused = client.post("/api/monitors", json={"name": "another", "classes": 3})
+        refused = client.post("/api/monitors", json={"name": "another", "n_classes": 3})
         assert error(refused, 507) == "the monitor was not made, since it cannot be kept: No space left on device"
         assert len(client.get("/api/monitors").json()) == 1
         assert "trueup_failed_checkpoints_total 2.0" in client.get("/metrics").text
@@ -151,8 +151,8 @@ def checkpoint(tmp_path, change):
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ('"classes": 3', '"classes": 1000000000', "classes must be at most 20,000 here"),
-        ('"classes": 3', '"classes": 4', "do not fit its settings"),
+        ('"n_classes": 3', '"n_classes": 1000000000', "n_classes must be at most 20,000 here"),
+        ('"n_classes": 3', '"n_classes": 4', "do not fit its settings"),
         ('"bins": 15', '"bins": 100000000', "bins"),
         ('"rows": 40', '"rows": "x"', "the checkpoint"),
         ('"begun": 1', '"begun": -9', "begun"),

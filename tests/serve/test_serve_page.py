@@ -18,7 +18,7 @@ OPENED = ""
 def server():
     small = pytest.MonkeyPatch()
     small.setattr(api, "example", lambda: example(rows=800))
-    small.setattr(jobs, "methods_for", lambda rows, classes: ("temperature", "histogram", "vector"))
+    small.setattr(jobs, "methods_for", lambda rows, class_axis: ("temperature", "histogram", "vector"))
     with served() as client:
         yield client
     small.undo()

@@ -125,7 +125,7 @@ def test_uploads_share_the_disk():
 
 def test_monitors_share_the_disk(tmp_path):
     with served(monitors_folder=tmp_path, monitors_bytes=1000) as client:
-        answer = client.post("/api/monitors", json={"name": "one", "classes": 3})
+        answer = client.post("/api/monitors", json={"name": "one", "n_classes": 3})
         assert answer.status_code == 507
         assert "delete one" in answer.json()["error"]
         assert not list(tmp_path.glob("*.safetensors"))
@@ -151,7 +151,7 @@ def test_a_damaged_monitor_is_set_aside_and_the_others_served(folder_with_damage
     assert not list(folder_with_damage.glob(".*.tmp"))
     (told,) = [record.getMessage() for record in caplog.records if "bad.safetensors" in record.getMessage()]
     assert "renamed to bad.safetensors.damaged" in told
-    assert load(folder_with_damage / "good.safetensors").classes == 3
+    assert load(folder_with_damage / "good.safetensors").n_classes == 3
 
 
 def test_folders_of_a_killed_server_are_swept(tmp_path, monkeypatch):

@@ -352,7 +352,7 @@ def as_weights(sample_weight: Any, rows: int) -> np.ndarray | None:
     >>> as_weights([1, -1], 2)
     Traceback (most recent call last):
         ...
-    trueup._core.errors.InputError: weights must not be negative, got -1 in row 1
+    trueup._core.errors.InputError: sample_weight must not be negative, got -1 in row 1
     """
     if sample_weight is None:
         return None

@@ -311,9 +311,9 @@ class Bins:
         """Root mean square calibration error."""
         return self.error("rmsce")
 
-    def ace(self) -> float:
+    def average_ce(self) -> float:
         """Average calibration error."""
-        return self.error("ace")
+        return self.error("average_ce")
 
 
 def _ece(count: np.ndarray, confidence: np.ndarray, hits: np.ndarray) -> np.ndarray:
@@ -342,7 +342,7 @@ def _mce(count: np.ndarray, confidence: np.ndarray, hits: np.ndarray) -> np.ndar
     return largest
 
 
-def _ace(count: np.ndarray, confidence: np.ndarray, hits: np.ndarray) -> np.ndarray:
+def _average_ce(count: np.ndarray, confidence: np.ndarray, hits: np.ndarray) -> np.ndarray:
     """The mean |acc_b − conf_b| over the bins that are not empty."""
     mean: np.ndarray = (np.abs(hits - confidence) / _divisor(count)).sum(axis=-1) / (count > 0).sum(axis=-1)
     return mean
@@ -362,7 +362,7 @@ BINNED_ERRORS: Mapping[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.nd
     "ece": _ece,
     "mce": _mce,
     "rmsce": _rmsce,
-    "ace": _ace,
+    "average_ce": _average_ce,
     "overconfidence": _overconfidence,
     "underconfidence": _underconfidence,
 }

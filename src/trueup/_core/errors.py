@@ -36,7 +36,7 @@ class Hint(StrEnum):
     STATED = "a stated confidence is read by confidence= with correct="
     FORECAST = "forecasts of a number are read by load_forecasts"
     LEVELS = "levels= gives them"
-    CLASSES = "classes= names the classes of labels that are texts"
+    CLASSES = "class_names= names the classes of labels that are texts"
     LOAD_CALIBRATOR = "load(path) reads a calibrator"
     LOAD_CLAMPED = "load(path, model=network) reads a clamped network"
     LOAD_REPAIRED = "load(path, model=network) reads a repaired network"

@@ -100,7 +100,7 @@ METRICS: Lazy[Callable[..., float]] = Lazy(
             "ece",
             "mce",
             "rmsce",
-            "ace",
+            "average_ce",
             "overconfidence",
             "underconfidence",
             "aece",
@@ -111,11 +111,13 @@ METRICS: Lazy[Callable[..., float]] = Lazy(
         **_in("debiased", "debiased_l1", "debiased_l2", "ece_sweep"),
         **_in("smooth", "ks", "ks_within", "ks_classwise", "smooth_ece", "kde_ece"),
         **_in("kernel", "skce", "skce_biased", "skce_linear", "mmce"),
-        **_in("ranking", "auroc", "aupr", "fpr95", "aurc", "eaurc"),
+        **_in(
+            "ranking", "misclassification_auroc", "misclassification_aupr", "misclassification_fpr95", "aurc", "eaurc"
+        ),
         **_in(
             "events", "predicted", "observed", "observed_expected", "event_brier", "miscalibration", "discrimination"
         ),
-        **_in("events", "uncertainty", "event_auroc", "calibration_intercept", "calibration_slope"),
+        **_in("events", "uncertainty", "auroc", "calibration_intercept", "calibration_slope"),
         **_in("events", "calibration_in_the_large", "ici", "e50", "e90", "kuiper"),
     },
 )

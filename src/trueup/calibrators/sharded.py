@@ -65,7 +65,7 @@ class Fitted(NamedTuple):
 
     calibrator: Calibrator
     rows: int
-    classes: int
+    n_classes: int
     bad: tuple[str, ...]
     """Shards that were left out."""
 

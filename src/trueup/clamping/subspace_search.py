@@ -80,7 +80,7 @@ def subspace(
     """
     network, loss = problem.network, problem.loss
     if n_folds < 2 or subsample < 2 * n_folds:
-        raise ValueError(f"folds must be at least 2, and subsample twice that, got {n_folds} and {subsample}")
+        raise ValueError(f"n_folds must be at least 2, and subsample twice that, got {n_folds} and {subsample}")
     if frequencies < 1:
         raise ValueError(f"frequencies must be at least 1, got {frequencies}")
     if penalties is not None and not all(0 < penalty < math.inf for penalty in penalties):

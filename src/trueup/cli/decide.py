@@ -71,7 +71,7 @@ def decide(
         require_output(out, ".safetensors", reads=(val, new))
     with working("deciding", quiet=output.quiet):
         table = reader.load(val, split.split) if split.split else reader.load_half(val, "val")
-        number, names = reader.event_number(table.classes), reader.names(table.classes)
+        number, names = reader.event_number(table.class_names), reader.names(table.class_names)
         options = o.set_options(promise, "risk", "max_risk", "level", "method")
         if number is not None:
             options["risk"] = EventRisk(options.get("risk", "false_discovery_rate"), number, names)

@@ -49,12 +49,12 @@ def evaluate(
             pair = reader.load(file, sharding.split)
             if not len(pair.labels):
                 raise ValueError(f"{file}: there are no rows")
-            options |= o.drop_unset(event=reader.event_number(pair.classes))
+            options |= o.drop_unset(event=reader.event_number(pair.class_names))
             if reader.multilabel:
                 from trueup.metrics.multilabel import scores_of_labels
 
                 of_labels = scores_of_labels(pair, **{k: v for k, v in options.items() if k != "metrics"})
-            options |= o.drop_unset(class_names=reader.names(pair.classes))
+            options |= o.drop_unset(class_names=reader.names(pair.class_names))
             scores = table.evaluate(pair.logits, pair.labels, **(options | pair.options()))
     if output.as_json:
         labelled = {} if of_labels is None else {"labels": of_labels.to_dict()}
@@ -95,7 +95,7 @@ def compare(
     with working("comparing", quiet=output.quiet):
         first, *others = (reader.load(file, split.split) for file in files)
         options |= first.options() | o.drop_unset(
-            event=reader.event_number(first.classes), class_names=reader.names(first.classes)
+            event=reader.event_number(first.class_names), class_names=reader.names(first.class_names)
         )
         pairs = {name: model.pair for name, model in zip(names, (first, *others), strict=True)}
         scores = table.compare(pairs, **options)

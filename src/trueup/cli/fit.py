@@ -66,7 +66,7 @@ def fit(
         else:
             split = sharding.split
             table = reader.load(val, split) if split else reader.load_half(val, "val")
-            number = reader.event_number(table.classes)
+            number = reader.event_number(table.class_names)
             rows, n_classes = len(table.labels), table.logits.shape[1] if number is None else 2
             if reader.multilabel:
                 with reader.open(val) as file:
@@ -74,7 +74,7 @@ def fit(
                 calibrator = _fit_labels(methods[0], table, reader.class_list, n_classes)
             else:
                 calibrator = _fit(methods, table, number)
-                names = table.classes if number is None else None
+                names = table.class_names if number is None else None
     choice: Any = getattr(calibrator, "choice", None)
     method = methods[0] if choice is None else choice.chosen
     from trueup.io.load_save import save
@@ -85,7 +85,7 @@ def fit(
     if output.as_json:
         losses = None if choice is None else choice.scores
         print_json(
-            "fit", file=val, output=out, rows=rows, classes=n_classes, methods=methods, chosen=method,
+            "fit", file=val, output=out, rows=rows, n_classes=n_classes, methods=methods, chosen=method,
             losses=losses, failures={} if choice is None else choice.reasons, calibrator=repr(calibrator),
         )  # fmt: skip
         return
@@ -106,7 +106,7 @@ def _print_choice(choice: Any, classes: int) -> None:
     losses = {name: format_number(loss) if loss < math.inf else "left out" for name, loss in choice.scores.items()}
     lines = ([name, loss, weights.get(name, "")] for name, loss in losses.items())
     print_table([["method", "cross-validated NLL", "weight"], *lines])
-    record = method_choice(choice, classes=classes)
+    record = method_choice(choice, n_classes=classes)
     print_remarks(f"Chosen: {choice.chosen}. {' '.join(why(record))}", more_rows(record))
 
 
@@ -154,7 +154,7 @@ def _fit_shards(
     with reader.open_shards(source, sharding) as (shards, executor):
         options: dict[str, Any] = {"executor": executor, "skip_bad": sharding.skip_bad, "progress": not quiet}
         result = fit_shards(methods[0], shards, **options)
-    return result.calibrator, result.rows, result.classes
+    return result.calibrator, result.rows, result.n_classes
 
 
 def apply(
@@ -213,7 +213,7 @@ def apply(
             rows += n
     if output.as_json:
         print_json(
-            "apply", calibrator=calibrator, file=file, split=split.split, output=out, rows=rows, classes=n_classes,
+            "apply", calibrator=calibrator, file=file, split=split.split, output=out, rows=rows, n_classes=n_classes,
             method=header.class_name, summary=header.summary,
         )  # fmt: skip
     elif not output.quiet:

@@ -36,8 +36,7 @@ class Settings:
         """What `Monitor` takes of them."""
         if (self.threshold is None) != (self.max_risk is None):
             raise ValueError("--threshold and --max-risk make a promise: give both")
-        options = o.set_options(self, "window", "bins")
-        options |= {} if self.level is None else {"alpha": round(1 - self.level, 12)}
+        options = o.set_options(self, "level", "window", "bins")
         if self.threshold is not None:
             options["promise"] = {"threshold": self.threshold, "max_risk": self.max_risk}
         return options
@@ -110,7 +109,7 @@ def _replay(
             skipped = 0
             for part in shards.read(path):
                 if running is None:
-                    running = Monitor.from_settings({"classes": part.logits.shape[1], **options})
+                    running = Monitor.from_settings({"n_classes": part.logits.shape[1], **options})
                 running.update(
                     *part.pair, sample_weight=part.sample_weight, groups=part.groups or None, clusters=part.clusters
                 )
@@ -127,13 +126,13 @@ def _print(status: Status, running: Monitor, quiet: bool) -> None:
     rows = [["", *(heads.get(figure, figure) for figure in FIGURES)]]
     rows += [[name, *(format_number(getattr(status, prefix + figure)) for figure in FIGURES)] for prefix, name in spans]
     if not quiet:
-        event = f"the event is class {running.event} of {running.classes}"
-        what = f"{running.classes} classes" if running.event is None else event
+        event = f"the event is class {running.event} of {running.n_classes}"
+        what = f"{running.n_classes} classes" if running.event is None else event
         print(f"{status.rows:,} rows, {what}, {running.bins} bins\n")
     print_table(rows)
     held = f"evidence against calibration {format_evidence(status.evidence)}, {format_p(status.p_value)} at any time"
     if status.alarm is None:
-        print_remarks(f"No alarm: {held} (alarm at {1 / running.alpha:g}).", quiet=quiet)
+        print_remarks(f"No alarm: {held} (alarm at {1 / (1 - running.level):g}).", quiet=quiet)
     else:
         print_remarks(f"ALARM at row {status.alarm.row:,}: {status.alarm.reason} {held.capitalize()}.")
     if status.promise is not None:

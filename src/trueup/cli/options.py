@@ -367,7 +367,7 @@ class Reader:
         same = ("labels", "probs", "confidence", "correct", "clusters", "class_axis", "ignore_index")
         return set_options(self, *same) | drop_unset(
             logits=tuple(self.logits.split(",")) if self.logits and "," in self.logits else self.logits,
-            classes=self.class_list,
+            class_names=self.class_list,
             sample_weight=self.sample_weight,
             groups=tuple(self.groups) if self.groups else None,
             multilabel=self.multilabel or None,

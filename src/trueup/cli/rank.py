@@ -168,7 +168,7 @@ def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False,
         print(f"{scores.caption()}; {how}\n")
     if metrics is None or not metrics:
         event = scores.is_event
-        metrics = list((NARROW_EVENT if event else NARROW) if many else default_metrics(scores.classes, not event))
+        metrics = list((NARROW_EVENT if event else NARROW) if many else default_metrics(scores.n_classes, not event))
     absent = [metric for metric in metrics if metric not in scores.metrics]
     if absent:
         raise ValueError(f"--metric {absent[0]} is of an event; there are: {', '.join(scores.metrics)}")
@@ -234,12 +234,12 @@ def _report(
 
     with working("comparing", quiet=quiet):
         val, test = reader.load_val_and_test(halves.val, halves.test)
-        number = reader.event_number(val.classes)
+        number = reader.event_number(val.class_names)
         if methods is None and not pooled:
             rows, classes = val.logits.shape
             methods = list(methods_for(rows, classes if number is None else 2))
         options = o.set_options(scoring, "bins", "level", "n_folds", "seed")
-        options |= o.drop_unset(methods=methods, event=number, class_names=reader.names(val.classes))
+        options |= o.drop_unset(methods=methods, event=number, class_names=reader.names(val.class_names))
         options |= val.options() | {"groups": dict((test or val).groups) or None}
         options |= {f"test_{name}": x for name, x in (test.options() if test else {}).items() if name != "groups"}
         test_pair = None if test is None else test.pair
@@ -260,7 +260,7 @@ def _save_chosen(audit: Audit, path: Path, val: str, event: int | None) -> None:
     summary = {"method": audit.chosen, "fitted to": Path(val).name, "rows": audit.calibration_rows}
     summary |= o.drop_unset(event=event)
     calibrator = audit.calibrators.get(audit.chosen) or Identity()
-    save(calibrator, path, n_classes=audit.scores.classes, summary=summary)
+    save(calibrator, path, n_classes=audit.scores.n_classes, summary=summary)
 
 
 RANK_EXAMPLES = (

@@ -72,7 +72,7 @@ HINTS = {
 OPTIONS = {
     "n_resamples": "--resamples",
     "sample_weight": "--sample-weight",
-    "classes": "--class-names",
+    "class_names": "--class-names",
     "max_risk": "--max-risk",
     **{
         name: f"--{name.replace('_', '-')}"

@@ -304,7 +304,7 @@ class PredictionSets(Value):
             return np.append(limits, math.inf)[rows]
         if self.sample_weight is not None:
             if sample_weight is None:
-                raise ValueError("weights must be given: the limit of a row depends on its own")
+                raise ValueError("sample_weight must be given: the limit of a row depends on its own")
             own = as_vector(sample_weight, "sample_weight", length=n)
             if n and own.min() < 0:
                 raise InputError("sample_weight", "be non-negative", f"{own.min():g}")

@@ -18,7 +18,7 @@ GAUGES = {
     "confidence": "Mean confidence; of two classes, mean probability of class 1",
     "nll": "Mean negative log-likelihood",
     "ece": "Expected calibration error",
-    "evidence": "E-value against calibration; the alarm is at 1/alpha",
+    "evidence": "E-value against calibration; the alarm is at 1/(1 − level)",
     "p_value": "Anytime-valid p-value of calibration",
 }
 PARTS: dict[str, tuple[str, str, Callable[[dict[str, Any]], Any]]] = {

@@ -99,12 +99,12 @@ class LogitCalibrator(_CalibratedBase):
         options: Mapping[str, Any] | None = None,
         *,
         input: Literal["logits", "probs"] = "logits",
-        classes: Sequence[Any] | None = None,
+        class_names: Sequence[Any] | None = None,
     ) -> None:
         self.method = method
         self.options = options
         self.input = input
-        self.classes = classes
+        self.class_names = class_names
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the calibrator to scores (n, classes) and the true labels (n,), each row by its weight."""
@@ -112,7 +112,7 @@ class LogitCalibrator(_CalibratedBase):
         weights = _weights(sample_weight, X)
         check_classification_targets(y)
         self.floor_ = LEAST_FLOOR
-        self.classes_, labels = _encode(column_or_1d(y), self.classes, self._logits(X).shape[1])
+        self.classes_, labels = _encode(column_or_1d(y), self.class_names, self._logits(X).shape[1])
         if self.input == "probs":
             self.floor_ = _floor(_both(X), labels, weights, "X")
         self.calibrator_ = _fit(self.method, self.options, self._logits(X), labels, weights)
@@ -378,19 +378,19 @@ def _apply(calibrator: Calibrator, logits: np.ndarray) -> np.ndarray:
     return result
 
 
-def _encode(y: np.ndarray, classes: Sequence[Any] | None, columns: int) -> tuple[np.ndarray, np.ndarray]:
+def _encode(y: np.ndarray, class_names: Sequence[Any] | None, columns: int) -> tuple[np.ndarray, np.ndarray]:
     """The label of each column, and y as column indices."""
     present, labels = np.unique(y, return_inverse=True)
-    if classes is None:
+    if class_names is None:
         if len(present) != columns:
             raise ValueError(
                 f"X must have a column for each class in y, got {columns} columns (one for a binary score counts as 2) "
-                f"and {len(present)} classes; where y lacks classes, name those of all columns by classes=…"
+                f"and {len(present)} classes; where y lacks classes, name those of all columns by class_names=…"
             )
         return present, labels
-    named = np.asarray(classes)
+    named = np.asarray(class_names)
     if len(np.unique(named)) != columns or len(named) != columns:
-        raise ValueError(f"classes must name each of the {columns} columns once, got {list(classes)}")
+        raise ValueError(f"class_names must name each of the {columns} columns once, got {list(class_names)}")
     if unknown := [label for label in present.tolist() if label not in named.tolist()]:
         raise ValueError(f"y must hold the classes {named.tolist()} only, got {unknown}")
     order = np.argsort(named)

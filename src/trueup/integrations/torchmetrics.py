@@ -67,7 +67,7 @@ class Streaming(Metric):
         texts or images.
         """
         if self.class_axis is not None:
-            options: dict[str, Any] = {"classes": self.class_axis, "ignore_index": self.ignore_index}
+            options: dict[str, Any] = {"class_axis": self.class_axis, "ignore_index": self.ignore_index}
             logits, labels, sample = flatten(torch.as_tensor(logits), labels, **options, clusters=True)
             sample_weight = None if sample_weight is None else torch.as_tensor(sample_weight)[torch.from_numpy(sample)]
         batch = self._empty + self._of(
@@ -119,8 +119,8 @@ class SCE(Streaming):
     '0.3369'
     """
 
-    def __init__(self, classes: int, *, bins: int = BINS, **options: Any) -> None:
-        super().__init__(Bins.of(*_no_rows(classes), bins=bins, classwise=True), **options)
+    def __init__(self, n_classes: int, *, bins: int = BINS, **options: Any) -> None:
+        super().__init__(Bins.of(*_no_rows(n_classes), bins=bins, classwise=True), **options)
         self.bins = bins
 
     def _of(self, logits: Any, labels: Any, sample_weight: Any) -> Bins:
@@ -178,8 +178,8 @@ class CalibrationTable(Streaming):
 
     higher_is_better = None
 
-    def __init__(self, classes: int, *, bins: int = BINS, top_label: bool = False, **options: Any) -> None:
-        super().__init__(Tally.of(*_no_rows(classes), bins=bins, top_label=top_label), **options)
+    def __init__(self, n_classes: int, *, bins: int = BINS, top_label: bool = False, **options: Any) -> None:
+        super().__init__(Tally.of(*_no_rows(n_classes), bins=bins, top_label=top_label), **options)
         self.bins, self.top_label = bins, top_label
 
     def _of(self, logits: Any, labels: Any, sample_weight: Any) -> Tally:

@@ -61,7 +61,7 @@ class TrainerMetrics:
         if self.shifted:
             logits, labels = logits[:, :-1], labels[:, 1:]
         if logits.ndim > 2:
-            logits, labels = flatten(logits, labels, classes="last", ignore_index=self.ignore_index)
+            logits, labels = flatten(logits, labels, class_axis="last", ignore_index=self.ignore_index)
         for metric in self._metrics.values():
             metric.update(logits, labels)
         if not compute_result:

@@ -44,17 +44,19 @@ MAX_CLASSES = 1 << 24
 OLD_CLASSES: Mapping[str, str] = {}
 """Class names in files of schema 1 → today's, where they changed."""
 
-OLD_ARGUMENTS: Mapping[str, tuple[str, Callable[[Any], Any] | None]] = {
-    "alpha": ("coverage", lambda alpha: 1 - alpha),
-    "at_most": ("max_risk", None),
-    "certainty": ("level", None),
-    "classes": ("n_classes", None),
-    "fold": ("top_label", None),
-    "folds": ("n_folds", None),
-    "names": ("class_names", None),
-    "weights": ("sample_weight", None),
+OLD_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "alpha": ("coverage", "level"),
+    "at_most": ("max_risk",),
+    "certainty": ("level",),
+    "classes": ("n_classes",),
+    "fold": ("top_label",),
+    "folds": ("n_folds",),
+    "names": ("class_names",),
+    "weights": ("sample_weight",),
 }
-"""Argument names in files of schema 1 → today's, and how the value is converted, where a signature has the new name."""
+"""Argument names in files of schema 1 → today's names, of which the one is used that a signature has.
+
+An alpha is one minus a coverage or a level."""
 
 _KEYS = ("trueup", "trueup_monitor")  # of the header in the file's metadata; monitors of schema 1 have the second
 _ENTRIES = frozenset({"schema", "kind", "content", "class_names", "n_classes", "versions", "summary", "sha256"})
@@ -304,11 +306,8 @@ def rename_arguments(function: Callable[..., Any], arguments: Mapping[str, Any])
     known = inspect.signature(function).parameters
     renamed: dict[str, Any] = {}
     for name, value in arguments.items():
-        new, convert = OLD_ARGUMENTS.get(name, (name, None))
-        if name in known or new not in known:
-            renamed[name] = value
-        else:
-            renamed[new] = value if convert is None else convert(value)
+        new = next((new for new in OLD_ARGUMENTS.get(name, ()) if name not in known and new in known), name)
+        renamed[new] = round(1 - value, 12) if name == "alpha" and new != name else value
     return renamed
 
 

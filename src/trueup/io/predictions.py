@@ -93,7 +93,7 @@ class PredictionTable:
     """By the name of their column."""
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Other columns that were asked for, by name."""
-    classes: tuple[str, ...] | None = None
+    class_names: tuple[str, ...] | None = None
     """The names of the classes, where they are known."""
     skipped: int = 0
     """How many rows had no label, or no confidence, and were left out."""
@@ -128,7 +128,7 @@ class Fields:
     probs: bool = False
     confidence: str | None = None
     correct: str | None = None
-    classes: Sequence[str] | None = None
+    class_names: Sequence[str] | None = None
     sample_weight: str | None = None
     groups: Sequence[str] = ()
     columns: Sequence[str] = ()
@@ -146,8 +146,8 @@ class Fields:
             raise InputError("correct", "come with confidence", f"correct={self.correct!r} alone")
         if self.confidence is not None and self.probs:
             raise InputError("probs", "be left out with confidence, which is a probability", "both")
-        if self.classes is not None and len(set(self.classes)) < len(self.classes):
-            raise InputError("classes", "have names that differ", ", ".join(self.classes))
+        if self.class_names is not None and len(set(self.class_names)) < len(self.class_names):
+            raise InputError("class_names", "have names that differ", ", ".join(self.class_names))
 
     @property
     def label_column(self) -> str:
@@ -184,7 +184,7 @@ def from_multilabel(
         events.logits,
         events.labels,
         groups={"label": known[events.label]},
-        classes=("no", "yes"),
+        class_names=("no", "yes"),
         clusters=events.row,
         cluster_name="sample",
     )
@@ -251,8 +251,8 @@ class PredictionFile:
         """The names of the classes, where they were given or the file has them."""
         if self.fields.confidence is not None:
             return None
-        if self.fields.classes is not None:
-            return tuple(self.fields.classes)
+        if self.fields.class_names is not None:
+            return tuple(self.fields.class_names)
         if not isinstance(self.fields.logits, str):
             return tuple(self.fields.logits)
         labels = label_names(self.fields.labels, None)
@@ -327,10 +327,10 @@ class PredictionFile:
                         z, y = self._check(kept.logits, kept.labels, floor, checked_before)
                     if classes not in (None, z.shape[1]):
                         raise InputError("logits", f"have {classes} classes as before", str(z.shape[1]))
-                    named = fields.classes is not None and not fields.multilabel
-                    if named and len(fields.classes or ()) != z.shape[1]:
-                        got = f"{len(fields.classes or ())} names"
-                        raise InputError("classes", f"name the {z.shape[1]} classes", got)
+                    named = fields.class_names is not None and not fields.multilabel
+                    if named and len(fields.class_names or ()) != z.shape[1]:
+                        got = f"{len(fields.class_names or ())} names"
+                        raise InputError("class_names", f"name the {z.shape[1]} classes", got)
                     weights = (
                         None
                         if fields.sample_weight is None
@@ -436,7 +436,7 @@ def _flatten(chunk: Chunk, fields: Fields, start: int, class_names: Sequence[str
         events = label_events(chunk.logits, chunk.labels, ignore_index=fields.ignore_index, probs=fields.probs)
         z, y, sample = events.logits, events.labels, events.row
         if class_names is not None and len(class_names) != chunk.logits.shape[1]:
-            raise InputError("classes", f"name the {chunk.logits.shape[1]} labels", f"{len(class_names)} names")
+            raise InputError("class_names", f"name the {chunk.logits.shape[1]} labels", f"{len(class_names)} names")
         groups["label"] = events.label if class_names is None else np.asarray(class_names)[events.label]
     else:
         # Checked where the numbers are known to be logits, which probabilities are not yet.

@@ -247,7 +247,7 @@ class Part:
 
     path: str
     rows: int
-    classes: int
+    n_classes: int
     value: Any
     """The sum over its rows; None if it has none."""
     error: Exception | None
@@ -280,10 +280,10 @@ def map_shards(
             continue
         skipped += part.skipped
         if part.rows:
-            first = first or (part.path, part.classes)
-            if part.classes != first[1]:
+            first = first or (part.path, part.n_classes)
+            if part.n_classes != first[1]:
                 raise BadShard(
-                    f"shards must have the same classes: {first[0]} has {first[1]}, {part.path} {part.classes}"
+                    f"shards must have the same classes: {first[0]} has {first[1]}, {part.path} {part.n_classes}"
                 )
             total = part.value if total is None else combine(total, part.value)
             rows += part.rows

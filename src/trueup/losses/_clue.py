@@ -61,7 +61,7 @@ def clue(
 
 
 def error_and_entropy(
-    samples: Tensor, labels: Tensor, *, classes: Classes = None, ignore_index: int = -100
+    samples: Tensor, labels: Tensor, *, class_axis: Classes = None, ignore_index: int = -100
 ) -> tuple[Tensor, Tensor]:
     """Error and uncertainty of each sample or token in nats: −ln p̄_y and H(p̄), p̄ = mean over passes of softmax(z_s).
 
@@ -74,7 +74,7 @@ def error_and_entropy(
     >>> [f"{v:.4f}" for v in (*error, *uncertainty)]
     ['0.9163', '0.1054', '0.6730', '0.3251']
     """
-    log_probs = mean_log_probs(log_probs_of(samples, classes))
+    log_probs = mean_log_probs(log_probs_of(samples, class_axis))
     z, y = as_rows(log_probs.movedim(-1, 1), labels)
     kept = y != ignore_index
     return cross_entropy(z[kept], y[kept]), entropy_of(z[kept])

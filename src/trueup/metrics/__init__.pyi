@@ -1,6 +1,6 @@
 from ._tallies import METRICS as METRICS, Bins as Bins, Mean as Mean, Tally as Tally
 from .binned import (
-    ace as ace,
+    average_ce as average_ce,
     aece as aece,
     ece as ece,
     mce as mce,
@@ -22,7 +22,7 @@ from .events import (
     discrimination as discrimination,
     e50 as e50,
     e90 as e90,
-    event_auroc as event_auroc,
+    auroc as auroc,
     event_brier as event_brier,
     ici as ici,
     kuiper as kuiper,
@@ -65,11 +65,11 @@ from .proper import (
     top_label_brier as top_label_brier,
 )
 from .ranking import (
-    aupr as aupr,
+    misclassification_aupr as misclassification_aupr,
     aurc as aurc,
-    auroc as auroc,
+    misclassification_auroc as misclassification_auroc,
     eaurc as eaurc,
-    fpr95 as fpr95,
+    misclassification_fpr95 as misclassification_fpr95,
     ood_aupr as ood_aupr,
     ood_auroc as ood_auroc,
     ood_fpr95 as ood_fpr95,

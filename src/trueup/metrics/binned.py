@@ -94,7 +94,7 @@ def rmsce(
     return _top(logits, labels, bins, closed, compat, top_label, sample_weight).rmsce()
 
 
-def ace(
+def average_ce(
     logits: Any,
     labels: Any,
     *,
@@ -106,10 +106,10 @@ def ace(
 ) -> float:
     """Average calibration error: the mean |acc_b − conf_b| over the bins that are not empty.
 
-    >>> round(ace([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
+    >>> round(average_ce([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.4469
     """
-    return _top(logits, labels, bins, closed, compat, top_label, sample_weight).ace()
+    return _top(logits, labels, bins, closed, compat, top_label, sample_weight).average_ce()
 
 
 def overconfidence(

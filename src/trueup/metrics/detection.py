@@ -60,7 +60,7 @@ def from_detections(
         groups["position"] = np.where(inner, "inner", "outer")
     together = None if images is None else _column(images, len(p), "images")
     z = from_probs(p, floor=floor, name="scores")
-    return PredictionTable(z, y, groups=groups, classes=("miss", "hit"), clusters=together, cluster_name="image")
+    return PredictionTable(z, y, groups=groups, class_names=("miss", "hit"), clusters=together, cluster_name="image")
 
 
 def d_ece(scores: Any, hits: Any, boxes: Any = None, *, bins: int | Sequence[int] = 10, least: int = 1) -> float:

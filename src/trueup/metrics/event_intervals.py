@@ -34,7 +34,7 @@ def values_of_resamples(cells: Points, rows: np.ndarray, names: Sequence[str]) -
                 found[name] = hits / total * (1 - hits / total)
             elif name == "observed_expected":
                 found[name] = hits / ((no + yes) @ cells.score)
-            elif name == "event_auroc":
+            elif name == "auroc":
                 wins = (yes * (np.cumsum(no, axis=1) - no / 2)).sum(axis=1)
                 found[name] = wins / (hits * (total - hits))
             elif name in ("calibration_slope", "calibration_intercept"):

@@ -255,17 +255,17 @@ def uncertainty(logits: Any, labels: Any, *, top_label: bool = False, sample_wei
     return EVENT_METRICS["uncertainty"](Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight))
 
 
-def event_auroc(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
+def auroc(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
     """The chance that the score is higher where it happens than where it does not; NaN unless there are both.
 
-    (`auroc` is about telling right from wrong predictions.)
+    (`misclassification_auroc` is about telling right from wrong predictions.)
 
-    >>> event_auroc(np.log([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]]), [0, 1, 0])
+    >>> auroc(np.log([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]]), [0, 1, 0])
     0.5
 
     Mann and Whitney (1947); Hanley and McNeil (1982).
     """
-    return EVENT_METRICS["event_auroc"](Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight))
+    return EVENT_METRICS["auroc"](Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight))
 
 
 def calibration_slope(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
@@ -493,7 +493,7 @@ EVENT_METRICS: Mapping[str, Callable[[Points], float]] = {
     "miscalibration": lambda points: corp_of(points).miscalibration,
     "discrimination": lambda points: corp_of(points).discrimination,
     "uncertainty": lambda points: points.brier(_observed(points)),
-    "event_auroc": _event_auroc,
+    "auroc": _event_auroc,
     "calibration_intercept": lambda points: fit_recalibration(points).intercept,
     "calibration_slope": lambda points: fit_recalibration(points).slope,
     "calibration_in_the_large": lambda points: fit_in_the_large(points)[0],

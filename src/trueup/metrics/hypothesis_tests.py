@@ -268,7 +268,7 @@ class DetectableError:
     """Mean |confidence − truth| where the truth is a softer version of the confidences."""
     underconfident: float
     power: float
-    alpha: float
+    level: float
 
 
 def detectable_error(
@@ -277,7 +277,7 @@ def detectable_error(
     *,
     rows: int | None = None,
     power: float = 0.8,
-    alpha: float = 0.05,
+    level: float = 0.95,
     bins: int = BINS,
     n_resamples: int = 1000,
     seed: int = 0,
@@ -296,7 +296,7 @@ def detectable_error(
     (True, True)
     """
     return detectable_error_of_tally(
-        Tally.of(logits, labels, bins=bins), rows=rows, power=power, alpha=alpha, n_resamples=n_resamples, seed=seed
+        Tally.of(logits, labels, bins=bins), rows=rows, power=power, level=level, n_resamples=n_resamples, seed=seed
     )
 
 
@@ -305,17 +305,17 @@ def detectable_error_of_tally(
     *,
     rows: int | None = None,
     power: float = 0.8,
-    alpha: float = 0.05,
+    level: float = 0.95,
     n_resamples: int = 1000,
     seed: int = 0,
 ) -> DetectableError:
     """The smallest detectable error from a tally, as `detectable_error` finds it."""
     check_resamples(n_resamples)
     check_share(power, "power")
-    check_share(alpha, "alpha")
+    check_share(level, "level")
     n = tally.n if rows is None else int(rows)
     if not tally.n or n < 1:
-        return DetectableError(n, math.nan, math.nan, math.nan, power, alpha)
+        return DetectableError(n, math.nan, math.nan, math.nan, power, level)
     # Truth is distorted in the grid's own cells: next to 1 a distortion is far from even within a coarser one.
     fine = np.flatnonzero(tally.grid.rows > 0)
     rows_of_cell = tally.grid.rows[fine]
@@ -341,7 +341,7 @@ def detectable_error_of_tally(
         values: np.ndarray = BINNED_ERRORS["ece"](rows_of_bin[:n_sets], claimed[:n_sets], right)
         return values / np.maximum(scale[:n_sets], 1e-300)
 
-    critical = float(np.quantile(np.concatenate([statistics(stated) for _ in range(_NEAR)]), 1 - alpha))
+    critical = float(np.quantile(np.concatenate([statistics(stated) for _ in range(_NEAR)]), level))
 
     def find(sign: float) -> float:
         def truth(size: float) -> np.ndarray:
@@ -363,7 +363,7 @@ def detectable_error_of_tally(
         return float(weight @ np.abs(truth(size) - stated))
 
     over, under = find(-1.0), find(1.0)
-    return DetectableError(n, max(over, under), over, under, power, alpha)
+    return DetectableError(n, max(over, under), over, under, power, level)
 
 
 _NEAR = 6

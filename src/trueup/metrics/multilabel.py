@@ -18,7 +18,7 @@ from trueup.metrics.intervals import Interval, Scored, intervals
 from trueup.metrics.resampling import Classwise, Resampling, ResamplingOptions, tail_share
 from trueup.metrics.table import Scores, evaluate, plain_record
 
-LABEL_METRICS = ("predicted", "observed", "nll", "event_brier", "ece", "event_auroc")
+LABEL_METRICS = ("predicted", "observed", "nll", "event_brier", "ece", "auroc")
 """The metrics of each label, and of the mean over the labels."""
 _BLOCKS = 100
 """Into how many blocks of rows the mean over labels is divided for its error."""
@@ -102,7 +102,7 @@ def evaluate_labels(
         assert table.clusters is not None
         ids = together.code[table.clusters]
         table = PredictionTable(
-            table.logits, table.labels, groups=table.groups, classes=table.classes, clusters=ids,
+            table.logits, table.labels, groups=table.groups, class_names=table.class_names, clusters=ids,
             cluster_name=together.name,
         )  # fmt: skip
     return scores_of_labels(table, bins=bins, **resampling)
@@ -178,7 +178,7 @@ def _macro(
 def _without(scored: Scored, block: np.ndarray, blocks: int, name: str) -> np.ndarray:
     """A label's metric without each block of rows, (blocks,)."""
     rows = Clusters(block, list(range(blocks)))
-    if name in ("event_brier", "event_auroc"):
+    if name in ("event_brier", "auroc"):
         held = np.full(blocks, np.nan)
         some = np.unique(block)
         points = scored._replace(clusters=rows).clustered_points()

@@ -62,13 +62,15 @@ def false_positive_rate(scores: Any, positive: Any, *, recall: float = 0.95, sam
     return _false_positive_rate(*_raw(scores, positive, sample_weight), recall)
 
 
-def auroc(logits: Any, labels: Any, *, score: Score = "confidence", sample_weight: Any = None) -> float:
+def misclassification_auroc(
+    logits: Any, labels: Any, *, score: Score = "confidence", sample_weight: Any = None
+) -> float:
     """The chance that a wrong prediction is more uncertain than a right one (½ when uncertainty says nothing).
 
     `roc_area` of 1 − confidence, or of the entropy, with the wrong predictions as positives.
 
     >>> logits = np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
-    >>> f"{auroc(logits, [0, 1, 0, 1]):.4f}"
+    >>> f"{misclassification_auroc(logits, [0, 1, 0, 1]):.4f}"
     '0.7500'
 
     Hendrycks and Gimpel (2017).
@@ -77,13 +79,15 @@ def auroc(logits: Any, labels: Any, *, score: Score = "confidence", sample_weigh
     return _roc_area(*_descend(-certainty, wrong, tie_ends, as_weights(sample_weight, len(wrong))))
 
 
-def aupr(logits: Any, labels: Any, *, score: Score = "confidence", sample_weight: Any = None) -> float:
+def misclassification_aupr(
+    logits: Any, labels: Any, *, score: Score = "confidence", sample_weight: Any = None
+) -> float:
     """How precisely uncertainty finds the wrong predictions (the error rate when it says nothing).
 
     `average_precision` of 1 − confidence, or of the entropy, with the wrong predictions as positives; NaN without any.
 
     >>> logits = np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
-    >>> f"{aupr(logits, [0, 1, 0, 1]):.4f}"
+    >>> f"{misclassification_aupr(logits, [0, 1, 0, 1]):.4f}"
     '0.8333'
 
     Hendrycks and Gimpel (2017), who call it AUPR-Error.
@@ -92,13 +96,15 @@ def aupr(logits: Any, labels: Any, *, score: Score = "confidence", sample_weight
     return _average_precision(*_descend(-certainty, wrong, tie_ends, as_weights(sample_weight, len(wrong))))
 
 
-def fpr95(logits: Any, labels: Any, *, score: Score = "confidence", sample_weight: Any = None) -> float:
+def misclassification_fpr95(
+    logits: Any, labels: Any, *, score: Score = "confidence", sample_weight: Any = None
+) -> float:
     """The share of wrong predictions kept by the threshold on certainty that keeps 95 % of the right ones.
 
     `false_positive_rate` of the confidence, or of minus the entropy, with the right predictions as positives.
 
     >>> logits = np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
-    >>> f"{fpr95(logits, [0, 1, 0, 1]):.4f}"
+    >>> f"{misclassification_fpr95(logits, [0, 1, 0, 1]):.4f}"
     '0.5000'
 
     Liang, Li and Srikant (2018), with right and wrong in place of known and foreign inputs.

@@ -23,7 +23,7 @@ from trueup.convert import classes_last
 from trueup.metrics.intervals import Interval
 from trueup.metrics.resampling import tail_share
 
-ERRORS = ("ece", "ace", "mce")
+ERRORS = ("ece", "average_ce", "mce")
 """Of the bins of one class in one image: weighted by the pixels of a bin, the mean over the bins, the largest."""
 
 
@@ -54,19 +54,19 @@ class SegmentationTally:
         logits: Any,
         labels: Any,
         *,
-        classes: Literal["first", "last"] = "first",
+        class_axis: Literal["first", "last"] = "first",
         ignore_index: int = -100,
         background: int | None = None,
         bins: int = BINS,
     ) -> SegmentationTally:
-        """Tally images: logits (n, K, …) and labels (n, …), or with `classes="last"` logits (n, …, K).
+        """Tally images: logits (n, K, …) and labels (n, …), or with `class_axis="last"` logits (n, …, K).
 
         Pixels labelled `ignore_index` do not count. `background`, a class, is left out of the means over classes.
         """
         z, y = to_array(logits, "logits"), to_array(labels, "labels")
         if z.ndim < 3:
-            raise InputError("logits", "have shape (n, K, …), or (n, …, K) with classes='last'", str(tuple(z.shape)))
-        z = classes_last(z, classes)
+            raise InputError("logits", "have shape (n, K, …), or (n, …, K) with class_axis='last'", str(tuple(z.shape)))
+        z = classes_last(z, class_axis)
         if z.shape[:-1] != y.shape:
             wanted = f"have shape {tuple(z.shape[:-1])} to match the logits"
             raise InputError("labels", wanted, str(tuple(y.shape)))

@@ -55,7 +55,9 @@ def evaluate_shards(
         hint = "load the files and evaluate(*table, **table.options())"
         raise InputError("groups", "be left out of shards with clusters", "both", hint)
     sums, _, bad = map_shards(
-        functools.partial(_tally_rows, bins=bins, event=event, class_names=shards.fields.classes, top_label=top_label),
+        functools.partial(
+            _tally_rows, bins=bins, event=event, class_names=shards.fields.class_names, top_label=top_label
+        ),
         shards,
         executor=executor,
         skip_bad=skip_bad,
@@ -73,7 +75,7 @@ def evaluate_shards(
         simulation,
         effective_rows=None if shards.fields.sample_weight is None else tally.effective_rows,
         group_tables={} if by_group is None else {"network": by_group},
-        event_name=event_name(event, sums.classes, shards.fields.classes),
+        event_name=event_name(event, sums.classes, shards.fields.class_names),
         clusters=None if tally.clusters is None else len(sums.clusters),
         cluster_name=shards.fields.clusters or "cluster",
     )
@@ -84,7 +86,7 @@ def scores_of_tally(tally: Tally, metrics: Iterable[str], resampling: Resampling
     wanted = tuple(metrics) or default_metrics(len(tally.classes.count), tally.top_label)
     return Scores(
         rows=tally.n,
-        classes=len(tally.classes.count),
+        n_classes=len(tally.classes.count),
         bins=tally.grid.bins,
         level=resampling.level,
         values={"network": intervals(tally, wanted, resampling)},

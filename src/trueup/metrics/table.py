@@ -39,7 +39,7 @@ EVENT_DEFAULT = (
     "discrimination",
     "uncertainty",
     "ece",
-    "event_auroc",
+    "auroc",
     "calibration_intercept",
     "calibration_slope",
     "ici",
@@ -194,7 +194,7 @@ class Scores(ScoreTable):
     """
 
     rows: int
-    classes: int
+    n_classes: int
     bins: int
     level: float
     values: Mapping[str, Mapping[str, Interval]]
@@ -285,7 +285,7 @@ class Scores(ScoreTable):
         return {
             "schema": 1,
             "rows": self.rows,
-            "classes": self.classes,
+            "n_classes": self.n_classes,
             "bins": self.bins,
             "event": self.is_event,
             "event_name": self.event_name if self.is_event else None,
@@ -312,7 +312,7 @@ class Scores(ScoreTable):
     def caption(self) -> str:
         """How much was scored."""
         worth = "" if self.effective_rows is None else f" (weighted, worth {self.effective_rows:,.0f})"
-        what = f"the event is {self.event_name}" if self.is_event else f"{self.classes} classes"
+        what = f"the event is {self.event_name}" if self.is_event else f"{self.n_classes} classes"
         rows = f"{self.rows:,} row{'' if self.rows == 1 else 's'}"
         return f"{rows}{worth}, {what}, {self.bins} bins{self.cluster_caption()}"
 

@@ -198,7 +198,7 @@ def _labels(labels: Any, any_shape: bool = False) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"labels must be an array of integers, got {type(labels).__name__}: {error}") from None
     if y.ndim != 1 and not (any_shape and y.ndim):
-        hint = "" if y.ndim < 2 else '; tokens and pixels need classes="first" or "last"'
+        hint = "" if y.ndim < 2 else '; tokens and pixels need class_axis="first" or "last"'
         if y.ndim == 2 and not y.is_complex() and bool((y.sum(dim=1) == 1).all() & ((y == 0) | (y == 1)).all()):
             hint = "; one-hot labels become classes by argmax(dim=1)"
         if y.ndim == 2 and y.shape[1] == 1:

@@ -37,25 +37,25 @@ def outputs(
     model: nn.Module,
     loader: Iterable[Any],
     *,
-    classes: ClassAxis = None,
+    class_axis: ClassAxis = None,
     device: Device | None = None,
     progress: bool = True,
 ) -> Iterator[Predictions]:
     """The logits and labels of a model batch by batch, of any dimension, leaving the model exactly as it was.
 
     They are on the CPU, in float32 where the model computes in half precision. What sums up batch by batch, as
-    `metrics.SegmentationTally` does, never holds the whole set in memory. `classes="first"` is for outputs (n, K, …),
-    as segmentation networks give them, `classes="last"` for (n, …, K); labels are then (n, …).
+    `metrics.SegmentationTally` does, never holds the whole set in memory. `class_axis="first"` is for outputs (n, K,
+    …), as segmentation networks give them, `class_axis="last"` for (n, …, K); labels are then (n, …).
 
     >>> x, y = torch.zeros(2, 3, 4, 4), torch.zeros(2, 4, 4, dtype=torch.int64)
-    >>> [batch.logits.shape for batch in outputs(nn.Identity(), [(x, y)], classes="first")]
+    >>> [batch.logits.shape for batch in outputs(nn.Identity(), [(x, y)], class_axis="first")]
     [torch.Size([2, 3, 4, 4])]
     """
     model = unwrap(model)
     device = device_of(model) if device is None else device
     with frozen(model), torch.no_grad():  # not inference mode: what a model caches must stay trainable
         steps = track(loader, label="collecting logits", enabled=progress and rank() == 0)
-        for number, (args, kwargs, y) in enumerate(batches(steps, device=device, any_shape=classes is not None)):
+        for number, (args, kwargs, y) in enumerate(batches(steps, device=device, any_shape=class_axis is not None)):
             output = model(*args, **kwargs)
             try:
                 # A copy, for a model or a loader may use the same memory for the next batch.
@@ -70,7 +70,7 @@ def collect(
     model: nn.Module,
     loader: Iterable[Any],
     *,
-    classes: None = None,
+    class_axis: None = None,
     ignore_index: int = -100,
     shifted: bool = False,
     device: Device | None = None,
@@ -83,7 +83,7 @@ def collect(
     model: nn.Module,
     loader: Iterable[Any],
     *,
-    classes: Literal["first", "last"],
+    class_axis: Literal["first", "last"],
     ignore_index: int = -100,
     shifted: bool = False,
     device: Device | None = None,
@@ -95,7 +95,7 @@ def collect(
     model: nn.Module,
     loader: Iterable[Any],
     *,
-    classes: ClassAxis = None,
+    class_axis: ClassAxis = None,
     ignore_index: int = -100,
     shifted: bool = False,
     device: Device | None = None,
@@ -116,7 +116,7 @@ def collect(
     >>> collect(nn.Identity(), [(x[:2], y[:2]), (x[2:], y[2:])])
     Predictions(3 rows, 3 classes, torch float32)
     >>> x, y = torch.zeros(2, 3, 1, 2), torch.tensor([[[0, 1]], [[2, -100]]])
-    >>> table = collect(nn.Identity(), [(x, y)], classes="first")
+    >>> table = collect(nn.Identity(), [(x, y)], class_axis="first")
     >>> table.labels, table.clusters
     (tensor([0, 1, 2]), array([0, 0, 1]))
     """
@@ -124,16 +124,16 @@ def collect(
     labels: list[Tensor] = []
     samples: list[Tensor] = []
     seen = 0
-    if shifted and classes != "last":
-        raise InputError("shifted", 'come with classes="last", logits (n, length, K)', f"classes={classes!r}")
+    if shifted and class_axis != "last":
+        raise InputError("shifted", 'come with class_axis="last", logits (n, length, K)', f"class_axis={class_axis!r}")
     with raise_on_all_ranks():
-        batch = outputs(model, loader, classes=classes, device=device, progress=progress)
+        batch = outputs(model, loader, class_axis=class_axis, device=device, progress=progress)
         for number, (z, y) in enumerate(batch):
             try:
-                if classes is not None:
+                if class_axis is not None:
                     n = len(y)
                     z, y = (z[:, :-1], y[:, 1:]) if shifted else (z, y)
-                    z, y, sample = flatten(z, y, classes=classes, ignore_index=ignore_index, clusters=True)
+                    z, y, sample = flatten(z, y, class_axis=class_axis, ignore_index=ignore_index, clusters=True)
                     samples.append(torch.from_numpy(sample + seen))
                     seen += n
                 z, y = as_tensors(z, y)
@@ -148,7 +148,7 @@ def collect(
     if not whole.shape[1]:
         raise ValueError("loader must give at least one batch, got none; an iterator can be read only once")
     pair = Predictions(whole, all_gather_rows(torch.cat(labels) if labels else none))
-    if classes is None:
+    if class_axis is None:
         return pair
     before = sum(all_gather_object(seen)[: rank()]) if world_size() > 1 else 0  # no two ranks' images are one
     of_row = all_gather_rows(torch.cat(samples) + before if samples else none)
@@ -206,11 +206,11 @@ class Calibrated(nn.Module):
         before: nn.Module | None = None,
         after: Calibrator | nn.Module | None = None,
         *,
-        classes: ClassAxis = None,
+        class_axis: ClassAxis = None,
     ) -> None:
         super().__init__()
-        if classes not in (None, "first", "last"):
-            raise InputError("classes", 'be "first" (n, K, …) or "last" (n, …, K)', repr(classes))
+        if class_axis not in (None, "first", "last"):
+            raise InputError("class_axis", 'be "first" (n, K, …) or "last" (n, …, K)', repr(class_axis))
         if isinstance(before, Calibrator):
             got = f"the calibrator {type(before).__name__}"
             raise InputError("before", "map the network's input", got, "a calibrator of the logits is after=")
@@ -223,7 +223,7 @@ class Calibrated(nn.Module):
         self.before = before
         is_ready = after is None or isinstance(after, nn.Module)
         self.calibrator = after if is_ready else as_module(after).to(device_of(model))
-        self.classes = classes
+        self.class_axis = class_axis
         self.training = getattr(model, "training", False)  # which a frozen script has not
 
     @property
@@ -279,9 +279,9 @@ class Calibrated(nn.Module):
         after = cast(nn.Module, self.calibrator)
         if logits.ndim == 2:
             return cast(Tensor, after(logits))
-        last = classes_last(logits, self.classes)
+        last = classes_last(logits, self.class_axis)
         calibrated = after(last.reshape(-1, last.shape[-1])).reshape(last.shape)
-        return calibrated.movedim(-1, 1) if self.classes == "first" else calibrated
+        return calibrated.movedim(-1, 1) if self.class_axis == "first" else calibrated
 
     @contextmanager
     def _on_model(self) -> Iterator[None]:
@@ -351,7 +351,7 @@ def calibrate(
     loader: Iterable[Any],
     method: str | Callable[..., Calibrator] = "temperature",
     *,
-    classes: ClassAxis = None,
+    class_axis: ClassAxis = None,
     ignore_index: int = -100,
     shifted: bool = False,
     device: Device | None = None,
@@ -369,13 +369,13 @@ def calibrate(
     Temperature(temperature=3.64096)
     """
     fit = METHODS[method] if isinstance(method, str) else method
-    if classes is None:
+    if class_axis is None:
         pair = collect(model, loader, device=device, progress=progress)
         return Calibrated(model, after=fit(*pair, **options))
     how: dict[str, Any] = {"ignore_index": ignore_index, "shifted": shifted, "device": device, "progress": progress}
-    table = collect(model, loader, classes=classes, **how)
+    table = collect(model, loader, class_axis=class_axis, **how)
     options |= table.options() if takes(fit, "clusters") else {}
-    return Calibrated(model, after=fit(*table, **options), classes=classes)
+    return Calibrated(model, after=fit(*table, **options), class_axis=class_axis)
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -96,19 +96,19 @@ def insert_dropout(model: Network, p: float, *, layers: int | Sequence[str] = 1,
     return model
 
 
-def predictive_entropy(samples: Array, *, classes: Classes = None) -> Array:
+def predictive_entropy(samples: Array, *, class_axis: Classes = None) -> Array:
     """The entropy of the mean prediction in nats: H(p̄), p̄ = mean over passes of softmax(z_s).
 
-    Samples of tokens are (passes, n, …, K) with `classes="last"`, or (passes, n, K, …) with `classes="first"`.
+    Samples of tokens are (passes, n, …, K) with `class_axis="last"`, or (passes, n, K, …) with `class_axis="first"`.
 
     >>> samples = torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]])
     >>> f"{predictive_entropy(samples).item():.4f}"
     '0.6931'
     """
-    return match_kind(entropy_of(mean_log_probs(_check_samples(samples, classes))), samples)
+    return match_kind(entropy_of(mean_log_probs(_check_samples(samples, class_axis))), samples)
 
 
-def mutual_information(samples: Array, *, classes: Classes = None) -> Array:
+def mutual_information(samples: Array, *, class_axis: Classes = None) -> Array:
     """The mutual information of prediction and weights in nats: H(p̄) − mean over passes of H(p_s); 0 if all agree.
 
     >>> samples = torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]])
@@ -117,18 +117,18 @@ def mutual_information(samples: Array, *, classes: Classes = None) -> Array:
 
     Houlsby et al. (2011), Bayesian active learning for classification and preference learning.
     """
-    log_probs = _check_samples(samples, classes)
+    log_probs = _check_samples(samples, class_axis)
     return match_kind((entropy_of(mean_log_probs(log_probs)) - entropy_of(log_probs).mean(dim=0)).clamp(min=0), samples)
 
 
-def probability_variance(samples: Array, *, classes: Classes = None) -> Array:
+def probability_variance(samples: Array, *, class_axis: Classes = None) -> Array:
     """How much the probabilities vary between passes: Σ_k mean over passes of (p_sk − p̄_k)².
 
     >>> samples = torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]])
     >>> f"{probability_variance(samples).item():.4f}"
     '0.2900'
     """
-    return match_kind(_check_samples(samples, classes).exp().var(dim=0, correction=0).sum(dim=-1), samples)
+    return match_kind(_check_samples(samples, class_axis).exp().var(dim=0, correction=0).sum(dim=-1), samples)
 
 
 class Moments(NamedTuple):
@@ -176,19 +176,19 @@ def entropy_of(log_probs: Tensor) -> Tensor:
     return -(log_probs.exp() * log_probs).sum(dim=-1)
 
 
-def log_probs_of(samples: Tensor, classes: Classes) -> Tensor:
+def log_probs_of(samples: Tensor, class_axis: Classes) -> Tensor:
     """Log-probabilities (passes, n, …, K) of samples of logits, on the graph they came with."""
     if samples.ndim < 3 or not len(samples) or not samples.is_floating_point():
         fact = f"{samples.dtype}, {tuple(samples.shape)}"
         raise ValueError(f"samples must be real of shape (passes, n, K) with at least one pass, got {fact}")
-    if classes not in ("first", "last") and not (classes is None and samples.ndim == 3):
+    if class_axis not in ("first", "last") and not (class_axis is None and samples.ndim == 3):
         shapes = '"first" (passes, n, K, …) or "last" (passes, n, …, K)'
-        raise ValueError(f"classes must be {shapes} for samples {tuple(samples.shape)}, got {classes!r}")
-    return upcast_half(samples.movedim(2, -1) if classes == "first" else samples).log_softmax(dim=-1)
+        raise ValueError(f"class_axis must be {shapes} for samples {tuple(samples.shape)}, got {class_axis!r}")
+    return upcast_half(samples.movedim(2, -1) if class_axis == "first" else samples).log_softmax(dim=-1)
 
 
-def _check_samples(samples: Any, classes: Classes) -> Tensor:
-    log_probs = log_probs_of(to_tensor(samples), classes)
+def _check_samples(samples: Any, class_axis: Classes) -> Tensor:
+    log_probs = log_probs_of(to_tensor(samples), class_axis)
     as_logits(log_probs.flatten(end_dim=-2), "samples")
     return log_probs
 

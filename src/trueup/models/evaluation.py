@@ -21,7 +21,7 @@ def evaluate_loader(
     model: nn.Module,
     loader: Iterable[Any],
     *,
-    classes: ClassAxis = None,
+    class_axis: ClassAxis = None,
     ignore_index: int = -100,
     bins: int = BINS,
     top_label: bool = False,
@@ -37,18 +37,18 @@ def evaluate_loader(
 
     >>> import torch
     >>> x, y = torch.randn(8, 3, 4, 4), torch.randint(0, 3, (8, 4, 4))
-    >>> evaluate_loader(nn.Identity(), [(x[:4], y[:4]), (x[4:], y[4:])], classes="first", progress=False).caption()
+    >>> evaluate_loader(nn.Identity(), [(x[:4], y[:4]), (x[4:], y[4:])], class_axis="first", progress=False).caption()
     '128 rows, 3 classes, 15 bins, 8 clusters (sample): intervals by sample'
     """
     tally: Tally | None = None
     samples = 0
-    for number, (z, y) in enumerate(outputs(model, loader, classes=classes, device=device, progress=progress)):
+    for number, (z, y) in enumerate(outputs(model, loader, class_axis=class_axis, device=device, progress=progress)):
         try:
-            if classes is None:
+            if class_axis is None:
                 part = Tally.of(z, y, bins=bins, top_label=top_label)
             else:
                 ids = range(samples, samples + len(y))
-                rows, labels, sample = flatten(z, y, classes=classes, ignore_index=ignore_index, clusters=ids)
+                rows, labels, sample = flatten(z, y, class_axis=class_axis, ignore_index=ignore_index, clusters=ids)
                 part = Tally.of(rows, labels, bins=bins, top_label=top_label, clusters=sample)
                 samples += len(y)
             tally = part if tally is None else tally + part
@@ -56,5 +56,5 @@ def evaluate_loader(
             raise ValueError(f"batch {number}: {error}") from None
     if tally is None:
         raise ValueError("loader must give at least one batch, got none; an iterator can be read only once")
-    by: dict[str, Any] = {} if classes is None else {"clusters": samples, "cluster_name": "sample"}
+    by: dict[str, Any] = {} if class_axis is None else {"clusters": samples, "cluster_name": "sample"}
     return scores_of_tally(tally, (), Resampling(**resampling), **by)

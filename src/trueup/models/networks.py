@@ -72,7 +72,7 @@ class CNN(nn.Module):
 
     def __init__(
         self,
-        classes: int = 10,
+        n_classes: int = 10,
         *,
         channels: int = 3,
         width: int = 32,
@@ -91,7 +91,7 @@ class CNN(nn.Module):
                 layers += [_MaxPool2d(2, ceil_mode=True)] if after != last else []
             self.trunk = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
             self.head = nn.Sequential(
-                nn.Dropout(dropout), nn.Linear(last, last), nn.ReLU(), nn.Dropout(dropout), nn.Linear(last, classes)
+                nn.Dropout(dropout), nn.Linear(last, last), nn.ReLU(), nn.Dropout(dropout), nn.Linear(last, n_classes)
             )
         initialise(self, seed)
 

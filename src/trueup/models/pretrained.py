@@ -34,7 +34,7 @@ def save_pretrained(model: Calibrated, folder: str | os.PathLike[str], *, summar
     classes = getattr(getattr(inner, "config", None), "num_labels", None) if _classifies(inner) else None
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    note = {"outputs": model.classes, "summary": summary}
+    note = {"outputs": model.n_classes, "summary": summary}
     save(model.after, target / CALIBRATOR, n_classes=classes, summary=note)  # what it refuses costs nothing
     inner.save_pretrained(folder, **options)
 
@@ -59,7 +59,7 @@ def from_pretrained(folder: str | os.PathLike[str], model: nn.Module | None = No
     assert model is not None
     note = read_header(file).summary
     classes = note.get("outputs") if isinstance(note, dict) else None
-    return Calibrated(model, after=calibrator, classes=classes)
+    return Calibrated(model, after=calibrator, class_axis=classes)
 
 
 def _classifies(model: nn.Module) -> bool:

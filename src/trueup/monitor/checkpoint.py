@@ -80,7 +80,7 @@ def _build(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Monitor:
         wealth, sums, nll = (arrays[name] for name in ("wealth", "tallies", "nll"))
         settings, seen, alarm = settings_in(header), _plain(header, "seen"), header["alarm"]
         # Before anything is made in the sizes that the file gives.
-        if sums.shape[1:] != (3, settings["bins"]) or (settings["classwise"] and settings["classes"] > wealth.size):
+        if sums.shape[1:] != (3, settings["bins"]) or (settings["classwise"] and settings["n_classes"] > wealth.size):
             raise ValueError("its arrays do not fit its settings")
         monitor = Monitor.from_settings(settings)
         if wealth.shape != monitor.evidence.wealth.shape:

@@ -140,7 +140,7 @@ def _check_whole(name: str, value: Any, least: int) -> None:
 class Monitor:
     """Monitor a network's calibration as predictions and their labels arrive.
 
-    `alpha` is the chance that a calibrated network *ever* raises the alarm, however long it runs and however often one
+    `level` is the chance that a calibrated network *never* raises the alarm, however long it runs and however often one
     looks: see `trueup.monitor.betting`. It looks itself each `sizes.block` rows. Calibrated means that what happens
     with probability p, given all that came before, is predicted with confidence p; of class 1 where there are two, of
     the predicted class where there are more, or with `top_label`, and with `classwise` of every class. `event`, a class
@@ -152,7 +152,7 @@ class Monitor:
     >>> def score_rows(n, temperature):
     ...     z = 2 * rng.normal(size=(n, 5))
     ...     return z, (z / temperature + rng.gumbel(size=z.shape)).argmax(axis=1)
-    >>> monitor = Monitor(5, alpha=0.01)
+    >>> monitor = Monitor(5, level=0.99)
     >>> monitor.update(*score_rows(20_000, 1.0)).alarm is None
     True
     >>> print(monitor.update(*score_rows(2_000, 1.5)).alarm.reason)
@@ -161,9 +161,9 @@ class Monitor:
 
     def __init__(
         self,
-        classes: int,
+        n_classes: int,
         *,
-        alpha: float = 0.01,
+        level: float = 0.99,
         classwise: bool | None = None,
         top_label: bool = False,
         event: int | str | None = None,
@@ -171,11 +171,11 @@ class Monitor:
         promise: Any = None,
         sizes: MonitorSizes = MonitorSizes(),  # noqa: B008, it is frozen
     ) -> None:
-        _check_whole("classes", classes, 2)
-        if not 0 < alpha < 1:
-            raise ValueError(f"alpha must lie in (0, 1), got {alpha!r}")
-        self.classes, self.alpha, self.sizes = int(classes), float(alpha), sizes
-        self.event = None if event is None else event_class(event, self.classes, class_names)
+        _check_whole("n_classes", n_classes, 2)
+        if not 0 < level < 1:
+            raise ValueError(f"level must lie in (0, 1), got {level!r}")
+        self.n_classes, self.level, self.sizes = int(n_classes), float(level), sizes
+        self.event = None if event is None else event_class(event, self.n_classes, class_names)
         self.classwise = self.judged_classes <= MOST_CLASSES if classwise is None else bool(classwise)
         self.top_label = bool(top_label)
         self.promise = None if promise is None else PromiseCheck.of(promise)
@@ -229,12 +229,12 @@ class Monitor:
     def settings(self) -> dict[str, Any]:
         """Plain data for another monitor like this one: the constructor's arguments, and the sizes one by one.
 
-        >>> Monitor.from_settings(Monitor(3, alpha=0.05).settings()).alpha
-        0.05
+        >>> Monitor.from_settings(Monitor(3, level=0.95).settings()).level
+        0.95
         """
         return {
-            "classes": self.classes,
-            "alpha": self.alpha,
+            "n_classes": self.n_classes,
+            "level": self.level,
             **asdict(self.sizes),
             "classwise": self.classwise,
             "top_label": self.top_label,
@@ -257,7 +257,7 @@ class Monitor:
     @property
     def judged_classes(self) -> int:
         """The number of classes; two of an event, which happens or does not."""
-        return self.classes if self.event is None else 2
+        return self.n_classes if self.event is None else 2
 
     @property
     def is_event(self) -> bool:
@@ -284,8 +284,8 @@ class Monitor:
             return self._status()
 
     def _check_classes(self, z: np.ndarray) -> None:
-        if z.shape[1] != self.classes:
-            raise ValueError(f"logits must have {self.classes} classes, got {z.shape[1]}")
+        if z.shape[1] != self.n_classes:
+            raise ValueError(f"logits must have {self.n_classes} classes, got {z.shape[1]}")
 
     def _count_unlabelled(self, z: np.ndarray) -> Unlabelled:
         nobody = np.zeros(len(z), np.int64)
@@ -399,10 +399,10 @@ class Monitor:
         return None if groups is None else groups.table(level=level)
 
     def __repr__(self) -> str:
-        return f"Monitor({self.classes} classes, alpha {self.alpha:g}; {self.status()!r})"
+        return f"Monitor({self.n_classes} classes, level {self.level:g}; {self.status()!r})"
 
     def _repr_html_(self) -> str:
-        return f"<p>Monitor of {self.classes} classes, alpha {self.alpha:g}</p>{self.status()._repr_html_()}"
+        return f"<p>Monitor of {self.n_classes} classes, level {self.level:g}</p>{self.status()._repr_html_()}"
 
     def status(self) -> Status:
         """The metrics and the evidence so far, between two batches."""
@@ -429,12 +429,12 @@ class Monitor:
     def __add__(self, other: Monitor) -> Monitor:
         """Two services' monitors as one: tallies add, wealth is averaged; windows and alarms stay with their services.
 
-        The chance of a false alarm of the sum is at most `alpha` too.
+        The chance of a false alarm of the sum is at most 1 − `level` too.
         """
         if not isinstance(other, Monitor):
             return NotImplemented
         mine, theirs = (
-            (m.classes, m.bins, m.alpha, m.classwise, m.sizes.half_life, m.top_label, m.event) for m in (self, other)
+            (m.n_classes, m.bins, m.level, m.classwise, m.sizes.half_life, m.top_label, m.event) for m in (self, other)
         )
         promises = [None if m.promise is None else m.promise.settings() for m in (self, other)]
         if mine != theirs or promises[0] != promises[1]:
@@ -455,7 +455,7 @@ class Monitor:
     def _check_alarm(self) -> None:
         log_wealth = self.evidence.log_wealth(self.shares)
         self.peak = max(self.peak, log_wealth)
-        if self.alarm is None and log_wealth >= -math.log(self.alpha):
+        if self.alarm is None and log_wealth >= -math.log1p(-self.level):
             recent = self.recent.total(self.bins)
             mean = recent.mean(recent.bins.confidence.sum())
             reason = _reason(self.evidence.strongest(self.shares), mean, event=self.is_event)

@@ -194,7 +194,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if isinstance(self.n_folds, bool) or not isinstance(self.n_folds, int) or self.n_folds < 2:
-            raise ValueError(f"folds must be a whole number of at least 2, got {self.n_folds!r}")
+            raise InputError("n_folds", "be a whole number of at least 2", repr(self.n_folds))
 
 
 def run_audit(

@@ -65,9 +65,9 @@ class Report(Generic[A]):
     made: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def __post_init__(self) -> None:
-        classes = getattr(self.audit.scores, "classes", None)
+        classes = getattr(self.audit.scores, "n_classes", None)
         if self.class_names is not None and len(self.class_names) != classes:
-            raise ValueError(f"names must have {classes} entries, one a class, got {len(self.class_names)}")
+            raise ValueError(f"class_names must have {classes} entries, one a class, got {len(self.class_names)}")
 
     def html(self) -> str:
         """The whole page, which loads nothing."""
@@ -409,7 +409,7 @@ class AuditPage(Page):
         fitted = audit.calibrators.get(audit.chosen)
         return [
             *counts,
-            ("Event", str(scores.event_name)) if scores.is_event else ("Classes", f"{scores.classes:,}"),
+            ("Event", str(scores.event_name)) if scores.is_event else ("Classes", f"{scores.n_classes:,}"),
             ("Bins", f"{audit.bins} of equal width"),
             ("Choice", choice),
             ("Intervals", f"{format_percent(scores.level)}, from 1,000 bootstrap resamples; changes are paired"),

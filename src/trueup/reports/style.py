@@ -67,7 +67,7 @@ LABELS = {
     "ece": "ECE",
     "mce": "Maximum calibration error",
     "rmsce": "Root mean square calibration error",
-    "ace": "Average calibration error",
+    "average_ce": "Average calibration error",
     "aece": "Adaptive ECE",
     "sce": "Class-wise calibration error",
     "overconfidence": "Overconfidence",
@@ -79,14 +79,14 @@ LABELS = {
     "ks": "KS error",
     "aurc": "AURC",
     "eaurc": "Excess AURC",
+    "misclassification_auroc": "AUROC of errors",
     "auroc": "AUROC",
-    "event_auroc": "AUROC of the event",
     "event_brier": "Brier score of the event",
     "predicted": "Mean predicted",
     "observed": "Observed rate",
-    "aupr": "AUPR",
+    "misclassification_aupr": "AUPR",
 }
-_HIGHER = frozenset({"accuracy", "top_k", "auroc", "aupr"})
+_HIGHER = frozenset({"accuracy", "top_k", "auroc", "misclassification_auroc", "misclassification_aupr"})
 _NEITHER = frozenset({"confidence", "entropy", "normalised_entropy", "temperature", "delta_norm", "gamma"})
 
 

@@ -126,7 +126,9 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
     @api.get("/limits", tags=["about"])
     def limits() -> models.LimitsInfo:
         """What the server takes."""
-        numbers = {name: getattr(settings, name) for name in ("upload_bytes", "rows", "classes", "numbers", "seconds")}
+        numbers = {
+            name: getattr(settings, name) for name in ("upload_bytes", "rows", "n_classes", "numbers", "seconds")
+        }
         return models.LimitsInfo(**numbers, suffixes=list(FORMATS))
 
     @api.get("/methods", tags=["about"])
@@ -207,8 +209,8 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
             raise ValueError(f"no method is called {unknown[0]!r}; there are: {', '.join(METHODS)}")
         data = store.get(id, UploadedData)
         test = store.get(wanted.test, UploadedData) if wanted.test else None
-        if test is not None and test.classes != data.classes:
-            raise ValueError(f"{test.name} must have the {data.classes} classes of {data.name}, got {test.classes}")
+        if test is not None and test.n_classes != data.n_classes:
+            raise ValueError(f"{test.name} must have the {data.n_classes} classes of {data.name}, got {test.n_classes}")
         job = AuditJob.of(data, test, wanted.methods, bins=wanted.bins, n_folds=wanted.n_folds, seed=wanted.seed)
         return _job_info(jobs.start(job), job)
 
@@ -276,8 +278,8 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
     def label_shift(id: str, wanted: models.LabelShiftRequest) -> models.LabelShiftInfo:
         """Begin to estimate the class frequencies of rows without labels; ask /api/label-shifts/{id} for them."""
         data, new = store.get(id, UploadedData), store.get(wanted.new, UnlabelledData)
-        if new.classes != data.classes:
-            raise ValueError(f"{new.name} must have the {data.classes} classes of {data.name}, got {new.classes}")
+        if new.n_classes != data.n_classes:
+            raise ValueError(f"{new.name} must have the {data.n_classes} classes of {data.name}, got {new.n_classes}")
         job = LabelShiftJob(data, new, wanted.seed)
         return _label_shift_info(jobs.start(job), job)
 
@@ -298,13 +300,13 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
         job = store.get(id, LabelShiftJob)
         if job.prior is None or job.state != "done":
             raise HTTPException(409, f"the class frequencies are not known; the estimate is {job.state}")
-        return _safetensors("label-shift", job.prior.calibrator, job.val.classes, {"made for": job.new.name})
+        return _safetensors("label-shift", job.prior.calibrator, job.val.n_classes, {"made for": job.new.name})
 
     @api.post("/jobs/{id}/apply", tags=["fit"])
     def apply(id: str, wanted: models.ApplyRequest) -> models.Applied:
         """Calibrate logits."""
         of = fitted(id, wanted.method)
-        after = np.asarray(of.calibrator(_rows(wanted.logits, of.job.val.classes)))
+        after = np.asarray(of.calibrator(_rows(wanted.logits, of.job.val.n_classes)))
         logits = [[None if number == -math.inf else number for number in row] for row in after.tolist()]
         return models.Applied(method=of.name, logits=logits, probs=diagrams.probabilities(after))
 
@@ -325,7 +327,7 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
         """A fitted calibrator as a .safetensors file, for `trueup.load`."""
         of = fitted(id, method)
         data = of.job.val
-        return _safetensors(of.name, of.calibrator, data.classes, {"method": of.name, "fitted to": data.name})
+        return _safetensors(of.name, of.calibrator, data.n_classes, {"method": of.name, "fitted to": data.name})
 
     return api
 

@@ -33,7 +33,7 @@ class DataInfo(BaseModel):
     name: str
     rows: int = Field(description="calibration rows, or all rows of a file with one half")
     test_rows: int | None
-    classes: int
+    n_classes: int
     labelled: bool = Field(description="whether labels came with the rows; without them there is only the label shift")
     groups: list[str] = Field(description="the columns whose groups are judged one by one")
     clusters: str | None = Field(description="the column that says which rows are correlated")
@@ -182,7 +182,7 @@ class LimitsInfo(BaseModel):
 
     upload_bytes: int
     rows: int
-    classes: int
+    n_classes: int
     numbers: int
     seconds: float = Field(description="how long data is kept after it was last used")
     suffixes: list[str]
@@ -210,8 +210,8 @@ class MonitorRequest(Strict):
     """A monitor to be made; what is left out is as in `trueup.Monitor`."""
 
     name: MonitorName = Field(description="what people and Prometheus call it; no two have the same")
-    classes: int = Field(ge=2)
-    alpha: float | None = Field(None, gt=0, lt=1, description="chance that a calibrated network ever raises the alarm")
+    n_classes: int = Field(ge=2)
+    level: float | None = Field(None, gt=0, lt=1, description="chance that a calibrated network never raises the alarm")
     bins: int | None = Field(None, ge=1, le=MOST_BINS, description="bins of the calibration errors")
     window: int | None = Field(None, ge=100, le=10**9, description="rows that count as recent")
     half_life: float | None = Field(None, ge=1, le=1e12, description="after how many rows one counts half, if fading")

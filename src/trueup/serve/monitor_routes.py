@@ -189,8 +189,8 @@ def monitor_info(session: MonitorSession, notes: Sequence[str] = ()) -> models.M
 
 
 def _require_classes(wanted: models.MonitorRequest, settings: Settings) -> None:
-    if wanted.classes > settings.classes:
-        raise ValueError(f"classes must be at most {settings.classes:,} here, got {wanted.classes:,}")
+    if wanted.n_classes > settings.n_classes:
+        raise ValueError(f"n_classes must be at most {settings.n_classes:,} here, got {wanted.n_classes:,}")
 
 
 def _restore(content: bytes, name: str, settings: Settings) -> Monitor:
@@ -214,6 +214,6 @@ def _restore(content: bytes, name: str, settings: Settings) -> Monitor:
 
 def _require_working(monitor: Monitor) -> None:
     """Whether a monitor can go on: a header may hold anything."""
-    after = copy.copy(monitor).update(np.zeros((1, monitor.classes)), np.zeros(1, np.int64))
+    after = copy.copy(monitor).update(np.zeros((1, monitor.n_classes)), np.zeros(1, np.int64))
     if after.rows != monitor.rows + 1 or not math.isfinite(after.evidence):
         raise ValueError("is no whole monitor")

@@ -20,7 +20,7 @@ class ReaderLimits:
     """Memory."""
     reader_seconds: float = 60.0
     rows: int = 1_000_000
-    classes: int = 20_000
+    n_classes: int = 20_000
     numbers: int = 60_000_000
     """The most rows × classes."""
 
@@ -29,7 +29,7 @@ class ReaderLimits:
 class Settings(ReaderLimits):
     """The limits of a server; the defaults suit one machine and a few users.
 
-    >>> Settings(rows=1000).classes
+    >>> Settings(rows=1000).n_classes
     20000
     """
 

@@ -151,8 +151,8 @@ def _read_split(source: Source, split: str | None, options: Options, limits: Rea
     names, label = find_columns(source.columns, columns, options.labels, options.probs, split)
     others = [column_of_split(source.columns, name, split) for name in (*options.groups, options.clusters) if name]
     require_columns(source.columns, others)
-    if (width := source.width(names)) > limits.classes:
-        raise ValueError(f"{names[0]} has {width:,} classes; at most {limits.classes:,} are taken here")
+    if (width := source.width(names)) > limits.n_classes:
+        raise ValueError(f"{names[0]} has {width:,} classes; at most {limits.n_classes:,} are taken here")
     parts, rows, most = [], 0, min(limits.rows, limits.numbers // max(1, width))
     absent = math.nan if options.probs else -math.inf
     for chunk in source.read(Plan(names, label, list(dict.fromkeys(others)), absent=absent), most + 1):

@@ -84,7 +84,7 @@ class Upload(ABC):
         return rows, classes
 
     @property
-    def classes(self) -> int:
+    def n_classes(self) -> int:
         """The number of classes."""
         return self.shape[1]
 
@@ -96,7 +96,13 @@ class Upload(ABC):
     def info(self) -> dict[str, Any]:
         """What the API says of it."""
         rows, classes = self.shape
-        content: dict[str, Any] = {"rows": rows, "test_rows": None, "classes": classes, "labelled": False, "groups": []}
+        content: dict[str, Any] = {
+            "rows": rows,
+            "test_rows": None,
+            "n_classes": classes,
+            "labelled": False,
+            "groups": [],
+        }
         return {"name": self.name, "notes": list(self.notes), "clusters": None, **content}
 
 

@@ -187,7 +187,7 @@ def test_real_files(data, name):
         assert float(x.mean()) == pytest.approx(mean[0], abs=0.005)
         assert float(x.std()) == pytest.approx(std[0], abs=0.005)
     if found.kind == "text":
-        assert sorted(set(found.train.tensors[1].tolist())) == [*range(len(found.classes))]
+        assert sorted(set(found.train.tensors[1].tolist())) == [*range(len(found.class_names))]
         assert (x > 1).float().sum() / (x > 0).float().sum() > 0.85  # most words are known
     if found.kind == "characters":
         assert len(found.vocabulary) == 65

@@ -50,7 +50,7 @@ def class_errors(
     classes = len(tally.count)
     named = tuple(str(k) for k in range(classes)) if class_names is None else tuple(map(str, class_names))
     if len(named) != classes:
-        raise ValueError(f"names must have {classes} entries, one a class, got {len(named)}")
+        raise ValueError(f"class_names must have {classes} entries, one a class, got {len(named)}")
     n = tally.n or np.nan
     error = BINNED_ERRORS["ece"](tally.count, tally.confidence, tally.hits) if tally.n else np.full(classes, np.nan)
     return ClassErrors(named, error, tally.confidence.sum(axis=1) / n, tally.hits.sum(axis=1) / n)
@@ -114,8 +114,8 @@ def summary(record: ClassErrors) -> str:
     return (
         f"The mean over {classes:,} classes is {record.error.mean():.4f}. Class {record.class_names[worst]} is worst "
         f"with {record.error[worst]:.4f}: its mean probability is {percent(record.probability[worst], 2)}, its "
-        f"frequency {percent(record.frequency[worst], 2)}. The mean probability is too high for {high:,} classes and too low "
-        f"for {classes - high:,}."
+        f"frequency {percent(record.frequency[worst], 2)}. The mean probability is too high for {high:,} classes and "
+        f"too low for {classes - high:,}."
     )
 
 

@@ -24,7 +24,7 @@ _EVENT_COLUMNS = {
     "event_brier": "Brier score",
     "miscalibration": "Miscalibration",
     "discrimination": "Discrimination",
-    "event_auroc": "AUROC",
+    "auroc": "AUROC",
     "calibration_slope": "Slope",
     "calibration_intercept": "Intercept",
 }

@@ -45,7 +45,7 @@ class MethodChoice:
     """Methods that so few rows were not given to."""
 
 
-def method_choice(choice: Choice, *, classes: int | None = None) -> MethodChoice:
+def method_choice(choice: Choice, *, n_classes: int | None = None) -> MethodChoice:
     """The record of an automatic choice, as a calibrator or an audit carries it.
 
     With the number of `classes` it names the methods that were left out because there were too few rows.
@@ -69,7 +69,7 @@ def method_choice(choice: Choice, *, classes: int | None = None) -> MethodChoice
         chosen_loss=choice.loss,
         detectable=choice.detectable,
         dropped=tuple(choice.reasons.items()),
-        too_few_rows=() if classes is None else _too_few_rows(choice, classes),
+        too_few_rows=() if n_classes is None else _too_few_rows(choice, n_classes),
     )
 
 
@@ -91,7 +91,7 @@ def section(audit: Audit, class_names: Sequence[str] | None) -> Section:
     panels = [Panel("choice-chart", "Methods on held-out rows", method_choice(audit.choice))]
     pooled: Choice | None = getattr(audit.calibrators.get(AUTO), "choice", None)
     if pooled is not None:
-        record = method_choice(pooled, classes=audit.scores.classes)
+        record = method_choice(pooled, n_classes=audit.scores.n_classes)
         panels.append(Panel("pool-chart", "What the automatic choice mixes", record))
     return Section(
         name="choice",

@@ -68,7 +68,7 @@ function list(found) {
 function sentence({ status, settings }) {
   if (status.alarm) return `Alarm at row ${whole(status.alarm.row)}. ${status.alarm.reason}`;
   if (!status.rows) return "Waiting for the first rows.";
-  return `Calm: nothing seen so far proves its confidence wrong. The evidence is ${wealth(status.evidence)}; the alarm is at ${wealth(1 / settings.alpha)}.`;
+  return `Calm: nothing seen so far proves its confidence wrong. The evidence is ${wealth(status.evidence)}; the alarm is at ${wealth(1 / (1 - settings.level))}.`;
 }
 
 function expected({ rows, accuracy, answered, error }, event) {
@@ -82,7 +82,7 @@ function show(one) {
   $("one").hidden = false;
   put($("name"), one.name);
   const age = one.updated === null ? "" : `last rows ${ago(Date.now() / 1000 - one.updated)}`;
-  put($("source"), [`${whole(status.rows)} rows`, `${whole(settings.classes)} classes`, settings.classwise ? "each class watched" : "", age].filter(Boolean).join(" · "));
+  put($("source"), [`${whole(status.rows)} rows`, `${whole(settings.n_classes)} classes`, settings.classwise ? "each class watched" : "", age].filter(Boolean).join(" · "));
   put($("says"), sentence(one));
   $("says").className = `says ${state(one)}`;
   put($("n-evidence"), wealth(status.evidence));
@@ -97,7 +97,7 @@ function show(one) {
   put($("promise"), promise?.answered ? promise.text : "");
   $("awaiting").hidden = !unlabelled;
   put($("awaiting"), unlabelled ? expected(unlabelled, status.event) : "");
-  put($("span"), `Recent means the last ${whole(settings.window)} rows. A calibrated network reaches the alarm, ever, with a chance of ${Number((100 * settings.alpha).toPrecision(3))}\u00a0% at most. After a restart of the server the charts begin anew; the evidence goes on.`);
+  put($("span"), `Recent means the last ${whole(settings.window)} rows. A calibrated network reaches the alarm, ever, with a chance of ${Number((100 * (1 - settings.level)).toPrecision(3))}\u00a0% at most. After a restart of the server the charts begin anew; the evidence goes on.`);
   put($("kept"), one.problem ? `It cannot be written to its folder: ${one.problem}.` : one.saved_rows === null ? "It lives in memory until the server stops: trueup serve --monitors FOLDER keeps it." : "It is kept over a restart of the server.");
   $("kept").classList.toggle("warned", one.problem !== null);
   $("checkpoint").href = address(one.id, "/file");
@@ -110,7 +110,7 @@ function show(one) {
 
 function snippets({ id, settings }) {
   const url = `${location.origin}${address(id)}`;
-  const row = Array.from({ length: settings.classes }, (_, k) => (k ? 0.5 : 2).toFixed(1)).join(", ");
+  const row = Array.from({ length: settings.n_classes }, (_, k) => (k ? 0.5 : 2).toFixed(1)).join(", ");
   put($("python"), `import httpx
 
 MONITOR = "${url}"
@@ -119,7 +119,7 @@ def tell(logits, labels):  # as soon as the labels are known
     rows = {"logits": logits.tolist(), "labels": labels.tolist()}
     answer = httpx.post(f"{MONITOR}/update", json=rows)
     return answer.raise_for_status().json()["status"]["alarm"]`);
-  const one = settings.classes > 12 ? "" : `curl --json '{"logits": [[${row}]], "labels": [0]}' "$monitor/update"\n`;
+  const one = settings.n_classes > 12 ? "" : `curl --json '{"logits": [[${row}]], "labels": [0]}' "$monitor/update"\n`;
   put($("curl"), `monitor=${url}\n${one}curl --data-binary @log.npz "$monitor/replay?name=log.npz"`);
 }
 
@@ -143,7 +143,7 @@ const picture = newest(async ({ history, settings, status, id }) => {
   const { rows } = history;
   const span = [rows[0], rows.at(-1)];
   const alarms = status.alarm && status.alarm.row >= rows[0] ? [upright(status.alarm.row)] : [];
-  const limit = 1 / settings.alpha;
+  const limit = 1 / (1 - settings.level);
   // Once it is proof, how much more it grows is of no interest: the axis ends there, so that all before stays visible.
   const [lowest, highest] = [Math.min(...history.evidence, 1), Math.max(...history.evidence, limit)].map(Math.log10);
   const top = Math.min(highest, 2 * Math.log10(limit) + 2) + 0.5, bottom = Math.max(lowest, -12) - 0.5;
@@ -225,7 +225,7 @@ function open() {
 
 function filled() {
   const number = (id) => ($(id).value === "" ? null : Number($(id).value));
-  const fields = Object.fromEntries(["classes", "alpha", "window", "half_life", "block"].map((name) => [name, number(`new-${name}`)]));
+  const fields = Object.fromEntries(["n_classes", "level", "window", "half_life", "block"].map((name) => [name, number(`new-${name}`)]));
   const each = $("new-classwise").value;
   const promise = Object.fromEntries(["threshold", "max_risk"].map((name) => [name, number(`new-${name}`)]).filter(([, value]) => value !== null));
   return { name: $("new-name").value, ...fields, classwise: each === "" ? null : each === "true", promise: Object.keys(promise).length ? promise : null };
@@ -250,10 +250,10 @@ $("make").addEventListener("submit", async (event) => {
 // A checkpoint brings its number of classes.
 $("restore").addEventListener("change", () => {
   const restoring = $("restore").files.length > 0;
-  $("new-classes").required = !restoring;
-  $("new-classes").disabled = restoring;
+  $("new-n_classes").required = !restoring;
+  $("new-n_classes").disabled = restoring;
 });
-$("make").addEventListener("reset", () => Object.assign($("new-classes"), { required: true, disabled: false }));
+$("make").addEventListener("reset", () => Object.assign($("new-n_classes"), { required: true, disabled: false }));
 $("cancel").addEventListener("click", () => $("making").close());
 for (const button of document.querySelectorAll("[data-do=new]")) button.addEventListener("click", open);
 

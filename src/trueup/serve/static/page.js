@@ -112,7 +112,7 @@ async function show(run, kept = null) {
   const shown = test ?? data;
   const tested = test?.rows ?? data.test_rows;
   $("source").textContent = [test ? `${data.name} and ${test.name}` : data.name, count(data.rows, tested ? "calibration rows" : "rows"),
-    tested ? count(tested, "test rows") : "", count(data.classes, "classes"), data.clusters ? `correlated by ${data.clusters}` : "", ...data.notes].filter(Boolean).join(" · ");
+    tested ? count(tested, "test rows") : "", count(data.n_classes, "classes"), data.clusters ? `correlated by ${data.clusters}` : "", ...data.notes].filter(Boolean).join(" · ");
   $("how").textContent = tested ? "Fitted on the calibration rows, scored on the test rows."
     : "Cross-fitted: each row is scored by a calibrator that has not seen it.";
   $("verdict").textContent = "Measuring…";
@@ -401,7 +401,7 @@ function setTemperature(value) {
 // Temperature scaling takes a row of logits (1, 0, …) to (1/T, 0, …), which tells its temperature.
 async function bestTemperature() {
   if (!now.result?.scores.methods.temperature) return;
-  const row = Array.from({ length: now.data.classes }, (_, k) => (k ? 0 : 1));
+  const row = Array.from({ length: now.data.n_classes }, (_, k) => (k ? 0 : 1));
   const { logits: [after] } = await ask(`/api/jobs/${now.job}/apply`, posted({ method: "temperature", logits: [row] }));
   const best = 1 / (after[0] - after[1]);
   $("best").onclick = () => setTemperature(best);

@@ -62,7 +62,7 @@ class Classification:
     def to_rows(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """Logits (m, K) and labels (m,)."""
         self._check(outputs, labels)
-        return flatten(upcast_half(outputs), labels, classes=self.classes, ignore_index=self.ignore_index)
+        return flatten(upcast_half(outputs), labels, class_axis=self.classes, ignore_index=self.ignore_index)
 
     def correct(self, rows: tuple[Tensor, ...]) -> Tensor:
         """Whether the greatest logit is the label's."""

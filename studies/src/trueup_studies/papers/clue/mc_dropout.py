@@ -162,7 +162,7 @@ def make_loss(
     `name` is another loss of classes. CLUE's square comes in over `ramp` steps, AvUC after them.
     """
     if clue is not None:
-        measure: Any = partial(losses.error_and_entropy, classes="last" if kind == "characters" else None)
+        measure: Any = partial(losses.error_and_entropy, class_axis="last" if kind == "characters" else None)
         if kind == "tabular":
             measure = partial(losses.error_and_variance, variance_head=head)
         return losses.CLUE(measure=measure, ramp=ramp, **clue)
@@ -258,7 +258,7 @@ def figures(test: Forecast, val: Forecast) -> dict[str, Any]:
     if test.variance is None:
         pair, after = (test.prediction, test.target), Temperature.fit(val.prediction, val.target)(test.prediction)
         found |= {name: getattr(metrics, name)(*pair) for name in ("accuracy", "nll", "brier", "ece", "uce")}
-        found |= {"auroc": metrics.auroc(*pair, score="entropy")}
+        found |= {"auroc": metrics.misclassification_auroc(*pair, score="entropy")}
         found |= {f"{name}_after": getattr(metrics, name)(after, test.target) for name in ("nll", "ece")}
         return found
     numbers = _gaussian(test)
