@@ -5,29 +5,18 @@ event of several classes, and several labels at once. The kind of array that com
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from trueup._core import native
-from trueup._core.arrays import (
-    MIN_PADDING,
-    ROUNDING,
-    as_arrays,
-    as_logits,
-    check_finite,
-    find_absent,
-    is_tensor,
-    lies_in_unit_interval,
-    match_kind,
-    shape_of,
-    to_array,
-    upcast_half,
-    warn_users,
-)
+from trueup._core import arrays, native
+from trueup._core.arrays import ROUNDING, as_arrays, check_finite, match_kind, shape_of, to_array, upcast_half
 from trueup._core.errors import Hint, InputError, LooksLikeProbabilities
 from trueup._core.row_scores import event_class
+
+ClassAxis: TypeAlias = Literal["first", "last"] | None
+"""Where the classes are in outputs of more than two dimensions: (n, K, …) or (n, …, K)."""
 
 FLOOR = 1e-6
 """What an exact zero becomes where there is no other probability below a half, unless a floor is given."""
@@ -94,7 +83,7 @@ def from_probs(probs: Any, *, floor: float | None = None, renormalise: bool = Fa
         got = f"fewer in row {int(np.argmax(few))} (an absent one is NaN, or empty in a table)"
         raise InputError(name, "have at least 2 options in each row", got)
     if p.size:
-        _check_range(p, half or ROUNDING, name, lambda low, high: Hint.NOT_PROBABILITIES)
+        _check_range(p, half or ROUNDING, name)
         total = p.sum(axis=1, dtype=np.float64)
         off = np.abs(total - 1)
         row = int(off.argmax())
@@ -121,9 +110,7 @@ def _event_pair(p: np.ndarray, floor: float | None, name: str, tolerance: float)
     kind = p.dtype if p.dtype.kind == "f" else np.dtype(np.float64)
     p = check_finite(p.astype(np.float64), name)
     if len(p):
-        _check_range(
-            p, tolerance, name, lambda low, high: Hint.PER_CENT if low >= 0 and 1 < high <= 100 else Hint.LOG_ODDS
-        )
+        _check_range(p, tolerance, name, of_event=True)
     both = np.maximum(np.stack([1 - p, p], axis=1), 0.0)
     if floor is None and (zeros := int((both <= 0).sum())):
         floor = min(CERTAIN, resolution(both, least=FLOOR))
@@ -131,10 +118,12 @@ def _event_pair(p: np.ndarray, floor: float | None, name: str, tolerance: float)
     return np.log(both if floor is None else np.maximum(both, floor)).astype(kind)
 
 
-def _check_range(p: np.ndarray, tolerance: float, name: str, hint: Callable[[float, float], Hint]) -> None:
+def _check_range(p: np.ndarray, tolerance: float, name: str, *, of_event: bool = False) -> None:
     low, high = float(p.min()), float(p.max())
     if low < -tolerance or high > 1 + tolerance:
-        raise InputError(name, "lie in [0, 1]", f"{low:.6g}..{high:.6g}", hint(low, high))
+        event_hint = Hint.PER_CENT if low >= 0 and 1 < high <= 100 else Hint.LOG_ODDS
+        hint = event_hint if of_event else Hint.NOT_PROBABILITIES
+        raise InputError(name, "lie in [0, 1]", f"{low:.6g}..{high:.6g}", hint)
 
 
 def _check_floor(floor: float | None) -> None:
@@ -166,7 +155,7 @@ def warn_of_zeros(zeros: int, numbers: int, floor: float) -> None:
 
 def warn_of_certain(certain: int, rows: int, floor: float) -> None:
     """Say that probabilities of an event of exactly 0 or 1 were moved, and by how much."""
-    warn_users(f"{certain} of {rows} confidences are exactly 0 or 1; they were moved by {floor:.4g}")
+    arrays.warn_users(f"{certain} of {rows} confidences are exactly 0 or 1; they were moved by {floor:.4g}")
 
 
 def from_topk(log_probs: Any, *, floor: float = FLOOR, name: str = "log_probs") -> Any:
@@ -188,7 +177,7 @@ def from_topk(log_probs: Any, *, floor: float = FLOOR, name: str = "log_probs") 
     if x.dtype.kind != "f":
         raise ValueError(f"{name} must be floating point, got {x.dtype}")
     double = x.astype(np.float64)
-    double[double <= -MIN_PADDING] = -np.inf
+    double[double <= -arrays.MIN_PADDING] = -np.inf
     check_finite(np.where(double == -np.inf, 0.0, double), name)
     total = np.exp(double).sum(axis=1, keepdims=True)
     slack = max(_ROUNDED_TOP, float(np.finfo(x.dtype).eps) * x.shape[1])
@@ -210,8 +199,7 @@ def from_log_odds(scores: Any, *, name: str = "scores") -> Any:
            [ 0. , -0.5]])
     """
     x = to_array(scores, name)
-    if x.ndim == 2 and x.shape[1] == 1:
-        x = x[:, 0]
+    x = x[:, 0] if x.ndim == 2 and x.shape[1] == 1 else x
     if x.ndim != 1:
         raise ValueError(f"{name} must have shape (n,) or (n, 1), got {shape_of(x)}")
     warn_of_probabilities(check_finite(x, name), name)
@@ -221,8 +209,8 @@ def from_log_odds(scores: Any, *, name: str = "scores") -> Any:
 def warn_of_probabilities(log_odds: Any, name: str) -> None:
     """Warn where log-odds (n,) look like probabilities."""
     x = to_array(log_odds, name)
-    if len(x) >= _FEW_SCORES and lies_in_unit_interval(x[:_FEW_SCORES]) and lies_in_unit_interval(x):
-        warn_users(
+    if len(x) >= _FEW_SCORES and arrays.lies_in_unit_interval(x[:_FEW_SCORES]) and arrays.lies_in_unit_interval(x):
+        arrays.warn_users(
             f"all {name} lie in [0, 1] like probabilities, but are read as log-odds; probabilities of class 1 go "
             "through from_probs",
             LooksLikeProbabilities,
@@ -233,7 +221,7 @@ def flatten(
     logits: Any,
     labels: Any,
     *,
-    class_axis: Literal["first", "last"] | None = None,
+    class_axis: ClassAxis = None,
     ignore_index: int = -100,
     clusters: Any = None,
 ) -> tuple[Any, ...]:
@@ -267,7 +255,7 @@ def flatten(
     return *pair, ids[np.flatnonzero(kept) // max(len(y) // max(n, 1), 1)]
 
 
-def classes_last(logits: Any, class_axis: Literal["first", "last"] | None) -> Any:
+def classes_last(logits: Any, class_axis: ClassAxis) -> Any:
     """Logits of any dimension with the classes as their last, (n, …, K); `classes` says where they are.
 
     >>> classes_last(np.zeros((2, 5, 3, 4)), "first").shape
@@ -280,7 +268,7 @@ def classes_last(logits: Any, class_axis: Literal["first", "last"] | None) -> An
         raise InputError("class_axis", wanted, repr(class_axis))
     if class_axis != "first":
         return logits
-    return logits.movedim(1, -1) if is_tensor(logits) else np.moveaxis(logits, 1, -1)
+    return logits.movedim(1, -1) if arrays.is_tensor(logits) else np.moveaxis(logits, 1, -1)
 
 
 def as_event(
@@ -289,7 +277,7 @@ def as_event(
     """Turn a pair into that of an event: logits (ln(1 − p), ln p) with p = P(class `event`), labels 1[y = event].
 
     Both logarithms are right to the last digits, however near p is to 0 or 1. Of two classes the logits stay as they
-    are, with the columns exchanged for event 0. With `names` of the classes the event may be one of them.
+    are, with the columns exchanged for event 0. With `class_names` of the classes the event may be one of them.
 
     >>> z, y = as_event(np.log([[0.2, 0.3, 0.5]]), [2], 2)
     >>> np.exp(z), y
@@ -306,7 +294,7 @@ def event_logits(logits: Any, event: int | str, *, class_names: Sequence[str] | 
     >>> np.exp(event_logits(np.log([[0.2, 0.3, 0.5]]), 2))
     array([[0.5, 0.5]])
     """
-    z = as_logits(logits)
+    z = arrays.as_logits(logits)
     return match_kind(_two_columns(z, event_class(event, z.shape[1], class_names)), logits)
 
 
@@ -314,7 +302,7 @@ def _two_columns(z: np.ndarray, event: int) -> np.ndarray:
     classes = z.shape[1]
     if classes == 2:
         return z if event == 1 else z[:, ::-1]
-    if find_absent(z) is not None and (gone := z[:, event] == -np.inf).any():
+    if arrays.find_absent(z) is not None and (gone := z[:, event] == -np.inf).any():
         got = f"absent in row {int(np.argmax(gone))} (-inf), and in {int(gone.sum())} rows in all"
         raise InputError("event", "be an option of every row", got, "leave out the rows that do not have it")
     return np.concatenate([_log_odds_pair(z[rows], event) for rows in native.row_chunks(len(z), classes, native.CACHE)])
@@ -360,12 +348,8 @@ def label_events(logits: Any, targets: Any, *, ignore_index: int = -100, probs: 
     bad = kept & (t != 0) & (t != 1)
     if bad.any():
         at = tuple(np.argwhere(bad)[0].tolist())
-        raise InputError(
-            "targets",
-            f"be 0 or 1, or {ignore_index} where it is not known",
-            f"{t[at]:g} at {list(at)}",
-            "ignore_index names another mark",
-        )
+        wanted, got = f"be 0 or 1, or {ignore_index} where it is not known", f"{t[at]:g} at {list(at)}"
+        raise InputError("targets", wanted, got, "ignore_index names another mark")
     row, label = kept.nonzero()
     pair = from_probs(x[kept]) if probs else from_log_odds(x[kept], name="logits")
     return LabelEvents(match_kind(pair, logits), match_kind(t[kept].astype(np.int64), logits), row, label)

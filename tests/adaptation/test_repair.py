@@ -27,7 +27,7 @@ from trueup.adaptation.forward_selection import (
     ForwardSelection,
     SelectionStep,
     average_folds,
-    nested_rows,
+    nested_losses,
 )
 from trueup.adaptation.last_layer import fit_correction
 from trueup.adaptation.natural_gradient import fisher_gradients, sample_gradients
@@ -210,12 +210,12 @@ def test_a_step_must_gain_1_64_standard_errors_and_choosing_is_not_judged_on_tho
 
     kept, refused = score("better", better), score("noise", noise)
     assert (kept.kept, refused.kept) == (True, False)
-    losses, _ = nested_rows([start, refused, kept], 3)
+    losses = nested_losses([start, refused, kept], 3)
     assert losses.mean() < start.losses.mean()
     # A step that is good in one group alone is chosen by that group for the others only, and refused by them for it.
     first = np.arange(90)[:, None] % 3 == 0
     lucky = np.where(first, better + np.array([2.0, 0.0]), noise - np.array([0.4, 0.0]))
-    losses, _ = nested_rows([start, score("lucky", lucky)], 3)
+    losses = nested_losses([start, score("lucky", lucky)], 3)
     assert (losses[first[:, 0]] == start.losses[first[:, 0]]).all()
 
 
@@ -232,8 +232,8 @@ def test_the_whole_way_must_be_certain_over_where_it_began_and_better_than_half(
     assert not replace(whole, baseline=0).helps([start, half]), "0.1 is 1.5 standard errors"
     assert certain.helps([start, half])
     assert not worse.helps([start, half])
-    np.testing.assert_array_equal(nested_rows([start, half, replace(whole, baseline=0)], 3)[0], half.losses)
-    np.testing.assert_array_equal(nested_rows([start, half, certain], 3)[0], certain.losses)
+    np.testing.assert_array_equal(nested_losses([start, half, replace(whole, baseline=0)], 3), half.losses)
+    np.testing.assert_array_equal(nested_losses([start, half, certain], 3), certain.losses)
 
 
 def test_random_gradients_have_the_fisher_information_of_the_answers() -> None:

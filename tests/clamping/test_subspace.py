@@ -95,8 +95,8 @@ def test_what_does_harm_on_samples_left_out_is_given_up(monkeypatch):
     x, y = images(1000, 0, [1.0, -0.8, 0.6])
 
     def astray(*args, **options):
-        found = search(*args, **options)
-        return replace(found, point=replace(found.point, theta=-3 * found.point.theta))
+        point, used = search(*args, **options)
+        return replace(point, theta=-3 * point.theta), used
 
     monkeypatch.setattr("trueup.clamping.subspace_search.search", astray)
     record = clamp(Blobs(), loader(x, y), progress=False).fit_record

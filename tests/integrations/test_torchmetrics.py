@@ -172,11 +172,11 @@ def test_without_torchmetrics_the_extra_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize(("classes", "top_label"), [(2, True), (2, False), (4, True)])
-def test_weights_of_rows_count_as_in_a_tally(classes, fold):
+def test_weights_of_rows_count_as_in_a_tally(classes, top_label):
     z, y = calibrated(240, classes, temperature=1.6, scale=1.5, seed=classes)
     weights = np.random.default_rng(7).gamma(1.0, size=240)
-    expected = Tally.of(z, y, top_label=fold, sample_weight=weights).value("ece")
-    table, ece = CalibrationTable(classes, top_label=fold), ECE(top_label=fold)
+    expected = Tally.of(z, y, top_label=top_label, sample_weight=weights).value("ece")
+    table, ece = CalibrationTable(classes, top_label=top_label), ECE(top_label=top_label)
     for part in (slice(0, 90), slice(90, None)):
         for metric in (table, ece):
             metric.update(z[part], y[part], weights[part])

@@ -203,7 +203,7 @@ def test_a_calibrated_forecast_has_the_error_it_expects():
 def test_tokens_are_samples_and_masks_leave_out(classes, level):
     tokens, y = draws(3, 2, 4, 5), labels_of(2, 4, classes=5)
     given = tokens if classes == "last" else tokens.movedim(-1, 2)
-    loss = CLUE(level=level, group=2, measure=partial(error_and_entropy, classes=classes, ignore_index=-1))
+    loss = CLUE(level=level, group=2, measure=partial(error_and_entropy, class_axis=classes, ignore_index=-1))
     kept = torch.tensor([[True, True, False, True], [False, True, False, True]])
     whole = CLUE(level=level, group=2)
     torch.testing.assert_close(loss.of_samples(given, y), whole.of_samples(tokens.reshape(3, 8, 5), y.reshape(-1)))
@@ -221,7 +221,7 @@ def test_tokens_must_say_where_their_classes_are():
     with pytest.raises(ValueError, match='class_axis must be "first"'):
         CLUE().of_samples(draws(3, 2, 4, 5), labels_of(2, 4))
     with pytest.raises(ValueError, match=r"labels must have shape \(2, 4\)"):
-        CLUE(measure=partial(error_and_entropy, classes="last")).of_samples(draws(3, 2, 4, 5), labels_of(2))
+        CLUE(measure=partial(error_and_entropy, class_axis="last")).of_samples(draws(3, 2, 4, 5), labels_of(2))
     with pytest.raises(ValueError, match=r"labels must lie in 0\.\.2, got 0\.\.7"):
         CLUE().of_samples(draws(3, 2, 3), torch.tensor([0, 7]))
 
@@ -427,12 +427,12 @@ def test_inputs_by_keyword_and_outputs_with_logits():
     ids = labels_of(2, 5, classes=9)
     targets = torch.where(torch.arange(5) < 3, ids, -100)
     model = Language()
-    CLUE(measure=partial(error_and_entropy, classes="last"))(
+    CLUE(measure=partial(error_and_entropy, class_axis="last"))(
         model, {"input_ids": ids, "attention_mask": torch.ones(2, 5)}, targets
     ).backward()
     assert all((p.grad != 0).any() for p in model.parameters())
     measured = (
-        CLUE(measure=partial(error_and_entropy, classes="last"))
+        CLUE(measure=partial(error_and_entropy, class_axis="last"))
         .eval()
         .of_samples(mc_dropout(model, {"input_ids": ids}), targets)
     )

@@ -352,3 +352,18 @@ def test_stated_confidences_of_language_models(data, model, said, right, values)
     assert scores["predicted"].value == pytest.approx(said, abs=5e-5)
     assert scores["observed"].value == pytest.approx(right, abs=5e-5)
     assert "overestimates" in scores.verdict()
+
+
+def test_methods_that_predict_different_classes_are_resampled_with_their_own_outcomes():
+    rng = np.random.default_rng(3)
+    z = rng.normal(size=(800, 4)) * 2
+    y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    other = z + rng.normal(size=z.shape) * 1.5
+    change = compare(a=(z, y), b=(other, y), metrics=["auroc"]).changes["b"]["auroc"]
+    draws = []
+    for _ in range(300):
+        rows = rng.integers(len(y), size=len(y))
+        draws.append(metrics.auroc(other[rows], y[rows]) - metrics.auroc(z[rows], y[rows]))
+    low, high = 2 * change.value - np.quantile(draws, [0.975, 0.025])
+    assert change.low == pytest.approx(low, abs=0.01)
+    assert change.high == pytest.approx(high, abs=0.01)

@@ -106,7 +106,7 @@ def test_the_pit_histogram_by_hand():
 @pytest.mark.parametrize("n", [1, 7, 500, 10**6])
 def test_the_band_is_binomial(n):
     chance = np.array([0.01, 0.05, 0.5, 0.9, 0.999])
-    low, high = binomial_band(n, chance, 0.025)
+    low, high = binomial_band(chance, n, None, 0.95)
     np.testing.assert_allclose(low, binom.ppf(0.025, n, chance) / n)
     np.testing.assert_allclose(high, binom.ppf(0.975, n, chance) / n)
 

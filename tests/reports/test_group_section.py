@@ -94,7 +94,7 @@ def test_page_has_the_section_only_with_groups(found):
 def test_both_stages_have_one_order_in_which_no_error_is_hidden(found):
     from trueup.reports.figures.groups import section
 
-    panels = section(found, None).panels
+    panels = section(found).panels
     for before, after in zip(panels[::2], panels[1::2], strict=True):
         assert before.record.names == after.record.names
         assert before.options["reach"] == after.options["reach"]

@@ -234,7 +234,7 @@ def test_rows_are_limited_in_every_format(tmp_path):
     for suffix in (".npz", ".csv", ".parquet", ".safetensors"):
         path = tmp_path / f"net{suffix}"
         save(pair, path)
-        read_with(path, rows=30, class_names=3, numbers=90)
+        read_with(path, rows=30, n_classes=3, numbers=90)
         for limit in ({"rows": 29}, {"numbers": 80}, {"n_classes": 2}):
             with pytest.raises(ValueError, match=rf"^net{suffix}: logit\w* has .*; at most .* are taken here"):
                 read_with(path, **limit)
@@ -249,7 +249,7 @@ def test_a_column_of_lists_counts_its_numbers(tmp_path):
     pq.write_table(pa.table({"logits": lists, "label": [0] * 40}), path)
     assert read_with(path).val.logits.shape == (40, 500)
     with pytest.raises(ValueError, match=r"net.parquet: logits has 500 classes; at most 499 are taken here"):
-        read_with(path, class_names=499)
+        read_with(path, n_classes=499)
 
 
 def test_text_is_no_numbers(client, tmp_path):

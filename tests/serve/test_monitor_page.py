@@ -78,7 +78,7 @@ def test_a_log_is_replayed_and_one_that_is_wrong_changes_nothing(page, said, tmp
     assert page.inner_text("#says").startswith("Calm: nothing seen so far proves its confidence wrong.")
     assert page.inner_text("#list .chip") == "calm"
     assert page.inner_text("#list .called") == "net <b>1</b>"
-    (tmp_path / "wide.npz").write_bytes(npz(**stream(class_names=4)))
+    (tmp_path / "wide.npz").write_bytes(npz(**stream(classes=4)))
     page.set_input_files("#file", tmp_path / "wide.npz")
     page.wait_for_selector("#message:not([hidden])")
     assert page.inner_text("#message") == "logits must have 3 classes, got 4"

@@ -131,7 +131,7 @@ def test_prometheus_reads_it():
     with served() as client:
         ids = [made(client, name) for name in names]
         status = updated(client, ids[0], stream(400, temperature=3.0))["status"]
-        error(update(client, ids[1], stream(5, class_names=4)), 422)
+        error(update(client, ids[1], stream(5, classes=4)), 422)
         answer = client.get("/metrics")
         assert answer.headers["content-type"] == pytest.importorskip("prometheus_client").exposition.CONTENT_TYPE_LATEST
         families = {family.name: family for family in parser.text_string_to_metric_families(answer.text)}

@@ -2,7 +2,8 @@
  * in the cache. Arithmetic is in double whatever the input, so float32 logits give the answer of their exact values;
  * only the quick confidence pass, which is all that an ECE costs, works on float in float.
  * A logit of -inf is an option that its row does not have: its probability is 3e-308, and it adds nothing.
- * trueup/rows.py and sums.py hold the same passes in torch: the reference, and what runs where this was not compiled. */
+ * row_scores.py and loss_sums.py hold the same passes in NumPy: the reference, and what runs where this was not
+ * compiled. */
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 #include <math.h>
@@ -683,7 +684,7 @@ static PyObject *run_hash(PyObject *self, PyObject *args) {
     return PyBool_FromLong(repeated);
 }
 
-/* Addresses come as integers (Tensor.data_ptr()); the callers in rows.py and sums.py own the memory. */
+/* Addresses come as integers of NumPy memory; the callers in row_scores.py and loss_sums.py own the memory. */
 static PyObject *run_pass(PyObject *self, PyObject *args) {
     (void)self;
     unsigned long long a[14];
@@ -731,7 +732,7 @@ static PyObject *run_pass(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyMethodDef methods[] = {{"run_pass", run_pass, METH_VARARGS, "Fused pass over rows of logits; see rows.py."},
+static PyMethodDef methods[] = {{"run_pass", run_pass, METH_VARARGS, "Fused pass over rows of logits; see row_scores.py."},
                                 {"run_temperature", run_temperature, METH_VARARGS, "Loss, slope and curvature in 1/T."},
                                 {"run_vector", run_vector, METH_VARARGS, "Loss of vector scaling and its gradient."},
                                 {"run_top", run_top, METH_VARARGS, "Confidences and hits, tallied in bins."},

@@ -165,16 +165,14 @@ def as_logits(logits: Any, name: str = "logits", *, doubt: bool = True, padding:
 -inf, or empty in a table); log-probabilities of exact zeros come through from_probs
     """
     if _mark_of(logits) is not None and logits.ndim == 2 and logits.dtype.kind == "f":
-        checked: np.ndarray = logits
-        return checked
+        return np.asarray(logits)
     z = to_array(logits, name)
-    if z.ndim != 2:
+    if z.ndim != 2 or z.shape[1] < 2:
         of_one = Hint.CONFIDENCE if lies_in_unit_interval(z) else Hint.BINARY_SCORE
+        if z.ndim == 2:
+            raise InputError(name, "have at least 2 classes", f"shape {shape_of(z)}", of_one)
         hint = {1: of_one, 3: Hint.FLATTEN, 4: Hint.FLATTEN}.get(z.ndim)
         raise InputError(name, "have shape (n, classes)", shape_of(z), hint)
-    if z.shape[1] < 2:
-        hint = Hint.CONFIDENCE if lies_in_unit_interval(z) else Hint.BINARY_SCORE
-        raise InputError(name, "have at least 2 classes", f"shape {shape_of(z)}", hint)
     if z.dtype.kind != "f":
         raise ValueError(f"{name} must be floating point, got {z.dtype}")
     plain = native.all_within(z, -MIN_PADDING)  # nearly always: then they are read once
@@ -185,7 +183,7 @@ def as_logits(logits: Any, name: str = "logits", *, doubt: bool = True, padding:
             "from_probs",
             LooksLikeProbabilities,
         )
-    if not padding and not plain and z.size and z.min() <= -MIN_PADDING:
+    if not padding and not plain and z.min() <= -MIN_PADDING:
         return z  # to be looked at again
     return _mark_checked(z, z.shape[1], absent=absent)
 
@@ -199,8 +197,7 @@ def find_absent(logits: np.ndarray) -> np.ndarray | None:
     mark = _mark_of(logits)
     if (mark is not None and not mark.absent) or not logits.size or logits.min() > -np.inf:
         return None
-    absent: np.ndarray = logits == -np.inf
-    return absent
+    return logits == -np.inf
 
 
 def fill_absent(values: np.ndarray, absent: np.ndarray | None) -> np.ndarray:
@@ -279,12 +276,7 @@ def _read_padded_rows(z: np.ndarray) -> tuple[np.ndarray, int, float]:
 
 def _check_options(z: np.ndarray, name: str, *, padding: bool = True) -> tuple[np.ndarray, bool]:
     """Logits in which −∞ alone is not finite, and whether there is one; padding becomes −∞, unless it is left."""
-    if not z.size:
-        return z, False
-    low, high = z.min(), z.max()
-    if low > -MIN_PADDING and high < np.inf:
-        return z, False
-    if not high < np.inf:
+    if not z.max() < np.inf:
         check_finite(np.where(z == -np.inf, z.dtype.type(0), z), name)
     # Some rows at a time: of a whole vocabulary a mask, and all the more a copy in float64, is large.
     z, padded, number = _read_padded_rows(z) if padding else (z, 0, 0.0)
@@ -393,7 +385,7 @@ def match_kind(result: np.ndarray, like: Any) -> Any:
     if is_tensor(like):
         tensor = _to_torch(result).to(like.device)
         return tensor.to(like.dtype) if like.is_floating_point() and tensor.is_floating_point() else tensor
-    if _is_jax(like):
+    if _is_a("jax", "Array", like):
         floating = result.dtype.kind == "f" and sys.modules["jax"].numpy.issubdtype(like.dtype, np.floating)
         return sys.modules["jax"].numpy.asarray(result, dtype=like.dtype if floating else None)
     return result if _mark_of(result) is None else result.view()  # whoever gets it may write to it
@@ -406,13 +398,11 @@ def upcast_half(x: np.ndarray) -> np.ndarray:
 
 def is_tensor(x: Any) -> bool:
     """Whether it is a torch tensor; torch is not imported for that."""
-    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-    return tensor is not None and isinstance(x, tensor)
+    return _is_a("torch", "Tensor", x)
 
 
-def _is_jax(x: Any) -> bool:
-    array = getattr(sys.modules.get("jax"), "Array", None)
-    return array is not None and isinstance(x, array)
+def _is_a(module: str, kind: str, x: Any) -> bool:
+    return isinstance(x, getattr(sys.modules.get(module), kind, ()))
 
 
 def _to_torch(x: np.ndarray) -> Any:
@@ -516,8 +506,7 @@ def _check_soft_labels(y: np.ndarray, z: np.ndarray) -> np.ndarray:
     if len(y) and (y.min() < -ROUNDING or (np.abs(y.sum(axis=1) - 1) > ROUNDING).any()):
         raise ValueError("soft labels must be distributions: non-negative rows that sum to 1")
     if (absent := find_absent(z)) is not None:
-        wrong: np.ndarray = np.any(absent & (y > ROUNDING), axis=1)
-        _check_offered(wrong, y)
+        _check_offered(np.logical_and(absent, y > ROUNDING).any(axis=1), y)
     return y
 
 
@@ -581,14 +570,15 @@ def _from_torch(x: Any, name: str) -> np.ndarray:
 def _to_numpy(x: Any, name: str) -> np.ndarray:
     """What an object says of itself as an array."""
     if isinstance(x, np.ma.MaskedArray):
-        return _from_masked(x, name)
+        _refuse_missing(np.ma.getmaskarray(x).sum(), name, "masked entries")
+        return np.asarray(x)
     if (arrow := sys.modules.get("pyarrow")) is not None and isinstance(x, (arrow.Array, arrow.ChunkedArray)):
         return _from_arrow(x, name)
     if not hasattr(x, "__array__"):
         if hasattr(x, "__dlpack__"):
             return _from_dlpack(x, name)
         if any(hasattr(x, way) for way in ("__arrow_array__", "__arrow_c_array__", "__arrow_c_stream__")):
-            return _from_arrow(_read_arrow(x), name)
+            return _from_arrow(x, name)
     try:
         a = np.asarray(x)
     except TypeError:  # CuPy, and JAX on a device that NumPy cannot read
@@ -630,10 +620,9 @@ def _remedy(a: np.ndarray, name: str) -> str | None:
     return ".astype(float) makes numbers of them" if a.ndim and a.dtype == object else None
 
 
-def _from_masked(x: Any, name: str) -> np.ndarray:
-    if masked := int(np.ma.getmaskarray(x).sum()):
-        raise InputError(name, "hold a number everywhere", f"{masked} masked entries", "leave out those rows")
-    return np.asarray(x)
+def _refuse_missing(count: int, name: str, what: str = "missing") -> None:
+    if count:
+        raise InputError(name, "hold a number everywhere", f"{count} {what}", "leave out those rows")
 
 
 def _from_nullable(x: Any, a: np.ndarray, name: str) -> np.ndarray:
@@ -642,36 +631,28 @@ def _from_nullable(x: Any, a: np.ndarray, name: str) -> np.ndarray:
         numbers: np.ndarray = x.to_numpy(dtype=np.float64, na_value=np.nan)
     except (TypeError, ValueError):
         raise InputError(name, _NUMBERS, f"a {type(x).__name__} of dtype object", _remedy(a, name)) from None
-    if missing := int(np.isnan(numbers).sum()):
-        raise InputError(name, "hold a number everywhere", f"{missing} missing", "leave out those rows")
+    _refuse_missing(np.isnan(numbers).sum(), name)
     return numbers
-
-
-def _read_arrow(x: Any) -> Any:
-    import pyarrow
-
-    if hasattr(x, "__arrow_array__"):
-        return pyarrow.array(x)
-    return pyarrow.array(x) if hasattr(x, "__arrow_c_array__") else pyarrow.chunked_array(x)
 
 
 def _from_arrow(x: Any, name: str) -> np.ndarray:
     """An Arrow array of numbers, or of lists of one length, which are rows."""
     import pyarrow
 
+    if not isinstance(x, (pyarrow.Array, pyarrow.ChunkedArray)):
+        in_one_piece = hasattr(x, "__arrow_array__") or hasattr(x, "__arrow_c_array__")
+        x = pyarrow.array(x) if in_one_piece else pyarrow.chunked_array(x)
     if isinstance(x, pyarrow.ChunkedArray):
         x = x.combine_chunks()
-    rows = len(x)
+    rows, missing = len(x), x.null_count
     is_list = pyarrow.types.is_fixed_size_list(x.type) or pyarrow.types.is_list(x.type)
-    missing = x.null_count
     if is_list:
         lengths = set(x.value_lengths().to_pylist()) - {None}
         if len(lengths) > 1:
             raise InputError(name, "have rows of one length", f"lists of {min(lengths)} to {max(lengths)}")
         x = x.flatten()
         missing += x.null_count
-    if missing:
-        raise InputError(name, "hold a number everywhere", f"{missing} missing", "leave out those rows")
+    _refuse_missing(missing, name)
     if not (pyarrow.types.is_floating(x.type) or pyarrow.types.is_integer(x.type) or pyarrow.types.is_boolean(x.type)):
         raise InputError(name, _NUMBERS, f"an Arrow array of {x.type}")
     a: np.ndarray = x.to_numpy(zero_copy_only=False)

@@ -36,8 +36,7 @@ def equal_width(bins: int = BINS) -> np.ndarray:
     """
     if isinstance(bins, bool) or not isinstance(bins, (int, np.integer)) or bins < 1:
         raise ValueError(f"bins must be a whole number of at least 1, got {bins!r}")
-    edges: np.ndarray = np.arange(int(bins) + 1) / int(bins)
-    return edges
+    return np.arange(int(bins) + 1) / int(bins)
 
 
 def equal_mass(confidence: np.ndarray, bins: int = BINS, sample_weight: np.ndarray | None = None) -> np.ndarray:
@@ -60,8 +59,7 @@ def equal_mass(confidence: np.ndarray, bins: int = BINS, sample_weight: np.ndarr
     starts = equal_mass_starts(c, bins, below)[1:]
     low, high = c[starts - 1], c[starts]
     middle = low + (high - low) / 2
-    edges: np.ndarray = np.concatenate([[0.0], np.where(middle < high, middle, low), [1.0]])
-    return edges
+    return np.concatenate([[0.0], np.where(middle < high, middle, low), [1.0]])
 
 
 def equal_mass_starts(ordered: np.ndarray, bins: int, below: np.ndarray | None = None) -> np.ndarray:
@@ -75,8 +73,7 @@ def equal_mass_starts(ordered: np.ndarray, bins: int, below: np.ndarray | None =
     runs = np.concatenate([[0], np.flatnonzero(tie_ends(ordered))[:-1] + 1])  # of equal values
     mass, total = (runs, len(ordered)) if below is None else (below[runs], below[-1])
     chunk = equal_mass_chunks(mass, total, bins)
-    starts: np.ndarray = runs[np.concatenate([[True], np.diff(chunk) > 0])]
-    return starts
+    return runs[np.concatenate([[True], np.diff(chunk) > 0])]
 
 
 def weighted_places(cumulative: np.ndarray, shares: np.ndarray) -> np.ndarray:
@@ -217,9 +214,8 @@ class Bins:
             raise ValueError(f"scores must lie in [0, 1], got {c.min():.6g}..{c.max():.6g}")
         if not np.isin(a, (0.0, 1.0)).all():
             raise ValueError("hits must be 0 or 1")
-        return cls.from_scores(
-            np.clip(c, 0.0, 1.0), a, _edges(bins), closed, sample_weight=as_weights(sample_weight, len(c))
-        )
+        w = as_weights(sample_weight, len(c))
+        return cls.from_scores(np.clip(c, 0.0, 1.0), a, _edges(bins), closed, sample_weight=w)
 
     @classmethod
     def from_scores(
@@ -256,11 +252,8 @@ class Bins:
     def __add__(self, other: Bins) -> Bins:
         if not isinstance(other, Bins):
             return NotImplemented
-        if (
-            self.closed != other.closed
-            or not np.array_equal(self.edges, other.edges)
-            or self.count.shape != other.count.shape
-        ):
+        same_bins = self.closed == other.closed and np.array_equal(self.edges, other.edges)
+        if not same_bins or self.count.shape != other.count.shape:
             raise ValueError(
                 f"tallies must have the same bins to be added, got {self.count.shape} {self.closed}-closed "
                 f"and {other.count.shape} {other.closed}-closed, or edges that differ"
@@ -290,8 +283,7 @@ class Bins:
 
     @property
     def _filled(self) -> np.ndarray:
-        filled: np.ndarray = np.where(self.count > 0, self.count, np.nan)
-        return filled
+        return np.where(self.count > 0, self.count, np.nan)
 
     def error(self, name: str) -> float:
         """One of `BINNED_ERRORS`, averaged over the classes if class-wise; NaN of nothing."""
@@ -338,14 +330,12 @@ def _rmsce(count: np.ndarray, confidence: np.ndarray, hits: np.ndarray) -> np.nd
 
 def _mce(count: np.ndarray, confidence: np.ndarray, hits: np.ndarray) -> np.ndarray:
     """The largest |acc_b − conf_b|; empty bins have none."""
-    largest: np.ndarray = (np.abs(hits - confidence) / _divisor(count)).max(axis=-1)
-    return largest
+    return (np.abs(hits - confidence) / _divisor(count)).max(axis=-1)
 
 
 def _average_ce(count: np.ndarray, confidence: np.ndarray, hits: np.ndarray) -> np.ndarray:
     """The mean |acc_b − conf_b| over the bins that are not empty."""
-    mean: np.ndarray = (np.abs(hits - confidence) / _divisor(count)).sum(axis=-1) / (count > 0).sum(axis=-1)
-    return mean
+    return (np.abs(hits - confidence) / _divisor(count)).sum(axis=-1) / (count > 0).sum(axis=-1)
 
 
 def _divisor(count: np.ndarray) -> np.ndarray:
@@ -354,17 +344,12 @@ def _divisor(count: np.ndarray) -> np.ndarray:
 
 
 def _per_row(sums: np.ndarray, count: np.ndarray) -> np.ndarray:
-    ratio: np.ndarray = sums.sum(axis=-1) / count.sum(axis=-1)
-    return ratio
+    return sums.sum(axis=-1) / count.sum(axis=-1)
 
 
 BINNED_ERRORS: Mapping[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]] = {
-    "ece": _ece,
-    "mce": _mce,
-    "rmsce": _rmsce,
-    "average_ce": _average_ce,
-    "overconfidence": _overconfidence,
-    "underconfidence": _underconfidence,
+    error.__name__.removeprefix("_"): error
+    for error in (_ece, _mce, _rmsce, _average_ce, _overconfidence, _underconfidence)
 }
 """What is computed from sums (count, confidence, hits) over the bins on the last axis; other axes stay, so that one
 formula serves a data set, its classes, and a thousand resamples of it."""

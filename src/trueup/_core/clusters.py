@@ -53,8 +53,7 @@ class Clusters:
         2
         """
         order = np.random.default_rng(seed).permutation(len(self.code))
-        rows: np.ndarray = np.sort(order[np.unique(self.code[order], return_index=True)[1]])
-        return rows
+        return np.sort(order[np.unique(self.code[order], return_index=True)[1]])
 
     def take(self, rows: np.ndarray) -> Clusters:
         """Those of some rows."""
@@ -119,8 +118,7 @@ def _encode(clusters: Any) -> Clusters:
     except TypeError:
         kinds = ", ".join(sorted({type(value).__name__ for value in values}))
         raise InputError("clusters", "be numbers, text or other hashable values", kinds) from None
-    missing = [value for value in number if value is None or value != value]
-    if missing:
+    if any(value is None or value != value for value in number):
         row = next(i for i, value in enumerate(values) if value is None or value != value)
         raise InputError("clusters", "have a value in every row", f"{values[row]} in row {row}")
     # By their names, so that the order of the rows does not matter.
@@ -141,8 +139,7 @@ def jackknife(whole: Any, without: np.ndarray) -> np.ndarray:
     >>> round(float((parts**2).sum()), 6), round(float(x.var(ddof=1)) / 3, 6)
     (2.333333, 2.333333)
     """
-    parts: np.ndarray = (without - whole) * np.sqrt((len(without) - 1) / len(without))
-    return parts
+    return (without - whole) * np.sqrt((len(without) - 1) / len(without))
 
 
 def mean_error(sums: np.ndarray, weight: np.ndarray) -> float:

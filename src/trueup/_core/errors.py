@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from copy import copy
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, Self
 
-E = TypeVar("E", bound="InputError")
+_DEFAULT_WORDS: Mapping[Any, str] = MappingProxyType({})
 
 
 class Hint(StrEnum):
@@ -76,15 +76,13 @@ class InputError(ValueError):
         self.choices, self.file, self.where = choices, file, where
         super().__init__(argument, wanted, got, hint)
 
-    def replace(self: E, **fields: object) -> E:
+    def replace(self, **fields: object) -> Self:
         """The same error with some fields changed."""
         changed = copy(self)
         vars(changed).update(fields)
         return changed
 
-    def message(
-        self, hints: Mapping[Hint, str] = MappingProxyType({}), names: Mapping[str, str] = MappingProxyType({})
-    ) -> str:
+    def message(self, hints: Mapping[Hint, str] = _DEFAULT_WORDS, names: Mapping[str, str] = _DEFAULT_WORDS) -> str:
         """The sentence, with an interface's own words for hints and arguments; a hint worded as "" is left out."""
         hint = hints.get(self.hint, self.hint) if isinstance(self.hint, Hint) else self.hint
         if hint and self.choices:
@@ -99,9 +97,7 @@ class InputError(ValueError):
 
 
 def message_of(
-    error: BaseException,
-    hints: Mapping[Hint, str] = MappingProxyType({}),
-    names: Mapping[str, str] = MappingProxyType({}),
+    error: BaseException, hints: Mapping[Hint, str] = _DEFAULT_WORDS, names: Mapping[str, str] = _DEFAULT_WORDS
 ) -> str:
     """What any error says, in an interface's own words where the error carries fields.
 

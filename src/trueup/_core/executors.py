@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 
-@contextmanager
-def executor_for(name: str, *, gpus: int = 0) -> Iterator[Executor | None]:
+def executor_for(name: str, *, gpus: int = 0) -> AbstractContextManager[Executor | None]:
     """An executor by its name, closed at the end of the block.
 
     "none" is this process, "processes" or "processes:4" a pool on this machine, "local" or "local:4" a Dask cluster of
@@ -26,39 +25,38 @@ def executor_for(name: str, *, gpus: int = 0) -> Iterator[Executor | None]:
     """
     kind, _, count = name.partition(":")
     if kind in ("tcp", "tls"):
-        with _dask(name) as executor:
-            yield executor
-        return
+        return _dask(name)
     numbered = count.isdecimal() and int(count) > 0 and kind != "none"
     if kind not in ("none", "processes", "local") or not (numbered or name == kind):
         raise ValueError(
             'executor must be "none", "processes[:n]", "local[:n]" or the address of a Dask scheduler '
             f'("tcp://host:port"), got {name!r}'
         )
-    workers = int(count) if count else count_cores()
     if kind == "none":
-        yield None
-    elif kind == "processes":
-        import multiprocessing
-        from concurrent.futures import ProcessPoolExecutor
+        return nullcontext()
+    workers = int(count) if count else count_cores()
+    return _processes(workers, gpus) if kind == "processes" else _dask(None, workers, gpus)
 
-        # Not by fork, which copies locks that threads of this process hold.
-        context = multiprocessing.get_context("spawn")
-        end, lifeline = context.Pipe(duplex=False)
-        given = (end, context.Value("i", 0), gpus)
-        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=given)
-        try:
-            yield pool
-        except BaseException:
-            lifeline.close()  # what still runs has nobody to bring its result to
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
-            lifeline.close()
-            end.close()
-    else:
-        with _dask(None, workers, gpus) as executor:
-            yield executor
+
+@contextmanager
+def _processes(workers: int, gpus: int) -> Iterator[Executor]:
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
+    # Not by fork, which copies locks that threads of this process hold.
+    context = multiprocessing.get_context("spawn")
+    end, lifeline = context.Pipe(duplex=False)
+    arguments = (end, context.Value("i", 0), gpus)
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=arguments)
+    try:
+        yield pool
+    except BaseException:
+        lifeline.close()  # what still runs has nobody to bring its result to
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+        lifeline.close()
+        end.close()
 
 
 def _start_worker(lifeline: Connection, started: Any, gpus: int) -> None:

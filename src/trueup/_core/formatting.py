@@ -65,15 +65,9 @@ def format_interval(low: float, high: float, *, sign: bool = False, digits: int 
 
 def text_table(rows: list[Row]) -> str:
     """The first column to the left, the others to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        first, *others = (
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        lines.append("  ".join([first, *others]).rstrip())
-    return "\n".join(lines)
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    lines = ("  ".join([row[0].ljust(first), *map(str.rjust, row[1:], others)]) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def html_summary(title: str, figures: Mapping[str, str], note: str = "") -> str:
@@ -127,8 +121,7 @@ def html_table(
 
 
 def _html_cell(tag: str, cell: str | TableCell, sortable: bool) -> str:
-    if isinstance(cell, str):
-        cell = TableCell(cell)
+    cell = TableCell(cell) if isinstance(cell, str) else cell
     text = ("{}", "<strong>{}</strong>", "<em>{}</em>")[cell.rank].format(escape(cell.text))
     mark = f" <span{' class=warn' if cell.warn else ''}>{escape(cell.mark)}</span>" if cell.mark else ""
     note = f"<small>{escape(cell.note)}</small>" if cell.note else ""

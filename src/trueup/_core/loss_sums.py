@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from trueup._core import native
 from trueup._core.arrays import NEVER, find_absent, to_array, upcast_half
-from trueup._core.native import map_threads
+from trueup._core.native import Chunks, address, map_threads, pair_arguments, sum_chunks
 
 
 def temperature_sums(
@@ -25,11 +24,9 @@ def temperature_sums(
     if native.compiled is None:
         return _numpy_temperature(z, y, beta, w)
 
-    def part(parts: Iterator[tuple[int, np.ndarray]]) -> list[tuple[float, float, float]]:
-        return [
-            native.temperature_pass(chunk, y[at:], beta, None if w is None else w[at:], quick=quick)
-            for at, chunk in parts
-        ]
+    def part(chunks: Chunks) -> list[tuple[float, float, float]]:
+        run = native.compiled.run_temperature
+        return [run(*pair_arguments(rows, y, first), beta, address(w, first), quick) for first, rows in chunks]
 
     sums = chain.from_iterable(map_threads(z, part))
     value, slope, curvature = (math.fsum(column) for column in zip(*sums, strict=True))
@@ -55,15 +52,12 @@ def vector_sums(
     if native.compiled is None:
         return _numpy_vector(z, y, (weight, bias), scale, shift, w)
 
-    def part(parts: Iterator[tuple[int, np.ndarray]]) -> np.ndarray:
-        sums = np.zeros(1 + 2 * z.shape[1])
-        for at, chunk in parts:
-            shifts, rows = (None if column is None else column[at:] for column in (shift, w))
-            native.vector_pass(chunk, y[at:], (weight, bias), scale, shifts, rows, sums, quick=quick)
-        return sums
+    def add(first: int, rows: np.ndarray, sums: np.ndarray) -> None:
+        map_arguments = address(weight), address(bias), scale, address(shift, first)
+        pair = pair_arguments(rows, y, first)
+        native.compiled.run_vector(*pair, *map_arguments, address(w, first), address(sums), quick)
 
-    total: np.ndarray = sum(map_threads(z, part), start=np.zeros(1 + 2 * z.shape[1]))
-    return total
+    return sum_chunks(z, 1 + 2 * z.shape[1], add)
 
 
 def _as_contiguous(logits: Any, labels: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:

@@ -40,13 +40,14 @@ class Namespace:
     def is_traced(self, x: Any) -> bool:
         """Whether a compiler, an exporter or a transformation reads the operations: it cannot follow branches."""
         if self.is_torch:
-            return _torch_is_traced()
+            torch = sys.modules["torch"]
+            is_traced = torch.compiler.is_compiling() or torch._C._is_tracing()
+            return bool(is_traced or torch._C._functorch.peek_interpreter_stack() is not None)
         return self.is_jax and isinstance(x, sys.modules["jax"].core.Tracer)
 
     def double(self, x: Any) -> Any:
         """The array in float64, or in the widest type that its device or package has."""
-        kind = self._double_type(x)
-        return x if x.dtype == kind else self.astype(x, kind)
+        return self.astype(x, self._double_type(x))
 
     def upcast_half(self, x: Any) -> Any:
         """The array in float32 if it is of half precision, else itself."""
@@ -269,18 +270,5 @@ def namespace_of(x: Any) -> Namespace | None:
     return _wrap(array_api_compat.array_namespace(x)) if array_api_compat.is_array_api_obj(x) else None
 
 
-@cache
-def _wrap(module: ModuleType) -> Namespace:
-    return Namespace(module)
-
-
-def _torch_is_traced() -> bool:
-    torch = sys.modules["torch"]
-    return bool(
-        torch.compiler.is_compiling()
-        or torch._C._is_tracing()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    )
-
-
+_wrap = cache(Namespace)
 NUMPY = _wrap(compat_numpy)

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module
 from itertools import pairwise
 from threading import Thread
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -75,11 +75,11 @@ def count_threads() -> int:
 
 
 T = TypeVar("T")
+Chunks: TypeAlias = Iterator[tuple[int, np.ndarray]]
+"""Contiguous rows, each chunk with the number of its first row."""
 
 
-def map_threads(
-    logits: np.ndarray, part: Callable[[Iterator[tuple[int, np.ndarray]]], T], *, max_threads: int | None = None
-) -> Iterator[T]:
+def map_threads(logits: np.ndarray, part: Callable[[Chunks], T], *, max_threads: int | None = None) -> Iterator[T]:
     """Call `part` with the chunks of a share of the rows, on `count_threads` threads, or at most so many."""
     workers = 1 if logits.size < ONE_THREAD else count_threads()
     workers = workers if max_threads is None else min(workers, max_threads)
@@ -106,7 +106,7 @@ def map_threads(
     yield from results
 
 
-def _contiguous_chunks(logits: np.ndarray, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
+def _contiguous_chunks(logits: np.ndarray, start: int, stop: int) -> Chunks:
     """Rows start..stop as contiguous float32 or float64, each chunk with the number of its first row.
 
     They come whole if they are that already, else copied a chunk at a time.
@@ -124,24 +124,35 @@ def count_below(cuts: np.ndarray, values: np.ndarray) -> np.ndarray:
     if compiled is None or not (values.flags.c_contiguous and values.dtype == np.float64):
         return np.searchsorted(cuts, values, side="left")
     count = np.empty(len(values), np.int64)
-    compiled.run_locate(_address(values), len(values), _address(cuts), len(cuts), _address(count))
+    compiled.run_locate(address(values), len(values), address(cuts), len(cuts), address(count))
     return count
 
 
 def all_within(numbers: np.ndarray, least: float) -> bool:
     """Whether all numbers are finite and above the least, read once."""
 
-    def part(parts: Iterator[tuple[int, np.ndarray]]) -> bool:
-        return all(_is_within(rows, least) for _, rows in parts)
+    def part(chunks: Chunks) -> bool:
+        return all(_is_within(rows, least) for _, rows in chunks)
 
     return all(map_threads(np.atleast_1d(numbers), part))
+
+
+def sum_chunks(logits: np.ndarray, shape: Any, add: Callable[[int, np.ndarray, np.ndarray], None]) -> np.ndarray:
+    """Sums of this shape, to which `add(first, rows, sums)` adds each chunk; every thread has its own."""
+
+    def part(chunks: Chunks) -> np.ndarray:
+        sums = np.zeros(shape)
+        for first, rows in chunks:
+            add(first, rows, sums)
+        return sums
+
+    return sum(map_threads(logits, part), start=np.zeros(shape))
 
 
 def _is_within(numbers: np.ndarray, least: float) -> bool:
     if compiled is None or numbers.dtype not in (np.float32, np.float64):
         return not numbers.size or bool(numbers.min() > least and numbers.max() < np.inf)
-    within: bool = compiled.run_within(_address(numbers), numbers.dtype == np.float64, numbers.size, least)
-    return within
+    return compiled.run_within(address(numbers), numbers.dtype == np.float64, numbers.size, least)
 
 
 def hash_rows(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, bool] | None:
@@ -149,92 +160,16 @@ def hash_rows(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, bool]
     if compiled is None or not logits.flags.c_contiguous or logits.dtype not in (np.float32, np.float64):
         return None
     mixed = np.empty(len(logits), np.uint64)
-    y, is_double = np.ascontiguousarray(labels), logits.dtype == np.float64
-    return mixed, compiled.run_hash(_address(logits), is_double, _address(y), *logits.shape, _address(mixed))
+    y = np.ascontiguousarray(labels)
+    return mixed, compiled.run_hash(*pair_arguments(logits, y), address(mixed))
 
 
-class PassOptions(NamedTuple):
-    """How `score_pass` works: groups by a hash of the rows, in float32 where the logits are, and on softmax(βz)."""
-
-    hash_groups: bool
-    quick: bool
-    beta: float
+def pair_arguments(logits: np.ndarray, labels: np.ndarray, start: int = 0) -> tuple[int, bool, int, int, int]:
+    """Contiguous logits and their labels, from a row on, as the compiled passes take them."""
+    n, classes = logits.shape
+    return address(logits), logits.dtype == np.float64, address(labels, start), n, classes
 
 
-def score_pass(
-    logits: np.ndarray,
-    labels: np.ndarray | None,
-    scores: Sequence[np.ndarray],
-    cuts: np.ndarray | None,
-    sums: Sequence[np.ndarray],
-    weights: np.ndarray | None,
-    options: PassOptions,
-) -> None:
-    """Score contiguous rows of softmax(βz) and add their class-wise sums; arrays of results are written to.
-
-    `scores` are confidence, predicted class, NLL, Brier score, entropy, probability of the label and group; `sums` are
-    the counts and hits (bins, classes) and the gaps (groups, bins, classes), left alone without `cuts`; a row adds 1 to
-    them, or its weight.
-    """
-    compiled.run_pass(
-        _address(logits),
-        logits.dtype == np.float64,
-        *logits.shape,
-        len(sums[0]),
-        len(sums[2]),
-        *options,
-        _address(labels),
-        *map(_address, scores[:-1]),
-        _address(cuts),
-        _address(scores[-1]),
-        *(0 if cuts is None else _address(array) for array in sums),
-        _address(weights),
-    )
-
-
-def tally_pass(logits: np.ndarray, labels: np.ndarray, cuts: np.ndarray, sums: np.ndarray) -> None:
-    """Add count, confidence and hits of the predicted class of contiguous rows to sums (3, bins)."""
-    is_double, bins = logits.dtype == np.float64, len(cuts) + 1
-    compiled.run_top(_address(logits), is_double, _address(labels), *logits.shape, _address(cuts), bins, _address(sums))
-
-
-def temperature_pass(
-    logits: np.ndarray, labels: np.ndarray, beta: float, weights: np.ndarray | None, *, quick: bool
-) -> tuple[float, float, float]:
-    """The loss of softmax(βz) summed over contiguous rows, and its first two derivatives in β."""
-    is_double = logits.dtype == np.float64
-    sums: tuple[float, float, float] = compiled.run_temperature(
-        _address(logits), is_double, _address(labels), *logits.shape, beta, _address(weights), quick
-    )
-    return sums
-
-
-def vector_pass(
-    logits: np.ndarray,
-    labels: np.ndarray,
-    parameters: tuple[np.ndarray, np.ndarray],
-    scale: float,
-    shift: np.ndarray | None,
-    weights: np.ndarray | None,
-    sums: np.ndarray,
-    *,
-    quick: bool,
-) -> None:
-    """Add the loss of softmax(w ⊙ (scale·z − shift) + b) of contiguous rows and its gradient to sums (1 + 2K,)."""
-    compiled.run_vector(
-        _address(logits),
-        logits.dtype == np.float64,
-        _address(labels),
-        *logits.shape,
-        *map(_address, parameters),
-        scale,
-        _address(shift),
-        _address(weights),
-        _address(sums),
-        quick,
-    )
-
-
-def _address(array: np.ndarray | None) -> int:
-    """Where an array begins in memory; 0 of none."""
-    return 0 if array is None else int(array.ctypes.data)
+def address(array: np.ndarray | None, start: int = 0) -> int:
+    """Where a row of an array begins in memory; 0 of no array."""
+    return 0 if array is None else int(array.ctypes.data) + start * array.strides[0]

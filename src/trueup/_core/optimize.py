@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -160,19 +160,17 @@ def lbfgs(
         done = size <= tolerance or (iteration > 0 and -(_dot(direction, gradient)) <= 2 * stage.ftol)
         if done and stage is exact:
             return x, Certificate("converged", size, iteration, passes, value)
+        if not done:
+            first = 1.0 if steps or precondition else min(1.0, 1.0 / size)
+            if step_growth * last < first * _norm(direction):
+                first = step_growth * last / _norm(direction)
+            trial = _line_search(stage, x, value, gradient, direction, first)
+            passes += trial.evaluations
+            if stage is not exact and value - trial.value <= stage.ftol:
+                # What it promised was rounding, so its precision has come to its end.
+                x, done = x + trial.length * direction, True
         if done:
             stage, passes = exact, passes + 1  # the curvature seen so far is still good
-            value, gradient = stage.objective(x)
-            continue
-        first = 1.0 if steps or precondition else min(1.0, 1.0 / size)
-        if step_growth * last < first * _norm(direction):
-            first = step_growth * last / _norm(direction)
-        trial = _line_search(stage, x, value, gradient, direction, first)
-        passes += trial.evaluations
-        if stage is not exact and value - trial.value <= stage.ftol:
-            # What it promised was rounding, so its precision has come to its end.
-            x = x + trial.length * direction
-            stage, passes = exact, passes + 1
             value, gradient = stage.objective(x)
             continue
         if trial.value >= value and trial.length == 0:
@@ -223,8 +221,7 @@ def _two_loops(
     return q
 
 
-@dataclass(frozen=True)
-class _LineSearchResult:
+class _LineSearchResult(NamedTuple):
     length: float
     value: float
     gradient: np.ndarray
@@ -254,4 +251,4 @@ def _line_search(
             length *= min(max(-slope * length / (2 * (new_value - value - slope * length)), 0.05), 0.5)
         else:
             length = (low + high) / 2
-    return _LineSearchResult(best.length, best.value, best.gradient, 30)
+    return best._replace(evaluations=30)

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from threading import Event, Thread
 from time import monotonic
 from typing import Any, TypeVar
@@ -45,60 +45,61 @@ def track(
     >>> [2 * i for i in track([1, 2, 3], label="doubling")]
     [2, 4, 6]
     """
-    drawing = _visible()
-    if not enabled or not (drawing or _logging) or sys.stderr is None:
+    show = _writer(enabled)
+    if show is None:
         yield from iterable
         return
-    patience, pause = (PATIENCE, PAUSE) if drawing else (LOG_PAUSE, LOG_PAUSE)
+    patience, pause = (PATIENCE, PAUSE) if show is _draw else (LOG_PAUSE, LOG_PAUSE)
     total = _length(iterable) if total is None else total
-    started = monotonic()
-    drawn: float | None = None
-    silence = None if drawing else _Silence(label, total)
+    started = last = monotonic()
+    done, drawn = 0, False
+
+    def counted() -> str:
+        return f"{label} {done}{'' if total is None else f'/{total}'}".strip()
+
+    def break_silence() -> float:
+        nonlocal last
+        remaining = last + SILENCE - monotonic()
+        if remaining > 0:
+            return remaining
+        _log(f"{counted()}  still at work")
+        last = monotonic()
+        return SILENCE
+
+    due = started + patience
     try:
-        for done, item in enumerate(iterable, start=1):
-            yield item
-            if silence is not None:
-                silence.done = done
-            now = monotonic()
-            if now - started >= patience and (drawn is None or now - drawn >= pause):
-                count = f"{done}" if total is None else f"{done}/{total}"
-                if total is None or done >= total:
+        with nullcontext() if show is _draw else _ticking(break_silence, SILENCE):
+            for item in iterable:
+                yield item
+                done, now = done + 1, monotonic()
+                if now >= due:
                     rest = ""
-                else:
-                    rest = left() if left else time_left((now - started) / done * (total - done))
-                text = "  ".join(filter(None, (f"{label} {count}".strip(), note() if note else "", rest)))
-                (_draw if drawing else _log)(text)
-                drawn = now
-                if silence is not None:
-                    silence.broken.set()
+                    if total is not None and done < total:
+                        rest = left() if left else time_left((now - started) / done * (total - done))
+                    show("  ".join(filter(None, (counted(), note() if note else "", rest))))
+                    last, due, drawn = now, now + pause, show is _draw
     finally:
-        if silence is not None:
-            silence.end()
-        if drawn is not None and drawing:
+        if drawn:
             _draw("")
 
 
-class _Silence:
-    """A thread that writes a line to the log whenever nobody has for so long."""
+@contextmanager
+def _ticking(tick: Callable[[], float], wait: float) -> Iterator[None]:
+    """Call `tick` in a thread after so many seconds, then after as many as it returns, until the block ends."""
+    over = Event()
 
-    def __init__(self, label: str, total: int | None) -> None:
-        self.label, self.total, self.done = label, total, 0
-        self.broken, self.over = Event(), False
-        self.thread = Thread(target=self._watch, daemon=True)
-        self.thread.start()
+    def run() -> None:
+        seconds = wait
+        while not over.wait(seconds):
+            seconds = tick()
 
-    def _watch(self) -> None:
-        while not self.over:
-            if not self.broken.wait(SILENCE):
-                count = f"{self.done}" if self.total is None else f"{self.done}/{self.total}"
-                _log(f"{self.label} {count}  still at work".strip())
-            self.broken.clear()
-
-    def end(self) -> None:
-        """Leave the log alone from now on."""
-        self.over = True
-        self.broken.set()
-        self.thread.join()
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @contextmanager
@@ -107,33 +108,27 @@ def waiting(label: str, enabled: bool = True) -> Iterator[None]:
 
     It keeps still while a loop inside tells how far it has come. Where and when there is a line is as in `track`.
     """
-    drawing = _visible()
-    if not enabled or not (drawing or _logging) or sys.stderr is None:
+    show = _writer(enabled)
+    if show is None:
         yield
         return
-    patience, pause = (PATIENCE, 1.0) if drawing else (LOG_PAUSE, LOG_PAUSE)
-    started, over, own = monotonic(), Event(), ""
+    patience, pause = (PATIENCE, 1.0) if show is _draw else (LOG_PAUSE, LOG_PAUSE)
+    started, drawn = monotonic(), ""
 
-    def tick() -> None:
-        nonlocal own
-        wait = patience
-        while not over.wait(wait):
-            wait = pause
-            now = monotonic()
-            if _shown["text"] not in ("", own) or (not drawing and now - _shown["at"] < pause):
-                continue  # a loop has the line
-            own = f"{label}  {now - started:.0f} s"
-            (_draw if drawing else _log)(own)
-            own = own if drawing else ""
+    def tick() -> float:
+        nonlocal drawn
+        now = monotonic()
+        if _shown["text"] in ("", drawn) and (show is _draw or now - _shown["at"] >= pause):  # no loop has the line
+            line = f"{label}  {now - started:.0f} s"
+            drawn = line if show is _draw else ""
+            show(line)
+        return pause
 
-    thread = Thread(target=tick, daemon=True)
-    thread.start()
     try:
-        yield
+        with _ticking(tick, patience):
+            yield
     finally:
-        over.set()
-        thread.join()
-        if own and _shown["text"] == own:
+        if drawn and _shown["text"] == drawn:
             clear_line()
 
 
@@ -177,10 +172,13 @@ def _draw(text: str) -> None:
     sys.stderr.flush()
 
 
-def _visible() -> bool:
-    if sys.stderr is None:  # a process without a console
-        return False
-    return os.environ.get("TRUEUP_PROGRESS") == "1" or sys.stderr.isatty()
+def _writer(enabled: bool) -> Callable[[str], None] | None:
+    """The function that shows a line: on a terminal, or in a log inside `log_lines`; None where there is neither."""
+    if not enabled or sys.stderr is None:  # a process without a console
+        return None
+    if os.environ.get("TRUEUP_PROGRESS") == "1" or sys.stderr.isatty():
+        return _draw
+    return _log if _logging else None
 
 
 def _length(iterable: Iterable[object]) -> int | None:

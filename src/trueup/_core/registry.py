@@ -87,38 +87,24 @@ class Lazy(Mapping[str, T]):
         return f"<{len(self)} {plural}: {', '.join(self)}>"
 
 
-def _in(module: str, *names: str) -> dict[str, str]:
-    return {name: f"trueup.metrics.{module}:{name}" for name in names}
+def _in(module: str, names: str) -> dict[str, str]:
+    """Where names are defined that a module has under the same names; spaces separate them."""
+    return {name: f"trueup.{module}:{name}" for name in names.split()}
 
 
 METRICS: Lazy[Callable[..., float]] = Lazy(
     "metric",
     {
-        **_in("proper", "accuracy", "top_k", "nll", "brier", "top_label_brier", "entropy", "normalised_entropy"),
-        **_in(
-            "binned",
-            "ece",
-            "mce",
-            "rmsce",
-            "average_ce",
-            "overconfidence",
-            "underconfidence",
-            "aece",
-            "sce",
-            "thresholded_sce",
-        ),
-        **_in("binned", "uce", "piece"),
-        **_in("debiased", "debiased_l1", "debiased_l2", "ece_sweep"),
-        **_in("smooth", "ks", "ks_within", "ks_classwise", "smooth_ece", "kde_ece"),
-        **_in("kernel", "skce", "skce_biased", "skce_linear", "mmce"),
-        **_in(
-            "ranking", "misclassification_auroc", "misclassification_aupr", "misclassification_fpr95", "aurc", "eaurc"
-        ),
-        **_in(
-            "events", "predicted", "observed", "observed_expected", "event_brier", "miscalibration", "discrimination"
-        ),
-        **_in("events", "uncertainty", "auroc", "calibration_intercept", "calibration_slope"),
-        **_in("events", "calibration_in_the_large", "ici", "e50", "e90", "kuiper"),
+        **_in("metrics.proper", "accuracy top_k nll brier top_label_brier entropy normalised_entropy"),
+        **_in("metrics.binned", "ece mce rmsce average_ce overconfidence underconfidence"),
+        **_in("metrics.binned", "aece sce thresholded_sce uce piece"),
+        **_in("metrics.debiased", "debiased_l1 debiased_l2 ece_sweep"),
+        **_in("metrics.smooth", "ks ks_within ks_classwise smooth_ece kde_ece"),
+        **_in("metrics.kernel", "skce skce_biased skce_linear mmce"),
+        **_in("metrics.ranking", "misclassification_auroc misclassification_aupr misclassification_fpr95 aurc eaurc"),
+        **_in("metrics.events", "predicted observed observed_expected event_brier miscalibration discrimination"),
+        **_in("metrics.events", "uncertainty auroc calibration_intercept calibration_slope calibration_in_the_large"),
+        **_in("metrics.events", "ici e50 e90 kuiper"),
     },
 )
 
@@ -127,19 +113,16 @@ def _method(name: str, title: str, where: str) -> Entry:
     return Entry(name, title, f"trueup.calibrators.{where}")
 
 
+_SCALING = "temperature:Temperature"
 METHODS: Lazy[Callable[..., Calibrator]] = Lazy(
     "method",
     [
         _method("identity", "No calibration", "base:Identity.fit"),
-        _method("temperature", "Temperature scaling", "temperature:Temperature.fit"),
-        _method("temperature_ece", "Temperature scaling (least ECE)", "temperature:Temperature.fit_ece"),
-        _method(
-            "temperature_ece_wide",
-            "Temperature scaling (least ECE, wide search)",
-            "temperature:Temperature.fit_ece_wide",
-        ),
-        _method("temperature_focal", "Temperature scaling (focal loss)", "temperature:Temperature.fit_focal"),
-        _method("temperature_brier", "Temperature scaling (Brier score)", "temperature:Temperature.fit_brier"),
+        _method("temperature", "Temperature scaling", f"{_SCALING}.fit"),
+        _method("temperature_ece", "Temperature scaling (least ECE)", f"{_SCALING}.fit_ece"),
+        _method("temperature_ece_wide", "Temperature scaling (least ECE, wide search)", f"{_SCALING}.fit_ece_wide"),
+        _method("temperature_focal", "Temperature scaling (focal loss)", f"{_SCALING}.fit_focal"),
+        _method("temperature_brier", "Temperature scaling (Brier score)", f"{_SCALING}.fit_brier"),
         _method("bayesian_temperature", "Bayesian temperature scaling", "bayesian_temperature:bayesian_temperature"),
         _method("vector", "Vector scaling", "linear:Vector.fit"),
         _method("bias_corrected_temperature", "Bias-corrected temperature scaling", "linear:Vector.fit_bias_corrected"),
@@ -188,14 +171,11 @@ CALIBRATORS: Lazy[type[Calibrator]] = Lazy(
     "calibrator",
     {
         **METHODS.classes(),
-        "Linear": "trueup.calibrators.linear:Linear",
-        "Chain": "trueup.calibrators.compose:Chain",
-        "OneEvent": "trueup.calibrators.compose:OneEvent",
-        "OneVsRest": "trueup.calibrators.compose:OneVsRest",
-        "Mixture": "trueup.calibrators.pool:Mixture",
-        "UniformMixture": "trueup.calibrators.pool:UniformMixture",
-        "PerGroup": "trueup.calibrators.groupwise:PerGroup",
-        "PerLabel": "trueup.calibrators.multilabel:PerLabel",
+        **_in("calibrators.linear", "Linear"),
+        **_in("calibrators.compose", "Chain OneEvent OneVsRest"),
+        **_in("calibrators.pool", "Mixture UniformMixture"),
+        **_in("calibrators.groupwise", "PerGroup"),
+        **_in("calibrators.multilabel", "PerLabel"),
     },
 )
 """Class → itself: every calibrator that a file can hold; those of METHODS are there by themselves."""
@@ -240,28 +220,20 @@ class ArtifactKind(NamedTuple):
     """Whether the file is read around a network, whose weights are not in it."""
 
 
-def _kind(title: str, *where: str, codec: str | None = None, needs_model: bool = False) -> ArtifactKind:
-    classes = {place.split(":")[1]: f"trueup.{place}" for place in where}
-    return ArtifactKind(title, classes, codec and f"trueup.{codec}", needs_model)
-
-
 ARTIFACTS: Mapping[str, ArtifactKind] = {
     "calibrator": ArtifactKind("calibrator", CALIBRATORS.locations()),
     "recalibrator": ArtifactKind("recalibrator", FORECAST_METHODS.classes()),
-    "prediction_sets": _kind("rule of prediction sets", "decisions.prediction_sets:PredictionSets"),
-    "conformal_regression": _kind(
-        "rule of conformal intervals",
-        "decisions.conformal_regression:ConformalResiduals",
-        "decisions.conformal_regression:ConformalQuantiles",
+    "prediction_sets": ArtifactKind("rule of prediction sets", _in("decisions.prediction_sets", "PredictionSets")),
+    "conformal_regression": ArtifactKind(
+        "rule of conformal intervals", _in("decisions.conformal_regression", "ConformalResiduals ConformalQuantiles")
     ),
-    "threshold": _kind(
-        "threshold",
-        "decisions.thresholds:Threshold",
-        "decisions.thresholds:GroupThresholds",
-        "decisions.thresholds:RiskCurve",
+    "threshold": ArtifactKind("threshold", _in("decisions.thresholds", "Threshold GroupThresholds RiskCurve")),
+    "monitor": ArtifactKind("monitor", _in("monitor.monitor", "Monitor"), "trueup.monitor.checkpoint"),
+    "clamped": ArtifactKind(
+        "clamped network", _in("clamping.clamped", "Clamped"), "trueup.clamping.clamped", needs_model=True
     ),
-    "monitor": _kind("monitor", "monitor.monitor:Monitor", codec="monitor.checkpoint"),
-    "clamped": _kind("clamped network", "clamping.clamped:Clamped", codec="clamping.clamped", needs_model=True),
-    "repaired": _kind("repaired network", "adaptation.record:Repaired", codec="adaptation.record", needs_model=True),
+    "repaired": ArtifactKind(
+        "repaired network", _in("adaptation.record", "Repaired"), "trueup.adaptation.record", needs_model=True
+    ),
 }
 """Kinds of artifacts. Their classes and codecs are imported when a file of the kind is read or written."""

@@ -16,7 +16,7 @@ from scipy.special import expit
 from trueup._core import native
 from trueup._core.arrays import NEVER, to_array, upcast_half
 from trueup._core.errors import InputError
-from trueup._core.native import map_threads
+from trueup._core.native import Chunks, address, map_threads, pair_arguments, sum_chunks
 from trueup._core.splits import hash_groups
 
 _MOST_NAMED = 12
@@ -65,13 +65,6 @@ class ClassCells:
     """Of the rows; each counts 1 without them."""
 
 
-class _How(NamedTuple):
-    """Options of the confidence pass."""
-
-    beta: float = 1.0
-    quick: bool = False
-
-
 class ClassTally(NamedTuple):
     """Sums over the rows for each class and bin of its probability, arrays (classes, bins)."""
 
@@ -94,15 +87,11 @@ class _Sums(NamedTuple):
         bins, groups = (0, 0) if cells is None else (len(cells.cuts) + 1, cells.groups)
         return cls(np.zeros((bins, classes)), np.zeros((bins, classes)), np.zeros((groups, bins, classes)))
 
-    def add(self, other: _Sums) -> None:
-        for mine, theirs in zip(self, other, strict=True):
-            mine += theirs
-
 
 def score_rows(logits: Any, labels: Any, *, top_label: bool = False) -> RowScores:
     """Score each row of a trusted pair; `top_label` takes two classes by the predicted one, as more are."""
     z, y = to_array(logits, "logits"), to_array(labels, "labels")
-    return _with_event(_run(z, y, None)[0], z, y, top_label)
+    return _with_event(_run(z, y)[0], z, y, top_label)
 
 
 def is_event(logits: Any, top_label: bool) -> bool:
@@ -121,7 +110,8 @@ def event_class(event: int | str, classes: int, class_names: Sequence[str] | Non
     if class_names is not None and isinstance(event, str) and event in class_names:
         return list(class_names).index(event)
     if isinstance(event, bool) or not isinstance(event, (int, np.integer)) or not 0 <= event < classes:
-        known = "" if class_names is None else f": {_listing(class_names)}"
+        few = ", ".join(map(str, (class_names or ())[:_MOST_NAMED]))
+        known = "" if class_names is None else f": {few}{', …' if len(class_names) > _MOST_NAMED else ''}"
         hint = "class_names= names the classes" if isinstance(event, str) and class_names is None else None
         raise InputError("event", f"be a class, 0..{classes - 1}{known}", repr(event), hint)
     return int(event)
@@ -135,11 +125,6 @@ def event_name(event: int | str | None, classes: int, class_names: Sequence[str]
     """
     number = 1 if event is None else event_class(event, classes, class_names)
     return f"class {number}" if class_names is None or len(class_names) != classes else str(class_names[number])
-
-
-def _listing(names: Sequence[str]) -> str:
-    few = ", ".join(map(str, names[:_MOST_NAMED]))
-    return f"{few}, …" if len(names) > _MOST_NAMED else few
 
 
 def event_log_odds(logits: Any) -> np.ndarray:
@@ -158,7 +143,8 @@ def scores_and_outcomes(
     """
     if not is_event(logits, top_label):
         return confidences_and_hits(logits, labels, quick=quick)
-    return event_probs(logits), to_array(labels, "labels").astype(np.float64)
+    # P(class 1) in float64; a softmax over two classes is ten times slower.
+    return expit(event_log_odds(logits)), to_array(labels, "labels").astype(np.float64)
 
 
 def _with_event(scored: RowScores, logits: np.ndarray, labels: np.ndarray, top_label: bool) -> RowScores:
@@ -170,7 +156,7 @@ def _with_event(scored: RowScores, logits: np.ndarray, labels: np.ndarray, top_l
 
 def confidences(logits: Any, *, beta: float = 1.0, quick: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Confidence and predicted class of each row of softmax(β z); quick is right to 4e-7 for float32 logits."""
-    scored = _run(logits, None, None, _How(beta, quick))[0]
+    scored = _run(logits, None, beta=beta, quick=quick)[0]
     return scored.confidence, scored.predicted
 
 
@@ -187,16 +173,10 @@ def confidences_and_hits(logits: Any, labels: Any, *, quick: bool = False) -> tu
     """Confidence of each row, and 1.0 where its class is the label's, else 0.0."""
     z = to_array(logits, "logits")
     if quick and native.compiled is not None and z.dtype != np.float64:
-        scored = _run(z, labels, None, _How(quick=True))[0]  # whether it is the label is cheaper than which it is
+        scored = _run(z, labels, quick=True)[0]  # whether it is the label is cheaper than which it is
         return scored.confidence, scored.correct
     confidence, predicted = confidences(z, quick=quick)
     return confidence, (predicted == to_array(labels, "labels")).astype(np.float64)
-
-
-def event_probs(logits: Any) -> np.ndarray:
-    """P(class 1) of two classes, in float64: a softmax over so few is ten times slower."""
-    probs: np.ndarray = expit(event_log_odds(logits))
-    return probs
 
 
 def top_label_tally(logits: Any, labels: Any, cuts: np.ndarray) -> np.ndarray:
@@ -208,13 +188,10 @@ def top_label_tally(logits: Any, labels: Any, cuts: np.ndarray) -> np.ndarray:
         index = native.count_below(cuts, confidence)
         return np.stack([np.bincount(index, weights=w, minlength=bins) for w in (np.ones_like(hits), confidence, hits)])
 
-    def part(parts: Iterator[tuple[int, np.ndarray]]) -> np.ndarray:
-        sums = np.zeros((3, bins))
-        for at, chunk in parts:
-            native.tally_pass(chunk, y[at:], cuts, sums)
-        return sums
+    def add(first: int, rows: np.ndarray, sums: np.ndarray) -> None:
+        native.compiled.run_top(*pair_arguments(rows, y, first), address(cuts), bins, address(sums))
 
-    return sum(map_threads(z, part), start=np.zeros((3, bins)))
+    return sum_chunks(z, (3, bins), add)
 
 
 def score_rows_and_classes(
@@ -259,53 +236,61 @@ def _take(z: np.ndarray, column: np.ndarray) -> np.ndarray:
     return z[np.arange(len(z)), column].astype(np.float64)
 
 
-def _run(logits: Any, labels: Any, cells: ClassCells | None, how: _How | None = None) -> tuple[RowScores, _Sums]:
+def _run(
+    logits: Any, labels: Any, cells: ClassCells | None = None, *, beta: float = 1.0, quick: bool = False
+) -> tuple[RowScores, _Sums]:
     z = to_array(logits, "logits")
     y = None if labels is None else np.ascontiguousarray(to_array(labels, "labels"), np.int64)
     scored, sums = RowScores.empty(len(z)), _Sums.zero(z.shape[1], cells)
     if cells is not None and cells.group is not None:
         scored.group[:] = cells.group
-    one_pass = _numpy_pass if native.compiled is None else _native_pass
-    one_pass(z, y, cells, how or _How(), scored, sums)
+    if native.compiled is None:
+        _numpy_pass(z, y, cells, beta, scored, sums)
+    else:
+        _native_pass(z, y, cells, (quick, beta), scored, sums)
     if y is not None:
         np.equal(scored.predicted, y, out=scored.correct)
     return scored, sums
 
 
 def _native_pass(
-    z: np.ndarray, y: np.ndarray | None, cells: ClassCells | None, how: _How, scored: RowScores, sums: _Sums
+    z: np.ndarray,
+    y: np.ndarray | None,
+    cells: ClassCells | None,
+    how: tuple[bool, float],
+    scored: RowScores,
+    sums: _Sums,
 ) -> None:
+    """Score the rows and add up their sums; `how` says whether the pass is quick, and β."""
     unused = [sums]  # the first thread adds to what is returned
+    cuts, weights = (None, None) if cells is None else (cells.cuts, cells.weights)
+    options = len(sums.counts), len(sums.gap), cells is not None and cells.group is None, *how
 
-    def part(parts: Iterator[tuple[int, np.ndarray]]) -> _Sums:
+    def part(chunks: Chunks) -> _Sums:
         try:  # once a thread: with many classes the sums are larger than a chunk
             mine = unused.pop()
         except IndexError:
             mine = _Sums.zero(z.shape[1], cells)
-        for at, chunk in parts:
-            native.score_pass(
-                chunk,
-                None if y is None else y[at:],
-                [column[at:] for column in scored[:7]],
-                None if cells is None else cells.cuts,
-                mine,
-                None if cells is None or cells.weights is None else cells.weights[at:],
-                native.PassOptions(cells is not None and cells.group is None, how.quick, how.beta),
-            )
+        tallies = [0 if cells is None else address(array) for array in mine]
+        for at, chunk in chunks:
+            logits = address(chunk), chunk.dtype == np.float64, *chunk.shape
+            *columns, group, weight = (address(column, at) for column in (y, *scored[:7], weights))
+            native.compiled.run_pass(*logits, *options, *columns, address(cuts), group, *tallies, weight)
         return mine
 
     # Each thread has sums of its own: with many classes let few threads hold them.
     for part_sums in map_threads(z, part, max_threads=max(2, _SUMS // max(sums.gap.size, 1))):
         if part_sums is not sums:
-            sums.add(part_sums)
+            for total, of_part in zip(sums, part_sums, strict=True):
+                total += of_part
 
 
 def _numpy_pass(
-    logits: np.ndarray, labels: np.ndarray | None, cells: ClassCells | None, how: _How, scored: RowScores, sums: _Sums
+    logits: np.ndarray, labels: np.ndarray | None, cells: ClassCells | None, beta: float, scored: RowScores, sums: _Sums
 ) -> None:
     for at in native.row_chunks(len(logits), logits.shape[1], native.CACHE):
         z = upcast_half(logits[at])
-        z = z if how.beta == 1 else z * z.dtype.type(how.beta)
+        z = z if beta == 1 else z * z.dtype.type(beta)
         rows = np.arange(len(z))
         predicted = z.argmax(axis=1)
         shifted = np.maximum(z - z[rows, predicted][:, None], z.dtype.type(NEVER))

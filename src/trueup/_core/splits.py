@@ -88,10 +88,8 @@ def row_uniform(logits: Any, seed: int = 0) -> np.ndarray:
     >>> row_uniform(np.float32([[2.0, 0.0], [0.0, 1.0], [2.0, 0.0]])).round(3)
     array([0.874, 0.468, 0.874])
     """
-    bits = _bits(to_array(logits, "logits"))
-    mixed = np.full(len(bits), seed, np.uint64)
-    for k in range(bits.shape[1]):
-        mixed = _mix(mixed, bits[:, k], _FACTORS[k % 3])
+    z = to_array(logits, "logits")
+    mixed = _mix_columns(np.full(len(z), seed, np.uint64), z)
     for factor in _FACTORS:
         mixed = _mix(mixed, mixed >> np.uint64(32), factor)
     return (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53
@@ -110,22 +108,25 @@ def _quick_hash(logits: Any, labels: Any) -> np.ndarray:
     return mixed
 
 
-def _row_hash(logits: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
-    """A hash of the label and the whole row: the quick one, refined where several rows share it; and those rows."""
+def _copy_hash(logits: Any, labels: Any) -> np.ndarray:
+    """A hash of the label, the whole row and the number of its copy: the quick one, refined where rows share it."""
     z, y = to_array(logits, "logits"), to_array(labels, "labels")
     hashed = hash_rows(z, y)
     mixed, repeat = (_quick_hash(z, y), True) if hashed is None else hashed
     shared = _find_repeats(mixed) if repeat else np.zeros(0, np.int64)
     if not len(shared):
-        return mixed, shared
+        return mixed
     for some in native.row_chunks(len(shared), z.shape[1], native.BLOCK):
         rows = shared[some]
-        bits = _bits(z[rows])
-        whole = mixed[rows]
-        for k in range(bits.shape[1]):
-            whole = _mix(whole, bits[:, k], _FACTORS[k % 3])
-        mixed[rows] = whole
-    return mixed, shared
+        mixed[rows] = _mix_columns(mixed[rows], z[rows])
+    order = shared[np.argsort(mixed[shared], kind="stable")]
+    place = np.arange(len(order))
+    first = np.concatenate([[True], np.diff(mixed[order]) != 0])
+    copy = (place - np.maximum.accumulate(np.where(first, place, 0))).astype(np.uint64)
+    # A row without copies, or the first of them, goes where a stream would put it.
+    again, copy = order[copy > 0], copy[copy > 0]
+    mixed[again] = _mix(_mix(mixed[again], copy, _FACTORS[0]), copy, _FACTORS[1])
+    return mixed
 
 
 def _find_repeats(values: np.ndarray) -> np.ndarray:
@@ -141,24 +142,17 @@ def _remainder(values: np.ndarray, groups: int) -> np.ndarray:
     return (values - values // np.uint64(groups) * np.uint64(groups)).astype(np.int64)
 
 
-def _copy_hash(logits: Any, labels: Any) -> np.ndarray:
-    """A hash of the label, the whole row and the number of its copy."""
-    mixed, shared = _row_hash(logits, labels)
-    if len(shared):
-        order = shared[np.argsort(mixed[shared], kind="stable")]
-        place = np.arange(len(order))
-        first = np.concatenate([[True], np.diff(mixed[order]) != 0])
-        copy = (place - np.maximum.accumulate(np.where(first, place, 0))).astype(np.uint64)
-        # A row without copies, or the first of them, goes where a stream would put it.
-        again, copy = order[copy > 0], copy[copy > 0]
-        mixed[again] = _mix(_mix(mixed[again], copy, _FACTORS[0]), copy, _FACTORS[1])
-    return mixed
-
-
 def _mix(mixed: np.ndarray, value: np.ndarray, factor: int) -> np.ndarray:
     mixed = mixed + value
     mixed *= np.uint64(factor)
     mixed ^= mixed >> np.uint64(29)
+    return mixed
+
+
+def _mix_columns(mixed: np.ndarray, values: np.ndarray) -> np.ndarray:
+    bits = _bits(values)
+    for k in range(bits.shape[1]):
+        mixed = _mix(mixed, bits[:, k], _FACTORS[k % 3])
     return mixed
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -24,10 +24,7 @@ from trueup._core.clusters import BLOCKS, as_clusters
 from trueup._core.formatting import format_number, html_summary
 from trueup._core.row_scores import ClassCells, ClassTally, RowScores, score_rows_and_classes
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-T = TypeVar("T", bound="DataclassInstance")
+T = TypeVar("T", bound=Any)
 
 MEAN_METRICS = ("accuracy", "confidence", "predicted", "observed", "nll", "brier", "entropy")
 """What is a mean over the rows."""
@@ -69,12 +66,8 @@ class Mean:
             n = float(len(values))
             return cls(n, float(values.sum()), float(values @ values), n)
         weighted = sample_weight * values
-        return cls(
-            float(sample_weight.sum()),
-            float(weighted.sum()),
-            float(weighted @ values),
-            float(sample_weight @ sample_weight),
-        )
+        sums = sample_weight.sum(), weighted.sum(), weighted @ values, sample_weight @ sample_weight
+        return cls(*map(float, sums))
 
     @classmethod
     def empty(cls) -> Mean:
@@ -160,8 +153,7 @@ class Grid:
     @property
     def rows(self) -> np.ndarray:
         """Rows in each cell, or their weight."""
-        total: np.ndarray = self.count.sum(axis=0)
-        return total
+        return self.count.sum(axis=0)
 
     def bin_of_cell(self) -> np.ndarray:
         """The equal-width bin that each cell lies in."""
@@ -207,8 +199,7 @@ class Grid:
         total = float(rows.sum())
         below = np.concatenate([[0.0], np.cumsum(rows)[:-1]])
         chunk = equal_mass_chunks(below, total, self.bins) if total else np.zeros(0, np.int64)
-        cells: np.ndarray = some[:-1][np.diff(chunk) > 0]
-        return cells
+        return some[:-1][np.diff(chunk) > 0]
 
 
 _ROW_COLUMNS = {"accuracy": "correct", "predicted": "score", "observed": "outcome"}
@@ -219,8 +210,7 @@ def row_values(rows: RowScores, metric: str) -> np.ndarray:
     """One number a row, whose mean is a metric of `MEAN_METRICS`, or `calibration_gap`."""
     if metric == "calibration_gap":
         return (rows.outcome - rows.score) * (1 - 2 * rows.score)
-    values: np.ndarray = getattr(rows, _ROW_COLUMNS.get(metric, metric))
-    return values
+    return getattr(rows, _ROW_COLUMNS.get(metric, metric))
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,8 +257,7 @@ class ClusterSums:
 
     def mean(self, metric: str) -> np.ndarray:
         """The sums of one of `NAMES`, (blocks,)."""
-        sums: np.ndarray = self.means[:, self.NAMES.index(metric)]
-        return sums
+        return self.means[:, self.NAMES.index(metric)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -361,22 +350,17 @@ class Tally:
     ) -> Tally:
         """Tally what the pass gave."""
         w, squared = sample_weight, None if sample_weight is None else sample_weight**2
-        c, a = rows.score, rows.outcome
-        confidence, accuracy = Mean.of(rows.confidence, w), Mean.of(rows.correct, w)
-        slope, variance = 1 - 2 * c, c * (1 - c)
+        score, variance = rows.score, rows.score * (1 - rows.score)
+        same = {"predicted": "confidence", "observed": "accuracy"} if score is rows.confidence else {}
+        names = [name for name in ClusterSums.NAMES if name not in same]
+        means: dict[str, Any] = {name: Mean.of(row_values(rows, name), w) for name in names}
+        means |= {name: means[other] for name, other in same.items()}
         return cls(
-            rows=float(len(c)),
-            accuracy=accuracy,
-            confidence=confidence,
-            predicted=confidence if c is rows.confidence else Mean.of(c, w),
-            observed=accuracy if a is rows.correct else Mean.of(a, w),
-            nll=Mean.of(rows.nll, w),
-            brier=Mean.of(rows.brier, w),
-            entropy=Mean.of(rows.entropy, w),
-            calibration_gap=Mean.of((a - c) * slope, w),
-            calibration_variance=Mean.of(slope**2 * variance, squared),
+            rows=float(len(score)),
+            **means,
+            calibration_variance=Mean.of((1 - 2 * score) ** 2 * variance, squared),
             score_variance=Mean.of(variance, squared),
-            grid=Grid.of(c, a, bins=bins, rounding=rounding, sample_weight=w),
+            grid=Grid.of(score, rows.outcome, bins=bins, rounding=rounding, sample_weight=w),
             classes=Bins(equal_width(bins), classes.counts, classes.confidence, classes.hits),
             gap=classes.gap,
             weight_of_group=np.bincount(rows.group, w, minlength=len(classes.gap)).astype(np.float64),

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trueup.adaptation._repair import restore_modes
-from trueup.adaptation.batch_norm import MOVED_SIGNIFICANCE, MovedTest, lower_entropy, surely_moved
+from trueup.adaptation.batch_norm import MOVED_SIGNIFICANCE, MovedTest, lower_entropy, no_batch_norm, surely_moved
 from trueup.adaptation.composition import Composition, Normalise
 from trueup.adaptation.context import (
     MIN_SAMPLES,
@@ -19,21 +18,13 @@ from trueup.adaptation.context import (
     RepairOptions,
     Unlabelled,
     forward,
-    no_batch_norm,
     other_samples,
     parse_loader,
     prepare,
     require_positive,
 )
-from trueup.adaptation.forward_selection import (
-    N_FOLDS,
-    FoldState,
-    ForwardSelection,
-    SelectionStep,
-    fit_to_teacher,
-    row_losses,
-)
-from trueup.adaptation.record import Repair, Repaired, assemble
+from trueup.adaptation.forward_selection import N_FOLDS, ForwardSelection, SelectionStep, fit_to_teacher, row_losses
+from trueup.adaptation.record import Repair, Repaired, assemble, restore_modes
 from trueup.clamping.fit import warn_at_a_bound
 from trueup.clamping.network import Network
 from trueup.clamping.problem import Loss, paired_gain
@@ -95,13 +86,12 @@ def adapt(
         home_samples = other_samples("reference", home, context.network)
         labelled_samples = other_samples("labelled", few, context.network)
         candidates, stopped, moved = _make_candidates(context, temperature, home_samples, entropy=options.entropy)
-        p_value = None if moved is None else moved.p_value
+        rows = np.zeros((len(context.network.labels), 1))
+        first = SelectionStep("network", "the network as it is", 0, 0, rows, rows[:, 0])
+        selection, chosen = ForwardSelection([first], 0, [], {}, stopped), candidates[-1].repair
         if labelled_samples is not None:
             selection, chosen = _choose_by_labels(context, candidates, temperature, labelled_samples, stopped)
-        else:
-            rows = np.zeros((len(context.network.labels), 1))
-            first = SelectionStep("network", "the network as it is", 0, 0, rows, rows[:, 0])
-            selection, chosen = ForwardSelection([first], 0, [], {}, stopped), candidates[-1].repair
+        p_value = None if moved is None else moved.p_value
         repaired = assemble(context, selection, chosen, labelled=labelled_samples is not None, moved=p_value)
     return restore_modes(repaired, model)
 
@@ -116,16 +106,13 @@ def _make_candidates(
     if reason or "batch_norm" not in context.parts:
         context.notes.append(reason or "batch_norm is not among the parts")
         return candidates, "without labels nothing but new batch-norm statistics can teach", None
-    if len(network.labels) < MIN_SAMPLES:
-        few = f"{len(network.labels)} inputs are too few to take statistics of; {MIN_SAMPLES} are needed"
-        return candidates, few, None
+    n = len(network.labels)
+    if n < MIN_SAMPLES:
+        return candidates, f"{n} inputs are too few to take statistics of; {MIN_SAMPLES} are needed", None
     context.progress("have the inputs moved?")
     moved = surely_moved(network, augment=context.augment, seed=context.seed, reference=reference)
-    home = (
-        f"those of {moved.against:.0f} inputs of home"
-        if reference is not None
-        else f"the stored ones, which are taken to be those of {moved.against:.0f} inputs"
-    )
+    home = f"those of {moved.against:.0f} inputs"
+    home = f"{home} of home" if reference is not None else f"the stored ones, which are taken to be {home}"
     if not moved.against:
         unseen = "no layer of batch norm was seen to take rows of samples, which would say whether they have moved"
         return candidates, unseen, moved
@@ -156,16 +143,16 @@ def _teach(context: RepairContext, temperature: float, *, entropy: bool) -> list
     composition, entropies = Composition([]), []
     for number in range(N_TEACHER_ROUNDS + 1 if context.families else 0):
         context.progress("teacher")
-        logits = forward(network, context.space(composition), changed)[0].double() / temperature
+        logits = forward(network, context.before(composition), changed).logits.double() / temperature
         targets = torch.softmax(logits, dim=1)
         entropies.append(row_losses(logits.numpy(), targets))
         if number == N_TEACHER_ROUNDS:
             break
-        composition = fit_to_teacher(context.search(targets, temperature), composition if number else None)
-        if not len(composition.theta):
+        composition = fit_to_teacher(context, targets, temperature, composition if number else None)
+        if not composition.parts:
             break
         changed = context.estimate(composition)
-    if len(composition.theta):
+    if composition.parts:
         gain, error = paired_gain(entropies[0], entropies[-1])
         if gain > STANDARD_ERRORS * error:
             title = "a map taught by new batch-norm statistics"
@@ -193,30 +180,26 @@ def _choose_by_labels(
     context: RepairContext, candidates: list[_Candidate], temperature: float, labelled: Network, stopped: str
 ) -> tuple[ForwardSelection, Repair]:
     """Forward selection among the candidates by a few labels: none was fitted to them, so all of them score it."""
-    labels = labelled.labels
-    folds = [FoldState(torch.arange(len(labels)) % N_FOLDS == k, Composition([]), temperature) for k in range(N_FOLDS)]
-    reason = stopped or "no part of what was taught helps on the labelled samples"
-    selection, chosen = ForwardSelection([], 0, folds, {}, reason), candidates[0].repair
-    kept: list[Tensor] = []
-    for name, title, repair in candidates:
+    labels, reason = labelled.labels, stopped or "no part of what was taught helps on the labelled samples"
+    selection, chosen, best = ForwardSelection([], 0, [], {}, reason), candidates[0].repair, Tensor()
+    for number, (name, title, repair) in enumerate(candidates):
         context.progress(f"labelled samples: {title}")
-        z = as_tensors(forward(labelled, repair.before, repair.changed)[0], labels)[0]
+        z = as_tensors(forward(labelled, repair.before, repair.changed).logits, labels)[0]
         logits = z.double().numpy() / temperature
         size = 0 if repair.before is None else len(repair.before.inner.theta)
-        if not kept:
+        if not number:
             selection.steps.append(SelectionStep(name, title, 0, 0, logits, row_losses(logits, labels)))
-        if not kept or selection.score_step(name, title, size, logits, labels).kept:
-            chosen, kept = repair, [z]
-    (z,) = kept
-    logits = np.empty(z.shape)
-    for fold in folds:
-        fitted = Loss().temperature(z[~fold.out], labels[~fold.out])
-        logits[fold.out.numpy()] = z[fold.out].double().numpy() / fitted
+        if not number or selection.score_step(name, title, size, logits, labels).kept:
+            chosen, best = repair, z
+    logits = np.empty(best.shape)
+    for fold in range(N_FOLDS):
+        out = torch.arange(len(labels)) % N_FOLDS == fold
+        logits[out.numpy()] = best[out].double().numpy() / Loss().temperature(best[~out], labels[~out])
     current = selection.steps[selection.current]
     name, title = f"{current.name} + temperature", "temperature fitted to the labels"
     if selection.score_step(name, title, current.size, logits, labels).kept:
-        temperature = Loss().temperature(z, labels)
-        warn_at_a_bound(z, labels, temperature, stacklevel=4)
+        temperature = Loss().temperature(best, labels)
+        warn_at_a_bound(best, labels, temperature, stacklevel=4)
         also = (*chosen.also, "a temperature fitted to the labelled samples")
         chosen = replace(chosen, temperature=temperature, also=also)
     context.notes.append(f"{len(labels)} labelled samples chose among what was made without labels")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,33 +12,17 @@ from torch import Tensor, nn
 
 from trueup._core.errors import InputError
 from trueup._core.registry import METHODS
-from trueup.adaptation.batch_norm import MOVED_SIGNIFICANCE, share_copy, surely_moved
+from trueup.adaptation.batch_norm import MOVED_SIGNIFICANCE, no_batch_norm, no_copy, share_copy, surely_moved
 from trueup.adaptation.composition import Composition, Normalise
-from trueup.adaptation.context import (
-    MIN_SAMPLES,
-    RepairContext,
-    RepairOptions,
-    no_batch_norm,
-    no_copy,
-    parse_loader,
-    prepare,
-)
-from trueup.adaptation.forward_selection import (
-    FoldState,
-    ForwardSelection,
-    average_folds,
-    fit_to_teacher,
-    nested_rows,
-    select_maps,
-)
+from trueup.adaptation.context import MIN_SAMPLES, ForwardResult, RepairContext, RepairOptions, prepare
+from trueup.adaptation.forward_selection import FoldState, ForwardSelection, average_folds, fit_to_teacher, select_maps
 from trueup.adaptation.last_layer import cross_fit_head, find_head, fit_correction
-from trueup.adaptation.record import Repair, Repaired, assemble
+from trueup.adaptation.record import Repair, Repaired, assemble, restore_modes
 from trueup.calibrators.base import Calibrator
 from trueup.clamping.fit import warn_at_a_bound
-from trueup.clamping.problem import Loss, paired_gain
+from trueup.clamping.problem import Loss
 from trueup.clamping.subspace_search import STANDARD_ERRORS
 from trueup.models._distributed import all_gather_object, raise_on_all_ranks
-from trueup.models.freezing import copy_modes, unwrap
 
 BATCH_NORM_WEIGHTS = (1.0, 0.5)
 """Weights of new batch-norm statistics; the second is tried where the first does not help."""
@@ -85,18 +69,9 @@ def repair(
     if method not in METHODS:
         raise InputError("method", "be the name of a method", repr(method), "trueup.METHODS lists them")
     options = RepairOptions() if options is None else options
-    batches = parse_loader("loader", loader)
-    with prepare(model, batches, normalise=normalise, options=options, seed=seed, progress=progress) as context:
+    with prepare(model, loader, normalise=normalise, options=options, seed=seed, progress=progress) as context:
         repaired = _repair(context, method)
     return restore_modes(repaired, model)
-
-
-def restore_modes(repaired: Repaired, model: nn.Module) -> Repaired:
-    """Put the copy inside into the modes of the caller's model, which was frozen while it was made."""
-    if repaired.changed:
-        copy_modes(unwrap(model, compiled=True), repaired.model)
-    repaired.training = repaired.model.training
-    return repaired
 
 
 def _repair(context: RepairContext, method: str) -> Repaired:
@@ -111,14 +86,13 @@ def _repair(context: RepairContext, method: str) -> Repaired:
     if reason:
         context.notes.append(reason)
         context, method = replace(context, parts=(), families=()), "temperature"
-    selection = select_maps(context.search(labels))
+    selection = select_maps(context)
     selection.stopped = reason or selection.stopped
     head = _find_head(context)
-    states, weight = _try_batch_norm(context, selection, head)
-    afford = network.cost().equivalents <= context.budget
-    taught = _try_taught_map(context, selection, head) if weight and context.families and afford else None
-    states, weight = (states, weight) if taught is None else (taught, 1.0)
-    ridge = _try_head(context, selection, head, states)
+    results, weight = _try_batch_norm(context, selection, head)
+    if weight and context.families and network.cost().equivalents <= context.budget:
+        results, weight = _try_taught_map(context, selection, head) or (results, weight)
+    ridge = _try_head(context, selection, head, results)
     if not _holds(selection):
         # Choosing among steps is a fit too. Where it does not help samples that had no say, temperature stays alone.
         selection.stopped = "what seemed to help did not help samples that had no part in choosing it"
@@ -127,18 +101,13 @@ def _repair(context: RepairContext, method: str) -> Repaired:
         selection.steps, selection.current = [first, *(replace(step, kept=False) for step in others)], 0
         weight, ridge = 0.0, None
     composition = average_folds(selection)
-    before = context.space(composition)
-    changed: dict[str, Tensor] = {}
-    if before is None and not weight and ridge is None:
-        logits = network.plain_logits()
-    else:
+    before, changed, logits = context.before(composition), dict[str, Tensor](), network.plain_logits()
+    if before is not None or weight or ridge is not None:
         statistics, logits, features = context.forward(composition, weight, head)
         changed |= statistics
         if ridge is not None and features is not None and head is not None:
             correction = fit_correction(logits.double().numpy(), features, labels.numpy(), ridge)
-            layer = network.model.get_submodule(head)
-            assert isinstance(layer, nn.Linear)
-            changed[f"{head}.weight"], changed[f"{head}.bias"] = correction.layer(layer)
+            changed[f"{head}.weight"], changed[f"{head}.bias"] = correction.layer(_linear(network.model, head))
             # The last layer is overconfident on the samples that it was fitted to: held-out logits set the temperature.
             logits = torch.from_numpy(selection.steps[selection.current].logits)
     temperature = Loss().temperature(logits, labels)
@@ -162,11 +131,9 @@ def _holds(selection: ForwardSelection) -> bool:
 
     It is the same evidence once more with less to choose by, so any gain will do, unless samples are few.
     """
-    if not selection.current:
-        return True
-    losses = selection.steps[0].losses
-    gain, error = paired_gain(losses, nested_rows(selection.steps)[0])
-    return gain > (STANDARD_ERRORS * error if len(losses) < MIN_LABELS_FOR_ANY_GAIN else 0.0)
+    _, gain, error = selection.nested_gain()
+    few = len(selection.steps[0].losses) < MIN_LABELS_FOR_ANY_GAIN
+    return not selection.current or gain > (STANDARD_ERRORS * error if few else 0.0)
 
 
 def _try_method(context: RepairContext, selection: ForwardSelection, method: str) -> Calibrator | None:
@@ -184,49 +151,39 @@ def _try_method(context: RepairContext, selection: ForwardSelection, method: str
     return fit(current.logits, labels.numpy()) if step.kept else None
 
 
-@dataclass(frozen=True)
-class _FoldLogits:
-    """All samples at the map that was fitted without one fold."""
-
-    out: np.ndarray
-    logits: Tensor
-    features: np.ndarray | None
-
-
 def _try_batch_norm(
     context: RepairContext, selection: ForwardSelection, head: str | None
-) -> tuple[list[_FoldLogits] | None, float]:
+) -> tuple[list[ForwardResult] | None, float]:
     """Try new batch-norm statistics behind each fold's map; they need no labels, so all samples give them.
 
     That inputs have moved can be seen without labels as well. Where they still have behind the map, few labels need
     only say that the statistics do no harm: they could hardly show a gain that is there.
     """
-    network, labels = context.network, context.network.labels
-    if "batch_norm" not in context.parts:
-        return None, 0.0
-    reason = no_batch_norm(network)
+    network, labels, required = context.network, context.network.labels, STANDARD_ERRORS
+    reason = no_batch_norm(network) if "batch_norm" in context.parts else ""
     if reason:
         context.notes.append(reason)
+    if reason or "batch_norm" not in context.parts:
         return None, 0.0
-    required = STANDARD_ERRORS
     if len(labels) < MIN_LABELS_FOR_BATCH_NORM:
         context.progress("have the inputs moved?")
-        before = context.space(average_folds(selection))
+        before = context.before(average_folds(selection))
         moved = surely_moved(network, before, augment=context.augment, seed=context.seed)
         required = 0.0 if moved.p_value < MOVED_SIGNIFICANCE else required
     current = selection.steps[selection.current]
     for weight in BATCH_NORM_WEIGHTS:
         title = f"batch-norm statistics, weight {weight:g}"
         context.progress(title)
-        states = _fold_logits(context, selection.folds, head, weight)
-        logits = _scaled(states, labels)
+        results, logits = _forward_folds(context, selection.folds, weight, head)
         name = f"{current.name} + batch_norm"
         if selection.score_step(name, title, current.size, logits, labels, required=required).kept:
-            return states, weight
+            return results, weight
     return None, 0.0
 
 
-def _try_taught_map(context: RepairContext, selection: ForwardSelection, head: str | None) -> list[_FoldLogits] | None:
+def _try_taught_map(
+    context: RepairContext, selection: ForwardSelection, head: str | None
+) -> tuple[list[ForwardResult], float] | None:
     """Where new batch-norm statistics help, the network that has them teaches an input map; no label is used for it.
 
     Its probabilities say more than labels do, so that a map of many parameters can be fitted to them. The statistics
@@ -236,57 +193,44 @@ def _try_taught_map(context: RepairContext, selection: ForwardSelection, head: s
     logits = context.forward(Composition([]), 1.0, head).logits
     temperature = Loss().temperature(logits, labels)
     targets = torch.softmax(logits.double() / temperature, dim=1)
-    composition = fit_to_teacher(context.search(targets, temperature))
-    if not len(composition.theta):
+    composition = fit_to_teacher(context, targets, temperature)
+    if not composition.parts:
         return None
     folds = [FoldState(fold.out, composition, 1.0) for fold in selection.folds]
-    states = _fold_logits(context, folds, head, 1.0)
-    title = "a map taught by new batch-norm statistics"
-    size = len(composition.theta)
-    if not selection.score_step("taught map + batch_norm", title, size, _scaled(states, labels), labels).kept:
+    results, held_out = _forward_folds(context, folds, 1.0, head)
+    title, size = "a map taught by new batch-norm statistics", len(composition.theta)
+    if not selection.score_step("taught map + batch_norm", title, size, held_out, labels).kept:
         return None
     selection.folds = folds
-    return states
+    return results, 1.0
 
 
-def _scaled(states: Sequence[_FoldLogits], labels: Tensor) -> np.ndarray:
-    """Logits of the samples, each at the map and temperature that were fitted without it."""
-    logits = np.empty(states[0].logits.shape)
-    for state in states:
-        train = torch.from_numpy(~state.out)
-        temperature = Loss().temperature(state.logits[train], labels[train])
-        logits[state.out] = state.logits.double().numpy()[state.out] / temperature
-    return logits
-
-
-def _fold_logits(
-    context: RepairContext, folds: Sequence[FoldState], head: str | None, weight: float
-) -> list[_FoldLogits]:
-    states: list[_FoldLogits] = []
-    for fold in folds:
-        if states and (not len(fold.composition.theta) or fold.composition is folds[0].composition):  # folds are alike
-            states.append(replace(states[0], out=fold.out.numpy()))
-            continue
-        result = context.forward(fold.composition, weight, head)
-        states.append(_FoldLogits(fold.out.numpy(), result.logits, result.features))
-    return states
+def _forward_folds(
+    context: RepairContext, folds: Sequence[FoldState], weight: float, head: str | None
+) -> tuple[list[ForwardResult], np.ndarray]:
+    """All samples at the map of each fold; and each sample's logits at the map and temperature fitted without it."""
+    results = [context.forward(fold.composition, weight, head) for fold in folds]
+    labels, logits = context.network.labels, np.empty(results[0].logits.shape)
+    for fold, result in zip(folds, results, strict=True):
+        temperature = Loss().temperature(result.logits[~fold.out], labels[~fold.out])
+        logits[fold.out.numpy()] = result.logits[fold.out].double().numpy() / temperature
+    return results, logits
 
 
 def _try_head(
-    context: RepairContext, selection: ForwardSelection, head: str | None, states: list[_FoldLogits] | None
+    context: RepairContext, selection: ForwardSelection, head: str | None, results: list[ForwardResult] | None
 ) -> float | None:
     if head is None:
         return None
     labels = context.network.labels
     context.progress("last layer")
-    states = states if states is not None else _fold_logits(context, selection.folds, head, 0.0)
-    folds = [(s.out, s.logits.double().numpy(), s.features) for s in states if s.features is not None]
+    results = results or [context.forward(fold.composition, 0.0, head) for fold in selection.folds]
+    pairs = zip(selection.folds, results, strict=True)
+    folds = [(fold.out.numpy(), z.double().numpy(), x) for fold, (_, z, x) in pairs if x is not None]
     fitted = cross_fit_head(folds, labels.numpy())
-    losses = {ridge: float(Loss().rows(torch.from_numpy(z), labels, 1.0).mean()) for ridge, z in fitted.items()}
+    losses = {ridge: Loss().mean(torch.from_numpy(z), labels, 1.0) for ridge, z in fitted.items()}
     ridge = min(losses, key=lambda value: (losses[value], -value))
-    current = selection.steps[selection.current]
-    layer = context.network.model.get_submodule(head)
-    assert isinstance(layer, nn.Linear)
+    current, layer = selection.steps[selection.current], _linear(context.network.model, head)
     size = current.size + layer.weight.numel() + layer.out_features
     title = f"last layer corrected, ridge {ridge:g}"
     return ridge if selection.score_step(f"{current.name} + head", title, size, fitted[ridge], labels).kept else None
@@ -295,19 +239,23 @@ def _try_head(
 def _find_head(context: RepairContext) -> str | None:
     if "head" not in context.parts:
         return None
-    network = context.network
+    network, local, name = context.network, set[str | None](), None
     reason = no_copy(network)
-    if reason:
-        context.notes.append(f"the last layer is left as it is: {reason}")
-        return None
-    local: set[str | None] = set()
-    with raise_on_all_ranks():
-        batch = next(iter(network.inputs), None)
-        if batch is not None:
-            model = share_copy(network.model, {})
-            local.add(find_head(model, lambda: network.with_model(model).call(batch, None)))
-    names = set().union(*all_gather_object(local))  # of the ranks that have samples
-    name = names.pop() if len(names) == 1 else None
+    if not reason:
+        with raise_on_all_ranks():
+            batch = next(iter(network.inputs), None)
+            if batch is not None:
+                model = share_copy(network.model, {})
+                local.add(find_head(model, lambda: network.with_model(model).call(batch, None)))
+        names = set().union(*all_gather_object(local))  # of the ranks that have samples
+        name = names.pop() if len(names) == 1 else None
     if name is None:
-        context.notes.append("the last layer is left as it is: the logits are not the output of one small nn.Linear")
+        reason = reason or "the logits are not the output of one small nn.Linear"
+        context.notes.append(f"the last layer is left as it is: {reason}")
     return name
+
+
+def _linear(model: nn.Module, name: str) -> nn.Linear:
+    layer = model.get_submodule(name)
+    assert isinstance(layer, nn.Linear)
+    return layer

@@ -16,9 +16,9 @@ from trueup._core.splits import random_order
 from trueup.adaptation.last_layer import watch_inputs
 from trueup.clamping.calibration_set import local_numbers, local_subset
 from trueup.clamping.network import Network, gradients_of
-from trueup.models._distributed import all_gather_object, all_gather_rows, all_reduce_sum
+from trueup.models._distributed import all_gather_object, all_gather_rows, all_reduce_sum, raise_on_all_ranks
 from trueup.models._tensors import upcast_half
-from trueup.models.batches import tensors_in
+from trueup.models.batches import Batch, tensors_in
 
 CHUNK, MIN_CHUNK = 512, 64
 """Samples that go through the network at once; a layer's statistics are those of a chunk while it is estimated."""
@@ -35,9 +35,12 @@ MOVED_SIGNIFICANCE = 0.01
 """Inputs are taken to have moved if the test has a smaller p-value."""
 ENTROPY_LEARNING_RATE = 1e-3
 ENTROPY_BATCH = 100
+MASKED_LOGIT = -1e4
+"""Logits below it are those of masked classes."""
 MAX_DRIFT = 0.05
 """Nats by which the mean prediction may move; more is taken for a collapse onto a few classes."""
 
+_STATISTICS = ("running_mean", "running_var")
 Augment = Callable[[Tensor], Tensor]
 """A change of a batch of the network's inputs, such as those of the training."""
 
@@ -74,11 +77,44 @@ def share_copy(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     return renewed
 
 
-class Statistics(NamedTuple):
-    """Mean and variance of what comes into a layer, for each channel, in float64."""
+def no_batch_norm(network: Network) -> str:
+    """Why batch norm cannot be repaired, or nothing."""
+    if not batch_norms(network.model):
+        return "batch norm is left as it is: the network has no layers of nn.BatchNorm with running statistics"
+    reason = no_copy(network)
+    return f"batch norm is left as it is: {reason}" if reason else ""
 
-    mean: Tensor
-    variance: Tensor
+
+def no_copy(network: Network) -> str:
+    """Why the network cannot be copied, or nothing; the same on all ranks."""
+    with raise_on_all_ranks():
+        batch = next(iter(network.inputs), None)
+        if batch is not None:
+            batch = network.inputs.rows(batch, torch.arange(min(8, len(batch.labels))))
+            network.call(batch, None)  # of which something may be left in the copy
+        try:
+            copied = share_copy(network.model, {})
+        except Exception as error:
+            reason = f"the network cannot be copied ({type(error).__name__})"
+        else:
+            same = batch is None or _computes_the_same(network, copied, batch)
+            reason = "" if same else "its copy computes something else"
+    return next(filter(None, all_gather_object(reason)), "")
+
+
+@torch.no_grad()
+def _computes_the_same(network: Network, copied: nn.Module, batch: Batch) -> bool:
+    """Whether a copy gives the same logits, unlike one whose hooks write into the network that it is a copy of."""
+    turned = network.inputs.rows(batch, torch.arange(len(batch.labels)).flip(0))
+    try:
+        other = network.with_model(copied).call(turned, None)
+    except Exception:  # which the network itself does not raise
+        return False
+    first, second = network.call(turned, None), network.call(turned, None)
+    if not torch.equal(first, second):  # outputs are drawn at random
+        return True
+    scale = float(torch.where(first > MASKED_LOGIT, first, 0.0).abs().max())
+    return torch.allclose(other, first, rtol=1e-3, atol=1e-3 * scale)
 
 
 def estimate(
@@ -91,39 +127,42 @@ def estimate(
     One pass in evaluation mode: each layer's statistics are renewed before it is applied, so that later layers see
     inputs as they will be.
     """
-    model = share_copy(network.model, _copies(network.model))
+    model = share_copy(network.model, _clone_tensors(network.model, _STATISTICS))
     layers = batch_norms(model)
-    sums = {name: _Sums(layer) for name, layer in layers.items()}
-    own = network.with_model(model)
+    sums = {name: _Sums(layer, weight) for name, layer in layers.items()}
     size = max(MIN_CHUNK, min(CHUNK, CHUNK_NUMBERS // math.prod(network.shape)))
     # Samples that are not kept are read anew for each chunk, and come in batches of the loader's anyway.
     chunks = max(1, math.ceil(len(network.labels) / size)) if network.inputs.kept else 1
     order = torch.from_numpy(random_order(len(network.labels), seed))
     for chunk in range(chunks):
-        inputs = local_subset(network.inputs, order[chunk::chunks]).with_batch_size(size)
+        index = order[chunk::chunks]
+        inputs = local_subset(network.inputs, index).with_batch_size(size)
         # Ranks add their statistics layer by layer, unless one would wait for a batch that another does not have.
-        together = len(set(all_gather_object(sum(1 for _ in inputs)))) == 1
-        if isinstance(augment, Crop):
-            augment = Crop(augment.black, augment.seed, local_numbers(network.inputs, order[chunk::chunks]))
+        equal_batches = len(set(all_gather_object(sum(1 for _ in inputs)))) == 1
 
-        def renew(name: str, layer: nn.Module, x: Tensor, together: bool = together) -> None:
+        def renew(name: str, layer: nn.Module, x: Tensor, equal_batches: bool = equal_batches) -> None:
             """Set a layer's buffers to the mixture as its input comes."""
-            old, new = sums[name], sums[name].add(x, together=together)
-            with torch.no_grad():
-                layer.running_mean.copy_((1 - weight) * old.mean + weight * new.mean)  # type: ignore[operator]
-                layer.running_var.copy_((1 - weight) * old.variance + weight * new.variance)  # type: ignore[operator]
+            batch = sums[name].add(x)
+            mixture = sums[name].mixture(all_reduce_sum(batch) if equal_batches else batch)
+            for leaf, mixed in zip(_STATISTICS, mixture, strict=True):
+                getattr(layer, leaf).copy_(mixed)
 
         with watch_inputs(layers, renew):
-            own.logits(own.laid_out(before, augment), inputs=inputs)
+            network.with_model(model).logits(_laid_out(network, before, augment, index), inputs=inputs)
     tensors = {}
     for name, layer in layers.items():
-        own_sums = sums[name]
-        new = own_sums.statistics()
-        if new is None:  # the layer was never called, and stays as it is
-            continue
-        tensors[f"{name}.running_mean"] = _mixed(own_sums.mean, new.mean, weight, layer.running_mean)
-        tensors[f"{name}.running_var"] = _mixed(own_sums.variance, new.variance, weight, layer.running_var)
+        total = all_reduce_sum(sums[name].total)
+        if total[-1]:  # else the layer was never called, and stays as it is
+            for leaf, mixed in zip(_STATISTICS, sums[name].mixture(total), strict=True):
+                tensors[f"{name}.{leaf}"] = mixed.to(getattr(layer, leaf).dtype)
     return tensors
+
+
+def _laid_out(network: Network, before: nn.Module | None, augment: Augment | None, index: Tensor) -> nn.Module:
+    """A map and an augmentation of some samples; a crop depends on the numbers of the samples."""
+    if isinstance(augment, Crop):
+        augment = Crop(augment.black, augment.seed, local_numbers(network.inputs, index))
+    return network.laid_out(before, augment)
 
 
 class MovedTest(NamedTuple):
@@ -211,8 +250,6 @@ def sample_statistics(
     layers = batch_norms(model)
     index = torch.from_numpy(random_order(len(network.labels), seed)[:MAX_TESTED]).sort().values
     inputs = local_subset(network.inputs, index)
-    if isinstance(augment, Crop):
-        augment = Crop(augment.black, augment.seed, local_numbers(network.inputs, index))
     seen: dict[str, list[Tensor]] = {name: [] for name in layers}
 
     def note(name: str, _: nn.Module, x: Tensor) -> None:
@@ -220,27 +257,21 @@ def sample_statistics(
         seen[name].append(torch.cat([x.mean(dim=2), (x * x).mean(dim=2)], dim=1).cpu())
 
     with watch_inputs(layers, note):
-        network.with_model(model).logits(network.laid_out(before, augment), inputs=inputs)
-    own = inputs.n
-    columns = {name: _by_sample(rows, own) for name, rows in seen.items()}
+        network.with_model(model).logits(_laid_out(network, before, augment, index), inputs=inputs)
+    columns: dict[str, Tensor] = {}
+    for name, rows in seen.items():
+        whole = torch.cat([torch.empty(0, 2 * layers[name].num_features), *rows])
+        if not inputs.n:
+            columns[name] = whole
+        elif len(whole) and not len(whole) % inputs.n and bool(torch.isfinite(whole).all()):
+            # One row a sample: the mean where a sample has several.
+            columns[name] = whole.reshape(inputs.n, -1, whole.shape[1]).mean(dim=1)
     # What one rank could not use is left out on all of them.
-    usable = {name for name, rows in columns.items() if rows is not None}
-    common = set.intersection(*all_gather_object(usable))
+    common = set.intersection(*all_gather_object(set(columns)))
     names = tuple(name for name in layers if name in common)
     if not names:
         return np.empty((len(index), 0)), ()
-    parts = [columns[name] if own else torch.empty(0, 2 * layers[name].num_features) for name in names]
-    return all_gather_rows(torch.cat(parts, dim=1)).double().numpy(), names  # type: ignore[arg-type]
-
-
-def _by_sample(rows: Sequence[Tensor], n: int) -> Tensor | None:
-    """One row a sample, the mean where a sample has several; None where rows are not of samples."""
-    if not n:
-        return torch.empty(0, 0)
-    whole = torch.cat(list(rows)) if rows else torch.empty(0, 0)
-    if not len(whole) or len(whole) % n or not bool(torch.isfinite(whole).all()):
-        return None
-    return whole.reshape(n, -1, whole.shape[1]).mean(dim=1)
+    return all_gather_rows(torch.cat([columns[name] for name in names], dim=1)).double().numpy(), names
 
 
 def _stored(model: nn.Module, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -249,7 +280,7 @@ def _stored(model: nn.Module, names: Sequence[str]) -> tuple[np.ndarray, np.ndar
     home, worth = [], []
     for name in names:
         layer = layers[name]
-        mean, variance = (getattr(layer, which).double().cpu() for which in ("running_mean", "running_var"))
+        mean, variance = (getattr(layer, leaf).double().cpu() for leaf in _STATISTICS)
         home.append(torch.cat([mean, variance + mean.square()]))
         if layer.momentum is None:  # the mean over all batches
             batches = 1.0 if layer.num_batches_tracked is None else float(layer.num_batches_tracked)
@@ -262,40 +293,35 @@ def _stored(model: nn.Module, names: Sequence[str]) -> tuple[np.ndarray, np.ndar
 class _Sums:
     """Sums over samples and positions of what comes into a layer, less the mean it had; and the statistics it had."""
 
-    def __init__(self, layer: _BatchNorm) -> None:
-        assert isinstance(layer.running_mean, Tensor)
-        assert isinstance(layer.running_var, Tensor)
-        self.mean, self.variance = layer.running_mean.double().clone(), layer.running_var.double().clone()
+    def __init__(self, layer: _BatchNorm, weight: float) -> None:
+        self.mean, self.variance = (getattr(layer, leaf).double().clone() for leaf in _STATISTICS)
+        self.weight = weight
         self.total = torch.zeros(2 * len(self.mean) + 1, dtype=torch.float64, device=self.mean.device)
 
-    def add(self, x: Tensor, *, together: bool) -> Statistics:
-        """Add a batch, and return its statistics: those of all ranks, or of this one."""
+    def add(self, x: Tensor) -> Tensor:
+        """Add a batch, and return its sums."""
         flat = upcast_half(x).movedim(1, 0).flatten(1)
         flat = flat - self.mean.to(flat)[:, None]  # squares of numbers far from 0 would not hold their spread
         count = flat.new_tensor([flat.shape[1]], dtype=torch.float64)
         sums = torch.cat([flat.sum(dim=1).double(), flat.square_().sum(dim=1).double(), count])
         self.total += sums
-        return self._of(all_reduce_sum(sums) if together else sums)
+        return sums
 
-    def statistics(self) -> Statistics | None:
-        """Of all batches of all ranks, if there was one."""
-        total = all_reduce_sum(self.total)
-        return self._of(total) if total[-1] else None
-
-    def _of(self, sums: Tensor) -> Statistics:
+    def mixture(self, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean and the variance of each channel in float64, the old ones mixed with those of the sums."""
         mean, square = (sums[:-1] / sums[-1].clamp(min=1)).chunk(2)
-        return Statistics(self.mean + mean, (square - mean.square()).clamp(min=0))
+        variance = (square - mean.square()).clamp(min=0)
+        old, new = 1 - self.weight, self.weight
+        return old * self.mean + new * (self.mean + mean), old * self.variance + new * variance
 
 
-def _mixed(old: Tensor, new: Tensor, weight: float, like: Any) -> Tensor:
-    return ((1 - weight) * old + weight * new).to(like.dtype)
-
-
-def _copies(model: nn.Module) -> dict[str, Tensor]:
+def _clone_tensors(model: nn.Module, leaves: Sequence[str]) -> dict[str, Tensor]:
+    """Copies of some tensors of the layers of batch norm, by the names of `state_dict`."""
     return {
-        f"{name}.{which}": getattr(layer, which).detach().clone()
+        f"{name}.{leaf}": getattr(layer, leaf).detach().clone()
         for name, layer in batch_norms(model).items()
-        for which in ("running_mean", "running_var")
+        for leaf in leaves
+        if isinstance(getattr(layer, leaf), Tensor)
     }
 
 
@@ -345,17 +371,12 @@ def lower_entropy(
     changed.
     Wang et al., "Tent: fully test-time adaptation by entropy minimization" (2021).
     """
-    own = {
-        f"{name}.{leaf}": getattr(layer, leaf).detach().clone()
-        for name, layer in batch_norms(network.model).items()
-        for leaf in ("weight", "bias")
-        if isinstance(getattr(layer, leaf), Tensor)
-    }
-    if not own:
+    scales = _clone_tensors(network.model, ("weight", "bias"))
+    if not scales:
         return LowerEntropy({}, "batch norm has no scales and offsets")
-    model = share_copy(network.model, {**changed, **own})
+    model = share_copy(network.model, {**changed, **scales})
     samples = network.with_model(model)
-    trained = [model.get_parameter(name).requires_grad_() for name in own]
+    trained = [model.get_parameter(name).requires_grad_() for name in scales]
     optimiser = torch.optim.Adam(trained, lr=ENTROPY_LEARNING_RATE)
     first = _mean_prediction(samples.logits(before), temperature)
     order = torch.from_numpy(random_order(len(network.labels), seed))
@@ -376,7 +397,7 @@ def lower_entropy(
     moved = float((last * np.log(np.maximum(last, 1e-12) / np.maximum(first, 1e-12))).sum())
     if not moved <= MAX_DRIFT:
         return LowerEntropy({}, f"answers would collapse: the mean answer would move by {moved:.2f} nats")
-    return LowerEntropy({name: model.get_parameter(name).detach().clone() for name in own}, "")
+    return LowerEntropy({name: model.get_parameter(name).detach().clone() for name in scales}, "")
 
 
 def _mean_prediction(logits: Tensor, temperature: float) -> np.ndarray:

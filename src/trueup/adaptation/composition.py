@@ -9,20 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from trueup._core.errors import InputError
-from trueup.adaptation.input_maps import (
-    CONTAINS,
-    FAMILIES,
-    ChannelAffine,
-    ChannelGamma,
-    GreyKernel,
-    InputMap,
-    Kernel,
-    LowRank,
-    Matrix,
-    Offset,
-    Shape,
-    SmoothOffset,
-)
+from trueup.adaptation import input_maps
+from trueup.adaptation.input_maps import CONTAINS, FAMILIES, InputMap, Kernel, Matrix, Offset, Shape
 from trueup.clamping.network import Network, extent
 
 Normalise: TypeAlias = Callable[[Tensor], Tensor] | tuple[Sequence[float], Sequence[float]]
@@ -96,7 +84,7 @@ class Composition(InputMap):
 
         An affine map is a colour matrix, and both are kernels: the richer map starts where the poorer one was.
 
-        >>> start = Composition([ChannelAffine((3, 4, 4), torch.tensor([1.0, 0, 0, 0, 0, 0]))])
+        >>> start = Composition([input_maps.ChannelAffine((3, 4, 4), torch.tensor([1.0, 0, 0, 0, 0, 0]))])
         >>> start.extend("colour", (3, 4, 4)).words()
         ['red gain 1.35']
         """
@@ -114,10 +102,6 @@ class Composition(InputMap):
     def words(self) -> list[str]:
         """What all of them do."""
         return [phrase for part in self.parts for phrase in part.words()]
-
-    def config(self) -> dict[str, Any]:
-        """Each map's constructor's arguments, by name."""
-        return {part.name: part.config() for part in self.parts}
 
 
 class PixelSpace(nn.Module):
@@ -148,10 +132,6 @@ class PixelSpace(nn.Module):
         """The same by coordinates that gradients may flow to."""
         return self._around(x, lambda pixels: self.inner.apply_map(theta, pixels))
 
-    def words(self) -> list[str]:
-        """What the map does to pixels."""
-        return self.inner.words()
-
     def _around(self, x: Tensor, change: Any) -> Tensor:
         low, width = self.low.to(x.dtype), (self.high - self.low).to(x.dtype)
         return change((x - low) / width) * width + low
@@ -159,46 +139,41 @@ class PixelSpace(nn.Module):
 
 def _absorb(new: InputMap, inside: Sequence[InputMap]) -> Tensor:
     """Where a richer family equals these maps one after the other."""
-    if isinstance(new, ChannelGamma):
+    if isinstance(new, input_maps.ChannelGamma):
         return inside[0].theta.expand(len(new.theta)).clone()
-    if isinstance(new, SmoothOffset):
-        theta = torch.zeros_like(new.theta).reshape(new.shape[0], -1)
-        theta[:, 0] = inside[0].theta * (Offset.scale / new.scale)
-        return theta.flatten()
-    if isinstance(new, LowRank):
-        kept = new.theta.clone()
-        kept[-new.shape[0] :] = inside[0].theta * (Offset.scale / new.offset_scale)
-        return kept
-    channels = new.shape[0]
-    matrix, offset = torch.eye(channels), torch.zeros(channels)
-    side = new.side if isinstance(new, Kernel) else 1
-    whole = torch.zeros(channels, channels, side, side)
-    whole[:, :, side // 2, side // 2] = matrix
+    channels, theta = new.shape[0], new.theta.clone()
+    if isinstance(new, input_maps.SmoothOffset):
+        theta.view(channels, -1)[:, 0] = inside[0].theta * (Offset.scale / new.scale)
+        return theta
+    if isinstance(new, input_maps.LowRank):
+        theta[-channels:] = inside[0].theta * (Offset.scale / new.offset_scale)
+        return theta
+    offset, side = torch.zeros(channels), new.side if isinstance(new, Kernel) else 1
+    identity = torch.zeros(channels, channels, side, side)
+    identity[:, :, side // 2, side // 2] = torch.eye(channels)
+    whole = identity.clone()
     for part in inside:
+        edge = (side - getattr(part, "side", side)) // 2
+        window = whole[:, :, edge : side - edge, edge : side - edge]
         if isinstance(part, Offset):
             offset = offset + part.scale * part.theta
-        elif isinstance(part, ChannelAffine | Matrix):
-            own, own_offset = part.matrix(part.theta)
-            whole = torch.einsum("ij,jkab->ikab", own, whole)
-            offset = own @ offset + own_offset
-        elif isinstance(part, GreyKernel):
+        elif isinstance(part, input_maps.ChannelAffine | Matrix):
+            matrix, part_offset = part.matrix(part.theta)
+            whole = torch.einsum("ij,jkab->ikab", matrix, whole)
+            offset = matrix @ offset + part_offset
+        elif isinstance(part, input_maps.GreyKernel):
             grey = part.scale * part.theta.reshape(part.side, part.side)
-            centre = whole[:, :, side // 2, side // 2].clone()
-            edge = (side - part.side) // 2
-            whole[:, :, edge : edge + part.side, edge : edge + part.side] += centre[:, :, None, None] * grey
+            window += whole[:, :, side // 2, side // 2, None, None].clone() * grey
             offset = offset * (1 + grey.sum())
         elif isinstance(part, Kernel):
-            kernel, own_offset = part.kernel(part.theta)
-            edge = (side - part.side) // 2
-            whole[:, :, edge : edge + part.side, edge : edge + part.side] += kernel
-            offset = offset + own_offset
-    if isinstance(new, ChannelAffine):
-        return torch.cat([torch.zeros(channels), offset / new.offset_scale])
+            kernel, part_offset = part.kernel(part.theta)
+            window += kernel
+            offset = offset + part_offset
+    if isinstance(new, Kernel):
+        return new.theta_of(whole - identity, offset)
     if isinstance(new, Matrix):
         return new.theta_of(whole[:, :, 0, 0], offset)
-    assert isinstance(new, Kernel)
-    whole[:, :, side // 2, side // 2] -= matrix
-    return new.theta_of(whole, offset)
+    return torch.cat([torch.zeros(channels), offset / input_maps.ChannelAffine.offset_scale])
 
 
 def pixel_range(network: Network, normalise: Any) -> tuple[Tensor, Tensor]:
@@ -207,11 +182,8 @@ def pixel_range(network: Network, normalise: Any) -> tuple[Tensor, Tensor]:
     if normalise is None:
         low, high = extent(network, 0.0)
         if len(shape) > 1:
-            low, high = (
-                end.reshape(shape[0], -1).amin(dim=1) if end is low else end.reshape(shape[0], -1).amax(dim=1)
-                for end in (low, high)
-            )
-            low, high = (end.reshape(-1, *(1 for _ in shape[1:])) for end in (low, high))
+            axes = tuple(range(1, len(shape)))
+            low, high = low.amin(dim=axes, keepdim=True), high.amax(dim=axes, keepdim=True)
         high = torch.where(high > low, high, low + 1)
     elif callable(normalise):
         low, high = _ends_of(normalise, network)

@@ -14,35 +14,28 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from trueup._core.errors import InputError
-from trueup.adaptation.batch_norm import Augment, Crop, batch_norms, estimate, share_copy
+from trueup.adaptation.batch_norm import Augment, Crop, estimate, share_copy
 from trueup.adaptation.composition import Composition, Normalise, PixelSpace, outside_remark, pixel_range
-from trueup.adaptation.forward_selection import MapSearch
 from trueup.adaptation.input_maps import FAMILIES, NEEDS_PIXELS, Shape
 from trueup.adaptation.last_layer import watch_inputs
 from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.fit import check_loader, check_model, progress_line
-from trueup.clamping.network import Network, NotDifferentiable
+from trueup.clamping.network import Network, NotDifferentiable, to_cpu
 from trueup.clamping.problem import parse_seed
-from trueup.models._distributed import all_gather_object, all_gather_rows, raise_on_all_ranks
-from trueup.models._tensors import upcast_half
-from trueup.models.batches import LABELS, Batch, Device, named_batch
+from trueup.models._distributed import all_gather_rows
+from trueup.models.batches import LABELS, Device, named_batch
 from trueup.models.calibrated import device_of
 from trueup.models.freezing import frozen, unwrap
 
 Part: TypeAlias = Literal["input", "batch_norm", "head"]
 PARTS: tuple[Part, ...] = ("input", "batch_norm", "head")
 """What may be repaired, in this order."""
-MAPS = (
-    "shrinkage", "gamma", "offset", "affine", "colour", "low_rank", "grey_kernel", "kernel", "radial_gain",
-    "smooth_gain", "smooth_offset", "row_offset", "column_offset",
-)  # fmt: skip
+MAPS = tuple(name for name in FAMILIES if name not in ("channel_gamma", "kernel5", "pixel_offset"))
 """Families that are screened unless others are named."""
 MIN_SAMPLES = 50
 """With fewer labels only a temperature is fitted; with fewer unlabelled inputs nothing is done."""
 MAX_BYTES_KEPT = 1 << 32
 """Bytes of samples that are kept in memory."""
-MASKED_LOGIT = -1e4
-"""Logits below it are those of masked classes."""
 N_RESULTS_KEPT = 3
 """Forward results that are kept, since several parts ask for the same."""
 
@@ -94,20 +87,17 @@ class RepairContext:
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def search(self, targets: Tensor, temperature: float | None = None) -> MapSearch:
-        """A search for a map by these targets."""
-        return MapSearch(
-            self.network, targets, self.low, self.high, self.families, self.seed, self.budget, self.progress,
-            temperature,
-        )  # fmt: skip
+    def space(self, composition: Composition) -> PixelSpace:
+        """A map before the network."""
+        return PixelSpace(composition, self.low, self.high)
 
-    def space(self, composition: Composition) -> PixelSpace | None:
-        """A map before the network, if it is one."""
-        return PixelSpace(composition, self.low, self.high) if len(composition.theta) else None
+    def before(self, composition: Composition) -> PixelSpace | None:
+        """A map before the network; None for the identity."""
+        return self.space(composition) if composition.parts else None
 
     def estimate(self, composition: Composition, weight: float = 1.0) -> dict[str, Tensor]:
         """New batch-norm statistics behind a map."""
-        return estimate(self.network, self.space(composition), weight, augment=self.augment, seed=self.seed)
+        return estimate(self.network, self.before(composition), weight, augment=self.augment, seed=self.seed)
 
     def forward(self, composition: Composition, weight: float, head: str | None) -> ForwardResult:
         """Logits behind a map and statistics renewed by this weight, and what goes into the last layer."""
@@ -116,8 +106,7 @@ class RepairContext:
             changed = self.estimate(composition, weight) if weight else {}
             while len(self._results) >= N_RESULTS_KEPT:
                 del self._results[next(iter(self._results))]
-            result = forward(self.network, self.space(composition), changed, head)
-            self._results[key] = ForwardResult(changed, *result)
+            self._results[key] = forward(self.network, self.before(composition), changed, head)
         return self._results[key]
 
 
@@ -132,6 +121,7 @@ def prepare(
     progress: bool,
 ) -> Iterator[RepairContext]:
     """Read the samples and hold the model frozen; on leaving it is as it was."""
+    loader = parse_loader("loader", loader)
     model, seed, parts = check_model(model), parse_seed(seed), _parse_parts(options.parts)
     require_positive("budget", options.budget)
     inner = unwrap(model, compiled=True)
@@ -161,20 +151,18 @@ def prepare(
 
 
 def forward(
-    network: Network, before: nn.Module | None, changed: Mapping[str, Tensor], head: str | None = None
-) -> tuple[Tensor, np.ndarray | None]:
-    """Logits of all samples, and what goes into the last layer."""
+    network: Network, before: nn.Module | None, changed: dict[str, Tensor], head: str | None = None
+) -> ForwardResult:
+    """Logits of all samples with changed tensors, and what goes into the last layer."""
     model = share_copy(network.model, changed) if changed or head else network.model
-    network = network.with_model(model)
-    if head is None:
-        return network.logits(network.laid_out(before)), None
-    layer = model.get_submodule(head)
-    assert isinstance(layer, nn.Linear)
-    seen: list[Tensor] = []
-    with watch_inputs({head: layer}, lambda _, __, x: seen.append(upcast_half(x).to("cpu", copy=True))):
+    network, seen = network.with_model(model), list[Tensor]()
+    layers = {} if head is None else {head: model.get_submodule(head)}
+    with watch_inputs(layers, lambda _, __, x: seen.append(to_cpu(x))):
         logits = network.logits(network.laid_out(before))
-    features = torch.cat(seen) if seen else torch.empty(0, layer.in_features)
-    return logits, all_gather_rows(features).double().numpy()
+    if head is None:
+        return ForwardResult(changed, logits, None)
+    features = torch.cat(seen) if seen else torch.empty(0, 0)  # a rank without samples
+    return ForwardResult(changed, logits, all_gather_rows(features).double().numpy())
 
 
 def other_samples(name: str, loader: Iterable[Any] | None, samples: Network) -> Network | None:
@@ -250,7 +238,7 @@ def _parse_augment(augment: Any, shape: Shape, low: Tensor) -> Augment | None:
 
 
 def _parse_parts(parts: Any) -> tuple[str, ...]:
-    names = (parts,) if isinstance(parts, str) else tuple(parts) if isinstance(parts, Iterable) else (parts,)
+    names = tuple(parts) if isinstance(parts, Iterable) and not isinstance(parts, str) else (parts,)
     for part in names:
         if part not in PARTS:
             raise InputError("parts", f"be some of {', '.join(PARTS)}", repr(part))
@@ -258,18 +246,18 @@ def _parse_parts(parts: Any) -> tuple[str, ...]:
 
 
 def _parse_maps(maps: Sequence[str] | str | None, shape: Shape, *, known: bool) -> tuple[str, ...]:
-    names = MAPS if maps is None else ((maps,) if isinstance(maps, str) else tuple(maps))
+    if maps is None:
+        return tuple(name for name in MAPS if FAMILIES[name].suits(shape) and (known or name not in NEEDS_PIXELS))
+    names = (maps,) if isinstance(maps, str) else tuple(maps)
     for name in names:
         if name not in FAMILIES:
             raise InputError("maps", f"be some of {', '.join(FAMILIES)}", repr(name))
-        if maps is not None and not FAMILIES[name].suits(shape):
+        if not FAMILIES[name].suits(shape):
             raise InputError("maps", f"suit inputs of shape {shape}", repr(name))
-        if maps is not None and name in NEEDS_PIXELS and not known:
-            raise InputError(
-                "maps", "be without gamma where the pixels' range is unknown", repr(name), "give normalise"
-            )
-    suited = [name for name in FAMILIES if name in names and FAMILIES[name].suits(shape)]
-    return tuple(name for name in suited if known or name not in NEEDS_PIXELS)
+        if name in NEEDS_PIXELS and not known:
+            wanted = "be without gamma where the pixels' range is unknown"
+            raise InputError("maps", wanted, repr(name), "give normalise")
+    return tuple(name for name in FAMILIES if name in names)
 
 
 def _untested(families: Sequence[str], network: Network) -> list[str]:
@@ -279,42 +267,3 @@ def _untested(families: Sequence[str], network: Network) -> list[str]:
     if not large or len(network.labels) < MIN_SAMPLES:
         return []
     return [f"samples are too few to ask for maps of half as many parameters or more: {', '.join(large)}"]
-
-
-def no_batch_norm(network: Network) -> str:
-    """Why batch norm cannot be repaired, or nothing."""
-    if not batch_norms(network.model):
-        return "batch norm is left as it is: the network has no layers of nn.BatchNorm with running statistics"
-    reason = no_copy(network)
-    return f"batch norm is left as it is: {reason}" if reason else ""
-
-
-def no_copy(network: Network) -> str:
-    """Why the network cannot be copied, or nothing; the same on all ranks."""
-    with raise_on_all_ranks():
-        batch = next(iter(network.inputs), None)
-        if batch is not None:
-            batch = network.inputs.rows(batch, torch.arange(min(8, len(batch.labels))))
-            network.call(batch, None)  # of which something may be left in the copy
-        try:
-            copied = share_copy(network.model, {})
-        except Exception as error:
-            reason = f"the network cannot be copied ({type(error).__name__})"
-        else:
-            reason = "" if batch is None or _same(network, copied, batch) else "its copy computes something else"
-    return next(filter(None, all_gather_object(reason)), "")
-
-
-@torch.no_grad()
-def _same(network: Network, copied: nn.Module, batch: Batch) -> bool:
-    """Whether a copy gives the same logits, unlike one whose hooks write into the network that it is a copy of."""
-    turned = network.inputs.rows(batch, torch.arange(len(batch.labels)).flip(0))
-    try:
-        other = network.with_model(copied).call(turned, None)
-    except Exception:  # which the network itself does not raise
-        return False
-    first, second = network.call(turned, None), network.call(turned, None)
-    if not torch.equal(first, second):  # outputs are drawn at random
-        return True
-    scale = float(torch.where(first > MASKED_LOGIT, first, 0.0).abs().max())
-    return torch.allclose(other, first, rtol=1e-3, atol=1e-3 * scale)

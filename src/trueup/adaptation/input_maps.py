@@ -7,8 +7,8 @@ standard deviation. Image maps act on pixels in [0, 1].
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -92,10 +92,6 @@ class InputMap(nn.Module):
         """The same family at other coordinates."""
         return type(self)(self.shape, theta)
 
-    def config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
-        return {"shape": self.shape, "theta": self.theta}
-
     def extra_repr(self) -> str:
         """In words."""
         return ", ".join(self.words())
@@ -109,10 +105,6 @@ class InputMap(nn.Module):
     def label(self) -> str:
         """The family's title, in the words that go with its inputs."""
         return self.feature_title or self.title if len(self.shape) == 1 else self.title
-
-    @property
-    def _channels(self) -> int:
-        return self.shape[0]
 
 
 def broadcast_channels(values: Tensor, shape: Shape) -> Tensor:
@@ -129,61 +121,70 @@ def channel_names(shape: Shape) -> list[str]:
     return list(COLOURS) if shape[0] == 3 and len(shape) == 3 else [f"channel {i}" for i in range(shape[0])]
 
 
-def gain_words(gains: Tensor, shape: Shape) -> list[str]:
-    """The gains that can be seen, of many the largest."""
-    return _largest([f"{name} gain {gain:.2f}" for name, gain in _named(gains, shape)], gains - 1, "gain")
+def channel_words(kind: str, values: Tensor, shape: Shape, neutral: float = 0.0) -> list[str]:
+    """Phrases of the gains or offsets of channels that can be seen, of many the largest.
 
-
-def offset_words(offsets: Tensor, shape: Shape) -> list[str]:
-    """The offsets that can be seen, of many the largest.
-
-    >>> offset_words(torch.tensor([0.02, 0, 0.3, -0.2, 0.1, 0.1, 0.05, 0.2, 0.4]), (9,))[-2:]
+    >>> channel_words("offset", torch.tensor([0.02, 0, 0.3, -0.2, 0.1, 0.1, 0.05, 0.2, 0.4]), (9,))[-2:]
     ['feature 8 offset +0.40', '2 smaller offsets']
     """
-    return _largest([f"{name} offset {b:+.2f}" for name, b in _named(offsets, shape)], offsets, "offset")
-
-
-def _named(values: Tensor, shape: Shape) -> Iterator[tuple[str, float]]:
-    return zip(channel_names(shape), values.tolist(), strict=True)
-
-
-def _largest(phrases: Sequence[str], sizes: Tensor, kind: str) -> list[str]:
-    """Phrases of the largest changes, in their order, and how many others can be seen."""
-    by_size = sizes.abs().argsort(descending=True, stable=True)
-    visible = [i for i in by_size.tolist() if abs(float(sizes[i])) >= VISIBLE]
-    rest = len(visible) - MAX_WORDS
+    sizes, sign = (values - neutral).abs(), "" if neutral else "+"
+    by_size = sizes.argsort(descending=True, stable=True)
+    visible = [i for i in by_size.tolist() if float(sizes[i]) >= VISIBLE]
+    names, rest = channel_names(shape), len(visible) - MAX_WORDS
     more = [f"{rest} smaller {kind}{'s' if rest > 1 else ''}"] if rest > 0 else []
-    return [phrases[i].strip() for i in sorted(visible[:MAX_WORDS])] + more
+    return [f"{names[i]} {kind} {float(values[i]):{sign}.2f}".strip() for i in sorted(visible[:MAX_WORDS])] + more
 
 
-def mixture_words(matrix: Tensor, shape: Shape) -> list[str]:
-    """The largest share of one channel that goes into another."""
+def matrix_words(matrix: Tensor, offset: Tensor, shape: Shape) -> list[str]:
+    """Phrases of gains, of the largest share of one channel that goes into another, and of offsets."""
     mixed = matrix.detach().clone().fill_diagonal_(0)
-    at = int(mixed.abs().argmax())
-    to, of = divmod(at, len(mixed))
+    to, of = divmod(int(mixed.abs().argmax()), len(mixed))
     share, names = float(mixed[to, of]), channel_names(shape)
-    return [f"{share:+.2f} of {names[of]} into {names[to]}"] if abs(share) >= VISIBLE else []
+    mixture = [f"{share:+.2f} of {names[of]} into {names[to]}"] if abs(share) >= VISIBLE else []
+    gains = channel_words("gain", matrix.diagonal(), shape, 1.0)
+    return gains + mixture + channel_words("offset", offset, shape)
 
 
 _DARK = 0.002  # below it the curve of gamma is a line, since its slope at zero may be infinite
 
 
-class Offset(InputMap):
+class _Constants(InputMap):
+    """Add a constant to each channel, row, column or pixel."""
+
+    scale: ClassVar[float]
+    axes: ClassVar[slice]
+    """Axes of an input along which the constants differ."""
+
+    @classmethod
+    def size(cls, shape: Shape) -> int:
+        """One for each position on the axes."""
+        return math.prod(shape[cls.axes])
+
+    def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Add."""
+        sizes = [1] * len(self.shape)
+        sizes[self.axes] = self.shape[self.axes]
+        return x + self.scale * theta.reshape(sizes)
+
+    def words(self) -> list[str]:
+        """The largest."""
+        largest, unit = self.scale * float(self.theta.abs().max()), self.name.removesuffix("_offset")
+        if len(self.shape) != 3:
+            unit = "feature" if len(self.shape) == 1 else "position"
+        return [f"{unit} offsets up to {largest:.2f}"] if largest >= VISIBLE else []
+
+
+class Offset(_Constants):
     """Add a constant to each channel: x_c + b_c (scale 0.1)."""
 
     name, title = "offset", "an offset a channel"
     feature_title = "an offset a feature"
     cause, grey_cause = "colour cast", "brightness"
-    scale = 0.1
-    any_input, per_channel = True, 1
-
-    def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Add."""
-        return x + broadcast_channels(self.scale * theta, self.shape)
+    scale, axes, any_input = 0.1, slice(1), True
 
     def words(self) -> list[str]:
         """Each channel's offset."""
-        return offset_words(self.scale * self.theta, self.shape)
+        return channel_words("offset", self.scale * self.theta, self.shape)
 
 
 class ChannelAffine(InputMap):
@@ -203,7 +204,7 @@ class ChannelAffine(InputMap):
     def words(self) -> list[str]:
         """Each channel's gain and offset."""
         gain, offset = self._parts(self.theta)
-        return gain_words(gain, self.shape) + offset_words(offset, self.shape)
+        return channel_words("gain", gain, self.shape, 1.0) + channel_words("offset", offset, self.shape)
 
     def matrix(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Its colour matrix and offset."""
@@ -211,7 +212,7 @@ class ChannelAffine(InputMap):
         return torch.diag(gain), offset
 
     def _parts(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.exp(self.gain_scale * theta[: self._channels]), self.offset_scale * theta[self._channels :]
+        return torch.exp(self.gain_scale * theta[: self.shape[0]]), self.offset_scale * theta[self.shape[0] :]
 
 
 class Gamma(InputMap):
@@ -242,7 +243,6 @@ class ChannelGamma(Gamma):
     """A tone curve for each channel: x_c^{exp g_c} (scale 0.5), a line below 0.002."""
 
     name, title = "channel_gamma", "gamma a channel"
-    cause = "gamma"
     per_map, per_channel = 0, 1
 
 
@@ -274,23 +274,18 @@ class Matrix(InputMap):
 
     def matrix(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """I + C, and b."""
-        c = self._channels
+        c = self.shape[0]
         eye = torch.eye(c, dtype=theta.dtype, device=theta.device)
         return eye + self.scale * theta[: c * c].reshape(c, c), self.offset_scale * theta[c * c :]
 
     def theta_of(self, matrix: Tensor, offset: Tensor) -> Tensor:
         """The coordinates of a matrix and an offset."""
-        eye = torch.eye(self._channels, dtype=matrix.dtype)
+        eye = torch.eye(self.shape[0], dtype=matrix.dtype)
         return torch.cat([(matrix - eye).flatten() / self.scale, offset / self.offset_scale])
 
     def words(self) -> list[str]:
         """Gains, offsets and the largest mixture."""
-        matrix, offset = self.matrix(self.theta)
-        return (
-            gain_words(matrix.diagonal(), self.shape)
-            + mixture_words(matrix, self.shape)
-            + offset_words(offset, self.shape)
-        )
+        return matrix_words(*self.matrix(self.theta), self.shape)
 
 
 class LowRank(InputMap):
@@ -311,23 +306,18 @@ class LowRank(InputMap):
 
     def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
         """Project, and add."""
-        d = self._channels
+        d = self.shape[0]
         out, turned, offset = torch.split(theta, [self.rank * d, self.rank * d, d])
-        start = _directions(d, self.rank).to(theta)
+        start = torch.from_numpy(np.linalg.qr(np.random.default_rng(d).normal(size=(d, self.rank)))[0]).to(theta)
         directions = start + self.scale / math.sqrt(d) * turned.reshape(d, self.rank)
         return x + (x @ directions) @ (self.scale * out.reshape(self.rank, d)) + self.offset_scale * offset
 
     def words(self) -> list[str]:
         """How large it is, and the largest offsets."""
-        out, _, offset = torch.split(self.theta, [self.rank * self._channels] * 2 + [self._channels])
+        out, _, offset = torch.split(self.theta, [self.rank * self.shape[0]] * 2 + [self.shape[0]])
         size = self.scale * float(out.norm())
         mixed = [f"linear map of rank {self.rank}, norm {size:.2f}"] if size >= VISIBLE else []
-        return mixed + offset_words(self.offset_scale * offset, self.shape)
-
-
-def _directions(d: int, rank: int) -> Tensor:
-    """So many orthonormal directions (d, rank), the same each time."""
-    return torch.from_numpy(np.linalg.qr(np.random.default_rng(d).normal(size=(d, rank)))[0])
+        return mixed + channel_words("offset", self.offset_scale * offset, self.shape)
 
 
 FREQUENCIES = 3
@@ -391,8 +381,8 @@ class GreyKernel(InputMap):
 
     def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
         """Convolve."""
-        kernel = (self.scale * theta).reshape(1, 1, self.side, self.side).expand(self._channels, 1, -1, -1)
-        return x + F.conv2d(_pad(x, self.side // 2), kernel, groups=self._channels)
+        kernel = (self.scale * theta).reshape(1, 1, self.side, self.side).expand(self.shape[0], 1, -1, -1)
+        return x + F.conv2d(_pad(x, self.side // 2), kernel, groups=self.shape[0])
 
     def words(self) -> list[str]:
         """Whether it sharpens."""
@@ -420,7 +410,7 @@ class Kernel(InputMap):
 
     def kernel(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """K (C, C, k, k), and b."""
-        c = self._channels
+        c = self.shape[0]
         return (
             self.scale * theta[: -c or None].reshape(c, c, self.side, self.side),
             self.offset_scale * theta[len(theta) - c :],
@@ -434,22 +424,16 @@ class Kernel(InputMap):
         """Whether it sharpens, and what it does to the colours."""
         kernel, offset = self.kernel(self.theta)
         middle = self.side // 2
-        matrix = torch.eye(self._channels) + kernel.sum(dim=(2, 3)).cpu()
+        matrix = torch.eye(self.shape[0]) + kernel.sum(dim=(2, 3)).cpu()
         centre = 1 + float(kernel[:, :, middle, middle].diagonal().mean())
-        whole = float(matrix.diagonal().mean())
-        return (
-            _kernel_words(self.side, centre, whole)
-            + gain_words(matrix.diagonal(), self.shape)
-            + mixture_words(matrix, self.shape)
-            + offset_words(offset, self.shape)
-        )
+        sharpness = _kernel_words(self.side, centre, float(matrix.diagonal().mean()))
+        return sharpness + matrix_words(matrix, offset, self.shape)
 
 
 class WideKernel(Kernel):
     """Convolve with 5×5 kernels over space and channels: x + K ∗ x + b (scales 0.1), the border repeated."""
 
     name, title = "kernel5", "5×5 kernel"
-    cause, grey_cause = "sharpness and colours", "sharpness"
     side = min_side = 5
 
 
@@ -463,17 +447,14 @@ class RadialGain(InputMap):
 
     def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
         """Multiply."""
-        return x * torch.exp(self._exponent(theta, x))
+        row, column = (2 * _positions(size, x) - 1 for size in self.shape[1:])
+        square = (row[:, None] ** 2 + column[None, :] ** 2) / 2
+        return x * torch.exp(self.scale * (theta[0] * square + theta[1] * square**2))
 
     def words(self) -> list[str]:
         """The gain of the corners."""
         gain = math.exp(self.scale * float(self.theta.sum()))
         return [f"corner gain {gain:.2f}"] if abs(gain - 1) >= VISIBLE else []
-
-    def _exponent(self, theta: Tensor, like: Tensor) -> Tensor:
-        y, x = (2 * _positions(size, like) - 1 for size in self.shape[1:])
-        square = (y[:, None] ** 2 + x[None, :] ** 2) / 2
-        return self.scale * (theta[0] * square + theta[1] * square**2)
 
 
 class SmoothGain(InputMap):
@@ -502,7 +483,7 @@ class SmoothGain(InputMap):
         for side in self.shape[1:]:
             positions = _positions(side, like)
             waves.append(torch.stack([torch.cos(math.pi * k * positions) for k in range(min(FREQUENCIES, side))]))
-        weights = theta.reshape(self._channels, len(waves[0]), len(waves[1]))
+        weights = theta.reshape(self.shape[0], len(waves[0]), len(waves[1]))
         return self.scale * torch.einsum("cab,ah,bw->chw", weights, waves[0], waves[1])
 
 
@@ -522,59 +503,29 @@ class SmoothOffset(SmoothGain):
         return _range("offset", self._field(self.theta, self.theta), 0.0)
 
 
-class RowOffset(InputMap):
+class RowOffset(_Constants):
     """Add a constant to each row of pixels, the same for all channels (scale 0.08): what stripes are made of."""
 
     name, title = "row_offset", "an offset a row"
     cause = "horizontal stripes"
-    axis, scale = 1, 0.08
-
-    @classmethod
-    def size(cls, shape: Shape) -> int:
-        """One a row."""
-        return shape[cls.axis]
-
-    def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Add."""
-        return x + self.scale * (theta[:, None] if self.axis == 1 else theta[None, :])
-
-    def words(self) -> list[str]:
-        """The largest."""
-        most = self.scale * float(self.theta.abs().max())
-        return [f"{'row' if self.axis == 1 else 'column'} offsets up to {most:.2f}"] if most >= VISIBLE else []
+    scale, axes = 0.08, slice(1, 2)
 
 
-class ColumnOffset(RowOffset):
+class ColumnOffset(_Constants):
     """Add a constant to each column of pixels, the same for all channels (scale 0.08)."""
 
     name, title = "column_offset", "an offset a column"
     cause = "vertical stripes"
-    axis = 2
+    scale, axes = 0.08, slice(2, 3)
 
 
-class PixelOffset(InputMap):
+class PixelOffset(_Constants):
     """Add a constant to each pixel: x + δ (scale 0.05); with so many numbers the prior does most of the work."""
 
     name, title = "pixel_offset", "an offset a pixel"
     feature_title = "an offset a feature"
     cause = "a fixed pattern"
-    scale = 0.05
-    any_input = True
-
-    @classmethod
-    def size(cls, shape: Shape) -> int:
-        """One a pixel."""
-        return math.prod(shape)
-
-    def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Add."""
-        return x + self.scale * theta.reshape(self.shape)
-
-    def words(self) -> list[str]:
-        """The largest."""
-        most = self.scale * float(self.theta.abs().max())
-        what = "pixel" if len(self.shape) == 3 else "feature" if len(self.shape) == 1 else "position"
-        return [f"{what} offsets up to {most:.2f}"] if most >= VISIBLE else []
+    scale, axes, any_input = 0.05, slice(None), True
 
 
 def _pad(x: Tensor, by: int) -> Tensor:
@@ -583,7 +534,7 @@ def _pad(x: Tensor, by: int) -> Tensor:
 
 def _binomial(x: Tensor, apart: int) -> Tensor:
     """(1, 2, 1)/4 along both sides, its taps so many pixels apart, the border repeated."""
-    x = F.pad(x, (apart, apart, apart, apart), mode="replicate")
+    x = _pad(x, apart)
     x = (x[..., : -2 * apart, :] + 2 * x[..., apart:-apart, :] + x[..., 2 * apart :, :]) / 4
     return (x[..., : -2 * apart] + 2 * x[..., apart:-apart] + x[..., 2 * apart :]) / 4
 
@@ -607,27 +558,9 @@ def _range(what: str, values: Tensor, neutral: float) -> list[str]:
     return [f"{what} from {low:{sign}.2f} to {high:{sign}.2f} across the image"] if seen else []
 
 
-FAMILIES: Mapping[str, type[InputMap]] = {
-    family.name: family
-    for family in (
-        Shrinkage,
-        Gamma,
-        ChannelGamma,
-        Offset,
-        ChannelAffine,
-        Matrix,
-        LowRank,
-        GreyKernel,
-        Kernel,
-        WideKernel,
-        RadialGain,
-        SmoothGain,
-        SmoothOffset,
-        RowOffset,
-        ColumnOffset,
-        PixelOffset,
-    )
-}
+_POINTWISE = (Gamma, ChannelGamma, Offset, ChannelAffine, Matrix, LowRank)
+_SPATIAL = (GreyKernel, Kernel, WideKernel, RadialGain, SmoothGain, SmoothOffset, RowOffset, ColumnOffset, PixelOffset)
+FAMILIES: Mapping[str, type[InputMap]] = {family.name: family for family in (Shrinkage, *_POINTWISE, *_SPATIAL)}
 """Every family by name, in the order in which a composition applies them."""
 
 NEEDS_PIXELS = ("gamma", "channel_gamma")

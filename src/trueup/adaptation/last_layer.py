@@ -82,10 +82,9 @@ def fit_correction(
         return loss, np.concatenate([[float((slope * logits).sum()) / size], by_change.ravel()])
 
     width = classes * design.shape[1]
-    first = np.concatenate([[size], np.zeros(width)])
+    first = np.append(size, np.zeros(width))
     if start is not None:
-        change = np.column_stack([start.weight, start.bias])
-        first = np.concatenate([[start.scale * size], change.ravel()])
+        first = np.append(start.scale * size, np.column_stack([start.weight, start.bias]).ravel())
     inverse = np.concatenate([[1.0], np.full(width, 1 / (0.1 / classes + 2 * ridge))])
     try:
         v, _ = lbfgs(Stage(objective, 1e-8), first, tolerance=1e-6, precondition=lambda g: inverse * g)
@@ -115,7 +114,7 @@ def find_head(model: nn.Module, call: Callable[[], Tensor]) -> str | None:
     finally:
         for handle in handles:
             handle.remove()
-    names = [name for name, seen in calls.items() if any(_same(z, logits) for _, z in seen)]
+    names = [name for name, seen in calls.items() if any(torch.equal(z, logits) for _, z in seen)]
     if len(names) != 1 or len(calls[names[0]]) > 1:
         return None
     ((x, _),) = calls[names[0]]
@@ -128,10 +127,6 @@ def _is_linear(module: nn.Module) -> bool:
     return own and module.weight.numel() <= MAX_PARAMETERS  # type: ignore[operator]
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.ndim == 2 and a.shape == b.shape and torch.equal(a, b)
-
-
 def _computes(layer: nn.Module, x: Tensor, logits: Tensor) -> bool:
     """Whether the layer's numbers give the logits, up to rounding to half precision: hooks may do something else."""
     weight, bias = layer._parameters["weight"], layer._parameters.get("bias")
@@ -142,8 +137,7 @@ def _computes(layer: nn.Module, x: Tensor, logits: Tensor) -> bool:
 
 def first_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
     """What a layer of one input was given, by its place or by its name."""
-    given: Tensor = args[0] if args else kwargs["input"]
-    return given.detach()
+    return (args[0] if args else kwargs["input"]).detach()
 
 
 @contextmanager
@@ -168,11 +162,10 @@ def cross_fit_head(
 
     A fold is (held-out mask, logits, features), of all samples at the fold's own map.
     """
-    first = folds[0][1]
-    found = {ridge: np.empty_like(first, dtype=np.float64) for ridge in RIDGES}
+    held_out = {ridge: np.empty(folds[0][1].shape) for ridge in RIDGES}
     for out, logits, features in folds:
         start = None
         for ridge in RIDGES:
             start = fit_correction(logits[~out], features[~out], labels[~out], ridge, start)
-            found[ridge][out] = start.logits(logits[out], features[out])
-    return found
+            held_out[ridge][out] = start.logits(logits[out], features[out])
+    return held_out

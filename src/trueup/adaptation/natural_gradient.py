@@ -8,7 +8,6 @@ the temperature is one more coordinate.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -19,9 +18,8 @@ from torch.nn import functional as F
 from trueup._core.splits import random_order
 from trueup.adaptation.composition import PixelSpace
 from trueup.clamping.calibration_set import local_numbers, local_subset
-from trueup.clamping.network import Network, gradients_of
+from trueup.clamping.network import Network, gradients_of, to_cpu
 from trueup.models._distributed import all_gather_rows, raise_on_all_ranks
-from trueup.models._tensors import upcast_half
 
 MAX_FISHER_ROWS = 900
 """Per-sample gradients of which the Fisher matrix is made."""
@@ -82,7 +80,7 @@ def sample_gradients(
 
 
 def fisher_gradients(
-    network: Network, before: PixelSpace, labels: Tensor, temperature: float, index: Tensor | None = None, *, seed: int
+    network: Network, before: PixelSpace, targets: Tensor, temperature: float, index: Tensor | None = None, *, seed: int
 ) -> tuple[SampleGradients, SampleGradients]:
     """The same, and for each sample a random gradient whose outer product is on average its Fisher information.
 
@@ -90,58 +88,45 @@ def fisher_gradients(
     where the label is drawn of the answer p itself, but it takes no rare label for it to be large. Few labels seldom
     hold the mistakes to which most of the variance is due; their own gradients then promise far more than there is. It
     costs a backward pass.
+    Where `targets` are a teacher's probabilities, it is the gradient by labels drawn from these. Gradients by the
+    probabilities vanish near the teacher; those by the network's own are small where it is sure and wrong.
     """
-    first, second = _gradients(
-        network, before, temperature, index, [_by_targets(labels), _by_fisher(seed, len(labels))]
-    )
+    if targets.ndim == 1:
+        # Drawn for all samples, so that a sample's numbers do not depend on its batch or its rank.
+        normal = np.random.default_rng(seed).standard_normal(network.plain_logits().shape)
+        drawn = _by_fisher(torch.from_numpy(normal))
+    else:
+        drawn = _by_targets(draw_labels(targets, [seed, 0]))
+    first, second = _gradients(network, before, temperature, index, [_by_targets(targets), drawn])
     return first, second
 
 
-def teacher_gradients(
-    network: Network, before: PixelSpace, targets: Tensor, temperature: float, *, seed: int
-) -> tuple[SampleGradients, SampleGradients]:
-    """Gradients by a teacher's answers (n, classes), and by labels drawn of them, in which the curvature can be seen.
-
-    Those by the answers themselves vanish as the network comes near to them, and those by the network's own answers are
-    small where it is sure and wrong.
-    """
-    drawn = draw_labels(targets, [seed, 0])
-    first, second = _gradients(network, before, temperature, None, [_by_targets(targets), _by_targets(drawn)])
-    return first, second
-
-
-def _by_targets(targets: Tensor) -> Residual:
-    return lambda p, rows: p - _as_probabilities(targets[rows], p.shape[1])
-
-
-def _by_fisher(seed: int, n: int) -> Residual:
-    drawn: list[Tensor] = []
-
+def _by_fisher(normal: Tensor) -> Residual:
     def residual(p: Tensor, rows: Tensor) -> Tensor:
-        if not drawn:  # of all samples, so that a sample's do not depend on its batch or its rank
-            drawn.append(torch.from_numpy(np.random.default_rng(seed).standard_normal((n, p.shape[1]))))
-        rooted = p.sqrt() * drawn[0][rows]
+        rooted = p.sqrt() * normal[rows]
         return rooted - p * rooted.sum(dim=1, keepdim=True)
 
     return residual
+
+
+def _by_targets(targets: Tensor) -> Residual:
+    return lambda p, rows: p - (F.one_hot(targets[rows], p.shape[1]) if targets.ndim == 1 else targets[rows])
 
 
 def _gradients(
     network: Network, before: PixelSpace, temperature: float, index: Tensor | None, residuals: Sequence[Residual]
 ) -> list[SampleGradients]:
     """One forward pass over some samples, and a backward pass for each residual."""
-    own = local_numbers(network.inputs, torch.arange(len(network.labels)) if index is None else index)
+    numbers = local_numbers(network.inputs, torch.arange(len(network.labels)) if index is None else index)
     inputs = network.inputs if index is None else local_subset(network.inputs, index)
     theta = before.inner.theta.float()
     parts: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in residuals]
     with raise_on_all_ranks(), torch.enable_grad():
-        start = 0
         for batch in inputs:
-            rows = own[start : start + len(batch.labels)]
-            start += len(rows)
+            rows, numbers = numbers[: len(batch.labels)], numbers[len(batch.labels) :]
             tap = _Tap(network.laid_out(before))
             z = network.batch_logits(batch, tap)
-            s = upcast_half(z.detach()).double().cpu() / temperature
+            s = to_cpu(z).double() / temperature
             p = torch.softmax(s, dim=1)
             for number, of in enumerate(residuals, start=1):
                 residual = of(p, rows)
@@ -151,7 +136,7 @@ def _gradients(
                 by_theta = pull_back(before, theta.to(tap.source.device), tap.source, g)
                 # d/d ln T of the cross-entropy of s = z/T is −Σ_k (p_k − q_k) s_k.
                 by_t = -torch.where(torch.isinf(s), 0.0, residual * s).sum(dim=1)  # masked classes have no part in it
-                parts[number - 1].append((_cpu(z), by_theta.double().cpu(), by_t))
+                parts[number - 1].append((to_cpu(z), by_theta.double().cpu(), by_t))
     gathered = []
     for batches in parts:
         none = (torch.empty(0, 0), torch.empty(0, len(theta), dtype=torch.float64), torch.empty(0).double())
@@ -169,36 +154,23 @@ def pull_back(before: PixelSpace, theta: Tensor, x: Tensor, gradient: Tensor) ->
     >>> pull_back(space, torch.zeros(2), torch.rand(3, 2), torch.ones(3, 2))[0]
     tensor([0.1000, 0.1000])
     """
-    if not len(theta):
-        return torch.zeros(len(x), 0)
 
     def one(point: Tensor, g: Tensor) -> Tensor:
-        back = torch.func.vjp(lambda t: before.apply_map(t, point[None])[0], theta)[1]
-        gradient_of_one: Tensor = back(g)[0]
-        return gradient_of_one
+        return torch.func.vjp(lambda t: before.apply_map(t, point[None])[0], theta)[1](g)[0]
 
     return torch.func.vmap(one)(x.contiguous().to(theta.dtype), gradient.contiguous().to(theta.dtype))
 
 
-@dataclass(frozen=True)
-class SearchSchedule:
-    """How many mini-batches a search takes, and of how many samples."""
-
-    steps: int
-    batch_size: int
-    seed: int
-
-
-class MapFit(NamedTuple):
-    """Where a search ended."""
-
-    theta: Tensor
-    temperature: float
-
-
 def natural_gradient(
-    network: Network, before: PixelSpace, targets: Tensor, index: Tensor, temperature: float, schedule: SearchSchedule
-) -> MapFit:
+    network: Network,
+    before: PixelSpace,
+    targets: Tensor,
+    index: Tensor,
+    temperature: float,
+    n_steps: int,
+    batch_size: int,
+    seed: int,
+) -> tuple[Tensor, float]:
     """Minimise the mean cross-entropy of f(M_θ(x))/T plus |θ|²/(2N) over θ and T, from where the map is.
 
     Each step is −η (F + D)⁻¹ v: F the empirical Fisher matrix of the last per-sample gradients, v the prior's gradient
@@ -227,23 +199,17 @@ def natural_gradient(
         theta[-1] = np.clip(theta[-1], np.log(_LEAST_T), np.log(_MOST_T))
         return theta
 
-    rows: np.ndarray = np.empty((0, r))
-    mean: np.ndarray | None = None
-    iterates = []
-    steps = schedule.steps
-    mini_batches = _mini_batches(index, schedule.batch_size, schedule.seed)
-    for step, some in zip(range(steps), mini_batches, strict=False):
-        own = gradients_at(theta, some, draw_labels(targets, [schedule.seed, step]))
-        batch_mean = own.mean(axis=0)
-        mean = batch_mean if mean is None else 0.5 * mean + 0.5 * batch_mean
-        rows = np.concatenate([rows, own])[-MAX_FISHER_ROWS:]
-        theta = step_from(theta, rows, mean, 1.0 if step < 0.6 * steps else 0.5)
+    rows, mean, iterates = np.empty((0, r)), np.zeros(r), []
+    for step, batch in zip(range(n_steps), _mini_batches(index, batch_size, seed), strict=False):
+        gradients = gradients_at(theta, batch, draw_labels(targets, [seed, step]))
+        mean = 0.5 * mean + 0.5 * gradients.mean(axis=0) if step else gradients.mean(axis=0)
+        rows = np.concatenate([rows, gradients])[-MAX_FISHER_ROWS:]
+        theta = step_from(theta, rows, mean, 1.0 if step < 0.6 * n_steps else 0.5)
         iterates.append(theta)
-    if iterates:
-        theta = np.mean(iterates[-min(N_AVERAGED_ITERATES, max(1, steps // 2)) :], axis=0)
-        own = gradients_at(theta, index, targets)
-        theta = step_from(theta, own if targets.ndim == 1 else rows, own.mean(axis=0), 1.0)
-    return MapFit(torch.from_numpy(theta[:-1]).float(), float(np.exp(theta[-1])))
+    theta = np.mean(iterates[-min(N_AVERAGED_ITERATES, max(1, n_steps // 2)) :], axis=0)
+    gradients = gradients_at(theta, index, targets)
+    theta = step_from(theta, gradients if targets.ndim == 1 else rows, gradients.mean(axis=0), 1.0)
+    return torch.from_numpy(theta[:-1]).float(), float(np.exp(theta[-1]))
 
 
 def draw_labels(targets: Tensor, seed: Sequence[int]) -> Tensor:
@@ -283,11 +249,3 @@ def _mini_batches(index: Tensor, size: int, seed: int) -> Iterator[Tensor]:
         # A sample may come twice where an epoch ends inside of a batch; passes take each once.
         yield torch.unique(rest[:size])
         rest = rest[size:]
-
-
-def _as_probabilities(targets: Tensor, classes: int) -> Tensor:
-    return F.one_hot(targets, classes).double() if targets.ndim == 1 else targets.double()
-
-
-def _cpu(z: Tensor) -> Tensor:
-    return upcast_half(z.detach()).to("cpu", copy=True)

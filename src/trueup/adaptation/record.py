@@ -18,23 +18,20 @@ from torch import Tensor, nn
 from trueup.adaptation.batch_norm import share_copy
 from trueup.adaptation.composition import Composition, PixelSpace
 from trueup.adaptation.context import RepairContext
-from trueup.adaptation.forward_selection import ForwardSelection, nested_rows
+from trueup.adaptation.forward_selection import ForwardSelection
 from trueup.adaptation.input_maps import FAMILIES
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import Chain
 from trueup.calibrators.temperature import Temperature
-from trueup.clamping.clamped import compare_shapes, compare_weights, model_shapes, project_weights
-from trueup.clamping.problem import paired_gain
+from trueup.clamping.clamped import WEIGHTS, identify_model, require_model
 from trueup.clamping.subspace_search import STANDARD_ERRORS
 from trueup.io.artifacts import pack, unpack
 from trueup.models.calibrated import Calibrated, device_of
-from trueup.models.freezing import unwrap
+from trueup.models.freezing import copy_modes, unwrap
 
 _ENTRIES = {"maps", "record", "model"}
 _LAST = "last"
 """An entry of files whose network ends in more than a temperature."""
-_WEIGHTS = "weights"
-"""An entry that files of former versions do not have."""
 
 
 @dataclass(frozen=True)
@@ -138,21 +135,19 @@ def assemble(
     context: RepairContext, selection: ForwardSelection, repair: Repair, *, labelled: bool, moved: float | None = None
 ) -> Repaired:
     """The repaired network and its record."""
-    network, before = context.network, repair.before
-    after: Calibrator = Temperature(repair.temperature)
-    after = after if repair.after is None else Chain([after, repair.after])
+    network, before, after = context.network, repair.before, Temperature(repair.temperature)
     inside = share_copy(network.model, repair.changed) if repair.changed else context.model
-    repaired = Repaired(inside, before=before, after=after)
+    chain = after if repair.after is None else Chain([after, repair.after])
+    repaired = Repaired(inside, before=before, after=chain)
     repaired.changed = repair.changed
     cost, steps = network.cost(), selection.steps
-    losses = nested_rows(steps)[0] if selection.current else steps[0].losses
-    gain, error = paired_gain(steps[0].losses, losses)
+    losses, gain, error = selection.nested_gain()
     composition = before.inner if before is not None else Composition([])
     assert isinstance(composition, Composition)
     done = (("input", before is not None), ("batch_norm", repair.batch_norm_weight > 0), ("head", repair.ridge))
     parts = tuple(name for name, was in done if was)
     causes = tuple(dict.fromkeys(part.diagnosis() for part in composition.parts))
-    words = tuple(before.words()) if before is not None else ()
+    words = tuple(composition.words())
     changes = _changes(parts, causes if labelled else (), words, is_image=len(composition.shape) == 3)
     also = [*repair.also, *([] if repair.after is None else [f"{repair.method} after the temperature"])]
     baseline = float(steps[0].losses.mean())
@@ -186,17 +181,24 @@ def assemble(
     return repaired
 
 
+def restore_modes(repaired: Repaired, model: nn.Module) -> Repaired:
+    """Put the copy inside into the modes of the caller's model, which was frozen while it was made."""
+    if repaired.changed:
+        copy_modes(unwrap(model, compiled=True), repaired.model)
+    repaired.training = repaired.model.training
+    return repaired
+
+
 def _changes(parts: Sequence[str], causes: Sequence[str], words: Sequence[str], *, is_image: bool) -> list[str]:
     """What was done to the network, part by part; causes are named where labels say that the map helps."""
-    changes = []
-    if "input" in parts:
-        kind = f"a remedy for {_listed(causes)}" if is_image and causes else _listed(causes)
-        changes.append(f"{', '.join(words) or 'an input map too small to see'}{f' ({kind})' if kind else ''}")
-    if "batch_norm" in parts:
-        changes.append("new batch-norm statistics")
-    if "head" in parts:
-        changes.append("a corrected last layer")
-    return changes
+    listed = " and ".join([", ".join(causes[:-1]), causes[-1]] if len(causes) > 1 else causes)
+    kind = f"a remedy for {listed}" if is_image and causes else listed
+    phrases = {
+        "input": f"{', '.join(words) or 'an input map too small to see'}{f' ({kind})' if kind else ''}",
+        "batch_norm": "new batch-norm statistics",
+        "head": "a corrected last layer",
+    }
+    return [phrases[part] for part in parts]
 
 
 def _verdict(
@@ -231,15 +233,10 @@ def _verdict(
     return f"{first}; {reason}."
 
 
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
 def to_artifact(repaired: Repaired) -> tuple[dict[str, Any], dict[str, Any]]:
     """The header and the arrays of a repaired network's file: what the repair changed, not the other weights."""
     before, after = repaired.before, repaired.after
-    steps = list(after.steps) if isinstance(after, Chain) else [after]
-    first, *last = steps
+    first, *last = after.steps if isinstance(after, Chain) else [after]
     if not isinstance(before, PixelSpace | None) or not isinstance(first, Temperature):
         raise ValueError("repaired must have the map and the temperature that repair gave it, got others")
     tensors: dict[str, Any] = {f"model.{name}": tensor for name, tensor in repaired.changed.items()}
@@ -250,13 +247,8 @@ def to_artifact(repaired: Repaired) -> tuple[dict[str, Any], dict[str, Any]]:
         maps = {part.name: list(part.shape) for part in before.inner.parts}
         tensors |= {f"map.{part.name}": part.theta for part in before.inner.parts}
         tensors |= {"low": before.low, "high": before.high}
-    shapes = model_shapes(repaired.model)
-    inside: dict[str, Any] = {
-        "maps": maps,
-        "record": pack(asdict(repaired.repair_record), "record", None),
-        "model": {name: shape for name, shape in shapes.items() if name not in repaired.changed},
-        _WEIGHTS: project_weights(repaired.model, repaired.changed),
-    }
+    inside = {"maps": maps, "record": pack(asdict(repaired.repair_record), "record", None)}
+    inside |= identify_model(repaired.model, repaired.changed)
     if last:
         inside[_LAST] = pack(last[0], _LAST, tensors)
     return inside, tensors
@@ -268,18 +260,14 @@ def from_artifact(inside: Any, arrays: dict[str, np.ndarray], model: nn.Module) 
     Another one is a network with tensors of other names or shapes, or with other weights in them; rounding to half
     precision does not count.
     """
-    if not isinstance(inside, dict) or set(inside) - {_LAST, _WEIGHTS} != _ENTRIES:
+    if not isinstance(inside, dict) or set(inside) - {_LAST, WEIGHTS} != _ENTRIES:
         raise ValueError(f"the header must have {', '.join(sorted(_ENTRIES))}")
     tensors = {name: torch.as_tensor(array) for name, array in arrays.items()}
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise ValueError(f"the tensor {name} must be finite")
     changed = {name.removeprefix("model."): tensors.pop(name) for name in list(tensors) if name.startswith("model.")}
-    shapes = model_shapes(model)
-    compare_shapes(inside["model"], {n: s for n, s in shapes.items() if n not in changed}, "repaired")
-    if _WEIGHTS in inside:
-        compare_weights(inside[_WEIGHTS], project_weights(model, changed), "repaired")
-    device = device_of(model)
+    require_model(inside, model, "repaired", changed)
     before = _map(inside["maps"], tensors)
     own = {name: tensors.pop(name) for name in list(tensors) if name.split(".")[0] == _LAST}
     if set(tensors) != {"temperature"}:
@@ -288,7 +276,7 @@ def from_artifact(inside: Any, arrays: dict[str, np.ndarray], model: nn.Module) 
     after: Calibrator = Temperature(float(tensors["temperature"]))
     if _LAST in inside:
         after = Chain([after, unpack(inside[_LAST], own)])
-    repaired = Repaired(inside_model, before=None if before is None else before.to(device), after=after)
+    repaired = Repaired(inside_model, before=None if before is None else before.to(device_of(model)), after=after)
     repaired.changed = changed
     repaired.repair_record = _record(unpack(inside["record"], {}))
     return repaired

@@ -60,14 +60,9 @@ class RepairReport:
 
     def _header(self) -> str:
         record = self.repaired.repair_record
-        facts = [("Temperature", f"{record.temperature:.3f}")]
-        if record.labelled:
-            facts = [
-                ("Held-out loss before", format_number(record.baseline)),
-                ("Held-out loss after", format_number(record.held_out)),
-                *facts,
-            ]
-        facts.append(("Samples", f"{record.samples:,}"))
+        losses = {"Held-out loss before": record.baseline, "Held-out loss after": record.held_out}
+        facts = [(name, format_number(loss)) for name, loss in losses.items()] if record.labelled else []
+        facts += [("Temperature", f"{record.temperature:.3f}"), ("Samples", f"{record.samples:,}")]
         notes = "".join(paragraph(f"{note[:1].upper()}{note[1:]}.") for note in record.notes)
         verdict = paragraph(record.verdict, "verdict")
         return f"<header><h1>{escape(self.title)}</h1>{verdict}{definition_list(facts, 'facts')}{notes}</header>"
@@ -92,25 +87,15 @@ class RepairReport:
             "standard errors as the table says; the whole way of a map must also be 1.64 of them better than where it "
             "began. Bars are one standard error of the gain over the step that it was compared with."
         )
-        rows = [
-            [
-                step.title,
-                f"{step.parameters:,}",
-                f"{step.loss:.4f}",
-                f"{step.gain:+.4f}" if number else "",
-                f"{step.error:.4f}" if number else "",
-                f"{step.required_errors:g}" if number else "",
-                "yes" if step.kept else "no",
-            ]
-            for number, step in enumerate(record.steps)
-        ]
+        rows = []
+        for number, step in enumerate(record.steps):
+            gain = [f"{step.gain:+.4f}", f"{step.error:.4f}", f"{step.required_errors:g}"] if number else [""] * 3
+            rows.append([step.title, f"{step.parameters:,}", f"{step.loss:.4f}", *gain, "yes" if step.kept else "no"])
         head = ["step", "parameters", "held-out loss", "gain", "standard error", "errors asked", "kept"]
         best = min((step for step in record.steps if step.kept), key=lambda step: step.loss)
         alt = f"Held-out loss of {len(record.steps)} steps; of those kept, the lowest is {best.title}, {best.loss:.4f}."
-        picture = _picture(steps_figure(record), alt)
-        return markup.section(
-            "steps", "What was tried", paragraph(text), picture, markup.table("What was tried", head, rows)
-        )
+        title, picture = "What was tried", _picture(steps_figure(record), alt)
+        return markup.section("steps", title, paragraph(text), picture, markup.table(title, head, rows))
 
     def _scores(self) -> str:
         if self.scores is None:
@@ -123,15 +108,16 @@ class RepairReport:
         record = self.repaired.repair_record
         families = ", ".join(f"{name} {p:.2g}" for name, p in sorted(record.p_values.items(), key=lambda item: item[1]))
         packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "scipy"))
-        items = [
-            ("Parts changed", ", ".join(record.parts) or "none"),
-            *([("Score tests of families of maps, p-values", families)] if families else []),
-            *([] if record.moved is None else [("Have the inputs moved? p-value", f"{record.moved:.2g}")]),
-            ("Cost", f"{record.equivalents:.0f} forward passes over the samples"),
-            ("Seed", str(record.seed)),
-            ("Versions", f"trueup {__version__}, Python {platform.python_version()}, {packages}"),
-        ]
-        return markup.section("how", "How it was computed", definition_list(items, "how"))
+        items = {
+            "Parts changed": ", ".join(record.parts) or "none",
+            "Score tests of families of maps, p-values": families,
+            "Have the inputs moved? p-value": "" if record.moved is None else f"{record.moved:.2g}",
+            "Cost": f"{record.equivalents:.0f} forward passes over the samples",
+            "Seed": str(record.seed),
+            "Versions": f"trueup {__version__}, Python {platform.python_version()}, {packages}",
+        }
+        shown = definition_list(((name, text) for name, text in items.items() if text), "how")
+        return markup.section("how", "How it was computed", shown)
 
 
 def report_repair(
@@ -207,16 +193,17 @@ def steps_figure(record: RepairRecord) -> Figure:
 
 def save_steps(record: RepairRecord, path: str | os.PathLike[str]) -> None:
     """Draw the steps to a file, whose suffix says which format, and which is complete or not there."""
-    figure = steps_figure(record)
-    with atomic_write(Path(path)) as (draft,):
-        figure.savefig(draft, format=Path(path).suffix[1:])
+    _save_figure(steps_figure(record), Path(path))
 
 
 def save_inputs(repaired: Any, images: Tensor, path: str | os.PathLike[str]) -> None:
     """Draw some inputs before and after the map to a file, as `save_steps` does."""
-    figure = draw_inputs(repaired, images)
-    with atomic_write(Path(path)) as (draft,):
-        figure.savefig(draft, format=Path(path).suffix[1:], dpi=150, bbox_inches="tight")
+    _save_figure(draw_inputs(repaired, images), Path(path), dpi=_DPI, bbox_inches="tight")
+
+
+def _save_figure(figure: Figure, path: Path, **options: Any) -> None:
+    with atomic_write(path) as (draft,):
+        figure.savefig(draft, format=path.suffix[1:], **options)
 
 
 def draw_inputs(repaired: Any, images: Tensor) -> Figure:
@@ -228,13 +215,12 @@ def draw_inputs(repaired: Any, images: Tensor) -> Figure:
     from matplotlib.figure import Figure
 
     shown = images[:_MAX_PICTURES].detach().float().cpu()
-    before = repaired.before
-    with torch.no_grad():
-        after = shown if before is None else before(shown.to(before.low.device)).cpu()
+    rows, before = [("as they come", shown)], repaired.before
     if before is not None:
+        with torch.no_grad():
+            rows.append(("repaired", before(shown.to(before.low.device)).cpu()))
         low, width = before.low.cpu(), (before.high - before.low).cpu()
-        shown, after = (shown - low) / width, (after - low) / width
-    rows = [("as they come", shown), *([] if before is None else [("repaired", after)])]
+        rows = [(name, (inputs - low) / width) for name, inputs in rows]
     figure = Figure(figsize=(0.8 * len(shown), 0.95 * len(rows)))
     axes = figure.subplots(len(rows), len(shown), squeeze=False)
     for row, (name, pictures) in enumerate(rows):

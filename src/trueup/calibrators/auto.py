@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,9 +16,9 @@ from trueup._core.namespace import NUMPY
 from trueup._core.optimize import FitError
 from trueup._core.progress import track
 from trueup._core.registry import METHODS
-from trueup._core.splits import k_fold, stratified_folds
-from trueup.calibrators.base import Calibrator
-from trueup.calibrators.compose import DETECTED, Choice, Fit, chain, simplest, standard_error, weighted_mean
+from trueup._core.splits import exceeds_error, k_fold, stratified_folds
+from trueup.calibrators.base import Calibrator, row_count
+from trueup.calibrators.compose import Fit, chain, record_choice, simplest, weighted_mean
 from trueup.calibrators.pool import HeldOut, Mixture, UniformMixture
 
 FEW_ROWS, FEW_ROWS_OF_CLASS = 500, 5
@@ -26,28 +26,20 @@ FEW_ROWS, FEW_ROWS_OF_CLASS = 500, 5
 SOME_CLASSES, MANY_CLASSES = 30, 200
 """With more of them, some candidates are left out, and then whole matrices."""
 CANDIDATES: Mapping[str, tuple[str, ...]] = {
-    "every row right": ("identity", "bayesian_temperature"),
-    "the same for all classes": ("identity", "temperature", "ets", "diagonal"),
-    "few rows, two classes": ("identity", "bayesian_temperature", "platt", "beta", "smoothing_spline", "venn_abers"),
-    "few rows": (
-        *("identity", "bayesian_temperature", "bias_corrected_temperature", "diagonal", "svs", "sms"),
-        *("isotonic_ovr", "venn_abers"),
-    ),
-    "few rows, many classes": ("identity", "bayesian_temperature", "svs"),
-    "two classes": (
-        *("identity", "temperature", "platt", "beta", "quadratic", "smoothing_spline"),
-        *("isotonic_ovr", "venn_abers", "residual"),
-    ),
-    "up to 30 classes": (
-        *("identity", "temperature", "bias_corrected_temperature", "svs", "quadratic"),
-        *("sms", "loose_sms", "free_sms", "diagonal_sms", "isotonic_ovr"),
-        *("order_invariant", "residual", "residual_sms", "residual_loose_sms"),
-    ),
-    "up to 200 classes": (
-        *("identity", "temperature", "bias_corrected_temperature", "svs", "sms"),
-        *("loose_sms", "free_sms", "diagonal_sms", "low_rank", "isotonic_ovr", "order_invariant", "residual"),
-    ),
-    "more classes": ("identity", "temperature", "bias_corrected_temperature", "svs", "low_rank"),
+    size: tuple(names.split())
+    for size, names in {
+        "every row right": "identity bayesian_temperature",
+        "the same for all classes": "identity temperature ets diagonal",
+        "few rows, two classes": "identity bayesian_temperature platt beta smoothing_spline venn_abers",
+        "few rows": "identity bayesian_temperature bias_corrected_temperature diagonal svs sms isotonic_ovr venn_abers",
+        "few rows, many classes": "identity bayesian_temperature svs",
+        "two classes": "identity temperature platt beta quadratic smoothing_spline isotonic_ovr venn_abers residual",
+        "up to 30 classes": "identity temperature bias_corrected_temperature svs quadratic sms loose_sms free_sms "
+        "diagonal_sms isotonic_ovr order_invariant residual residual_sms residual_loose_sms",
+        "up to 200 classes": "identity temperature bias_corrected_temperature svs sms loose_sms free_sms diagonal_sms "
+        "low_rank isotonic_ovr order_invariant residual",
+        "more classes": "identity temperature bias_corrected_temperature svs low_rank",
+    }.items()
 }
 """What `auto` pools, by the size of the problem, the simplest first. Where every row is right nothing shows how often
 one is wrong. The second list is for problems where the argmax must stay, or a class has no rows, whose odds then
@@ -146,9 +138,7 @@ def auto(
         pool = "the same for all classes" if keep_argmax and size != "every row right" else size
         fits = _candidates(z, y, w, pool)
         parts = k_fold(z, y, n_folds, together)
-        trial = _Trial(
-            z, y, w, fits, parts, score, cautious=CAUTIOUS[pool] if size in CAUTIOUS else None, clusters=together
-        )
+        trial = _Trial(z, y, w, fits, parts, score, CAUTIOUS[pool] if size in CAUTIOUS else None, together)
         trial.run(progress)
         return trial.conclude()
 
@@ -205,30 +195,28 @@ def _method(name: str) -> Fit:
     return method
 
 
+@dataclass(eq=False)
 class _Trial:
     """Candidates fitted to folds, and what is made of those that predict the rows left out."""
 
-    def __init__(
-        self,
-        z: np.ndarray,
-        y: np.ndarray,
-        w: np.ndarray | None,
-        fits: dict[str, Fit],
-        folds: Sequence[tuple[np.ndarray, np.ndarray]],
-        score: str,
-        *,
-        cautious: Mapping[str, float] | None = None,
-        clusters: Clusters | None = None,
-    ) -> None:
-        self.z, self.y, self.w, self.fits, self.folds, self.cautious = z, y, w, fits, folds, cautious
+    z: np.ndarray
+    y: np.ndarray
+    w: np.ndarray | None
+    fits: dict[str, Fit]
+    folds: Sequence[tuple[np.ndarray, np.ndarray]]
+    score: str
+    cautious: Mapping[str, float] | None
+    clusters: Clusters | None
+
+    def __post_init__(self) -> None:
         # Held-out losses of some rows are enough where there are very many numbers; each fold has its share of them.
-        turn = stratified_folds(z, y, len(z))
-        self.rows = np.flatnonzero(turn < max(_SCORED // z.shape[1], 2 * len(folds)))
-        self.clusters = None if clusters is None else clusters.take(self.rows)
-        fold = np.argmax(np.stack([held_out[self.rows] for _, held_out in folds]), axis=0)
-        self.held_out = HeldOut(y[self.rows], fold, z.shape[1], score, None if w is None else w[self.rows])
-        n = len(z) if w is None else float(w.sum())
-        self.share = _UNIFORM_ROWS / (n + _UNIFORM_ROWS)
+        turn, classes = stratified_folds(self.z, self.y, len(self.z)), self.z.shape[1]
+        self.rows = np.flatnonzero(turn < max(_SCORED // classes, 2 * len(self.folds)))
+        self.clusters = None if self.clusters is None else self.clusters.take(self.rows)
+        fold = np.argmax(np.stack([held_out[self.rows] for _, held_out in self.folds]), axis=0)
+        weights = None if self.w is None else self.w[self.rows]
+        self.held_out = HeldOut(self.y[self.rows], fold, classes, self.score, weights)
+        self.share = _UNIFORM_ROWS / (row_count(self.z, self.w) + _UNIFORM_ROWS)
         self.models: dict[str, list[Calibrator]] = {}
         self.reasons: dict[str, str] = {}
 
@@ -257,23 +245,16 @@ class _Trial:
         prior = PRIOR_ROWS if self.cautious is None else self.cautious
         names = self._kept(list(losses), prior)
         loss = self.held_out.mixture_losses(names, _alphas(names, prior))
-        if self.cautious is None and not _is_less(loss, losses["identity"], 0.0, each):
+        if self.cautious is None and not weighted_mean(losses["identity"] - loss, each) > 0:
             names, loss = ["identity"], losses["identity"]
         weights = self.held_out.weights(names, _alphas(names, prior))
         names, weights = [name for name, w in zip(names, weights, strict=True) if w > 0], weights[weights > 0]
-        # What could be seen is a difference from the identity, or of the identity from the best of the others.
-        others = {name: known for name, known in losses.items() if name != "identity"}
-        rival = "identity" if names != ["identity"] else simplest(others, standard_errors=0.0, sample_weight=each)
-        choice = Choice(
-            names[0] if len(names) == 1 else "mixture",
-            {name: weighted_mean(losses[name], each) if name in losses else math.inf for name in self.fits},
-            self.reasons,
-            errors={name: standard_error(known - loss, each, self.clusters) for name, known in losses.items()},
-            weights=dict(zip(names, weights.tolist(), strict=True)),
-            loss=weighted_mean(loss, each),
-            detectable=DETECTED * standard_error(losses[rival] - loss, each, self.clusters),
-        )
-        return self._refit(names, weights).with_choice(choice)
+        chosen = names[0] if len(names) == 1 else "mixture"
+        mixture = loss, dict(zip(names, weights.tolist(), strict=True))
+        options: dict[str, Any] = {"reasons": self.reasons, "sample_weight": each, "clusters": self.clusters}
+        choice = record_choice(losses, chosen, raw="identity", mixture=mixture, **options)
+        scores = {name: choice.scores[name] for name in self.fits}
+        return self._refit(names, weights).with_choice(choice._replace(scores=scores))
 
     def _predict(self, k: int, name: str, model: Calibrator) -> None:
         """Note what the model of a fold says of the rows left out."""
@@ -305,7 +286,7 @@ class _Trial:
         kept = {"identity", *PRIOR_ROWS, *self._kept(list(losses), PRIOR_ROWS, seen)}
         kept |= {base for name in self.fits for base in BASES.get(name, ())}
         for name in [name for name in losses if name not in kept]:
-            if _is_less(losses[best], losses[name], _BEHIND, each, together):
+            if exceeds_error(losses[name] - losses[best], each, errors=_BEHIND, clusters=together):
                 self._drop(name, "dropped after two folds: behind the best, and without a share in the mixture")
 
     def _train_networks(self, name: str) -> None:
@@ -346,16 +327,3 @@ class _Trial:
 
 def _alphas(names: Sequence[str], prior: Mapping[str, float]) -> np.ndarray:
     return np.array([1.0 + prior.get(name, 0.0) for name in names])
-
-
-def _is_less(
-    losses: np.ndarray,
-    others: np.ndarray,
-    standard_errors: float,
-    sample_weight: np.ndarray | None,
-    clusters: Clusters | None = None,
-) -> bool:
-    gain = others - losses
-    if not standard_errors:
-        return weighted_mean(gain, sample_weight) > 0
-    return weighted_mean(gain, sample_weight) > standard_errors * standard_error(gain, sample_weight, clusters)

@@ -1,4 +1,4 @@
-"""What a calibrator is: a fitted map from logits to logits, often by curves from a probability to a calibrated one.
+"""What a calibrator is: a fitted map from logits to logits.
 
 A map is written once, against the array namespace `xp` (see `trueup._core.namespace`). In it every array parameter is
 an array of that namespace in float64, and every single parameter a number to be used in arithmetic alone.
@@ -8,35 +8,18 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from trueup._core import native
-from trueup._core.arrays import (
-    MIN_PADDING,
-    as_logits,
-    as_weighted,
-    find_absent,
-    find_padding,
-    is_checked,
-    match_kind,
-    take_logits,
-    to_array,
-)
+from trueup._core import arrays, native
 from trueup._core.namespace import NUMPY, Namespace, namespace_of
 from trueup._core.optimize import Certificate
-from trueup._core.row_scores import class_probs, confidences
+from trueup._core.row_scores import confidences
 from trueup._core.values import Value
 
 TIE_MARGIN = 1e-5
 """Relative margin by which the predicted class's probability stays above the others where rounding would tie them."""
-ORDER_WEIGHT = 1e-9
-"""Share of the old probability that is added to the new one, so that a flat part of a curve keeps the order."""
-PADDING = 2.0
-"""Fills up the rows of a table of curves: above every probability."""
-
 _TRACE = 1e-12
 _LARGEST = 1e15
 """Logits whose map would overflow are scaled down to this: the differences between them stay decisive."""
@@ -50,13 +33,13 @@ class Calibrator(Value):
     other inputs for it; one that treats them one by one learns from the rows that have them.
     """
 
-    keeps_argmax: ClassVar[bool]
+    keeps_argmax: ClassVar[bool] = False
     """The predicted class stays the same."""
-    shift_invariant: ClassVar[bool]
+    shift_invariant: ClassVar[bool] = True
     """Adding a constant to a row of logits changes nothing."""
-    sample_invariant: ClassVar[bool]
+    sample_invariant: ClassVar[bool] = False
     """Order and duplication of samples do not change the fit."""
-    differentiable: ClassVar[bool]
+    differentiable: ClassVar[bool] = True
     """The output has a useful gradient in the input."""
 
     certificate: Certificate | None = None
@@ -69,7 +52,7 @@ class Calibrator(Value):
         xp = namespace_of(logits)
         with np.errstate(all="ignore"):  # overflow is mended afterwards
             if xp is None or xp.is_numpy:
-                return match_kind(self._map_rows(as_logits(logits), **extra), logits)
+                return arrays.match_kind(self._map_rows(arrays.as_logits(logits), **extra), logits)
             return self.bind(xp, logits).forward(xp, logits, **extra)
 
     def _map_rows(self, z: np.ndarray, **extra: Any) -> np.ndarray:
@@ -77,7 +60,7 @@ class Calibrator(Value):
         if extra or z.size <= native.CACHE:
             return self.forward(NUMPY, z, **extra)
         chunks = native.row_chunks(z.shape[0], z.shape[1], native.CACHE // 2)
-        return np.concatenate([self.forward(NUMPY, take_logits(z, rows)) for rows in chunks])
+        return np.concatenate([self.forward(NUMPY, arrays.take_logits(z, rows)) for rows in chunks])
 
     def forward(self, xp: Namespace, z: Any, **extra: Any) -> Any:
         """Map logits (n, classes) of the namespace; calibrators inside others are called so."""
@@ -86,7 +69,7 @@ class Calibrator(Value):
         x, traced = xp.upcast_half(z), xp.is_traced(z)
         if not traced:  # an exported graph knows −∞ alone
             x = _read_padding(xp, x)
-        absent = find_absent(x) if xp.is_numpy else xp.find_absent(x)
+        absent = arrays.find_absent(x) if xp.is_numpy else xp.find_absent(x)
         mapped = xp.astype(self.map(xp, x, **extra), z.dtype)
         if not traced and not bool(xp.isfinite(xp.sum(mapped))):
             mapped = self._saturate(xp, x, mapped, extra)
@@ -116,16 +99,31 @@ class Calibrator(Value):
         """This calibrator, with the comparison that led to it."""
         return self._replace(choice=choice)
 
+    def parts(self) -> list[Calibrator]:
+        """The calibrators that this one consists of."""
+        values = [value if isinstance(value, tuple) else (value,) for value in vars(self).values()]
+        return [part for value in values for part in value if isinstance(part, Calibrator)]
+
+    def keep_all(self, **parameters: Any) -> None:
+        """Store several parameters, in the constructor."""
+        for name, value in parameters.items():
+            self.keep(name, value)
+
     def _check_classes(self, z: Any, classes: int) -> None:
         if z.shape[1] != classes:
             raise ValueError(f"logits must have the {classes} classes of the fit, got {z.shape[1]}")
 
 
+def if_all_parts(flag: str) -> Any:
+    """A property: whether the flag holds for all calibrators that an object consists of."""
+    return property(lambda calibrator: all(getattr(part, flag) for part in calibrator.parts()))
+
+
 def _read_padding(xp: Namespace, z: Any) -> Any:
     """The logits, with −∞ where a finite number that code pads with stands for an absent option."""
-    if (xp.is_numpy and is_checked(z)) or not z.shape[0] or bool(xp.min(z) > -MIN_PADDING):
+    if (xp.is_numpy and arrays.is_checked(z)) or not z.shape[0] or bool(xp.min(z) > -arrays.MIN_PADDING):
         return z
-    padding = find_padding(to_array(z, "logits"))
+    padding = arrays.find_padding(arrays.to_array(z, "logits"))
     return xp.where(xp.constant(padding, z, dtype=xp.bool), -math.inf, z) if padding.any() else z
 
 
@@ -139,9 +137,7 @@ class Identity(Calibrator):
     """
 
     keeps_argmax = True
-    shift_invariant = True
     sample_invariant = True
-    differentiable = True
 
     def map(self, xp: Namespace, z: Any) -> Any:
         """Return them."""
@@ -150,43 +146,19 @@ class Identity(Calibrator):
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """No calibration: check the pair, as every method does."""
-        as_weighted(logits, labels, sample_weight, at_least=1)
+        arrays.as_weighted(logits, labels, sample_weight, at_least=1)
         return cls()
 
 
-class TopLabel(Calibrator):
-    """A calibrator of the predicted class's confidence alone; the other classes share the rest.
+class ScoreCalibrator(Calibrator):
+    """A calibrator of one score a row: the confidence of the predicted class, or with `event` P(class 1) of two."""
 
-    With `event`, as every fit to two classes is, it maps P(class 1) instead, and class 0 has the rest.
-    """
-
-    shift_invariant = True
-    sample_invariant = False
-    differentiable = False
     event: bool = False
-    margin: float = 0.0
-    """Distance that a row's confidence keeps from 0 and 1."""
 
     @property
     def keeps_argmax(self) -> bool:  # type: ignore[override]
         """Unless it maps P(class 1), which may cross one half."""
         return not self.event
-
-    def confidence(self, logits: Any) -> Any:
-        """The calibrated confidence itself, (n,), as the method gives it; of an event its probability."""
-        xp = namespace_of(logits) or NUMPY
-        z = xp.upcast_half(as_logits(logits) if xp.is_numpy else logits)
-        bound = self.bind(xp, z)
-        confidence = xp.astype(bound.map_confidence(xp, bound.score(xp, z)), z.dtype)
-        return match_kind(confidence, logits) if xp.is_numpy else confidence
-
-    def count_clipped(self, logits: Any) -> int:
-        """In how many rows the confidence is below 1/K, so that the vector of probabilities cannot show it."""
-        if self.event:
-            return 0
-        z = NUMPY.upcast_half(as_logits(logits))
-        least = (1 + TIE_MARGIN) / NUMPY.count_options(z, find_absent(z))
-        return int((self.confidence(z)[:, None] < least).sum())
 
     def score(self, xp: Namespace, z: Any) -> Any:
         """What is mapped, (n,) in double: single precision cannot distinguish values near one, where most lie."""
@@ -194,6 +166,33 @@ class TopLabel(Calibrator):
             self._check_classes(z, 2)
             return xp.sigmoid(xp.double(z[:, 1]) - xp.double(z[:, 0]))
         return confidences(z)[0] if xp.is_numpy else xp.max(xp.softmax(xp.double(z)), axis=1)
+
+
+class TopLabel(ScoreCalibrator):
+    """A calibrator of the predicted class's confidence alone; the other classes share the rest.
+
+    With `event`, as every fit to two classes is, it maps P(class 1) instead, and class 0 has the rest.
+    """
+
+    differentiable = False
+    margin: float = 0.0
+    """Distance that a row's confidence keeps from 0 and 1."""
+
+    def confidence(self, logits: Any) -> Any:
+        """The calibrated confidence itself, (n,), as the method gives it; of an event its probability."""
+        xp = namespace_of(logits) or NUMPY
+        z = xp.upcast_half(arrays.as_logits(logits) if xp.is_numpy else logits)
+        bound = self.bind(xp, z)
+        confidence = xp.astype(bound.map_confidence(xp, bound.score(xp, z)), z.dtype)
+        return arrays.match_kind(confidence, logits) if xp.is_numpy else confidence
+
+    def count_clipped(self, logits: Any) -> int:
+        """In how many rows the confidence is below 1/K, so that the vector of probabilities cannot show it."""
+        if self.event:
+            return 0
+        z = NUMPY.upcast_half(arrays.as_logits(logits))
+        least = (1 + TIE_MARGIN) / NUMPY.count_options(z, arrays.find_absent(z))
+        return int((self.confidence(z)[:, None] < least).sum())
 
     @abstractmethod
     def map_confidence(self, xp: Namespace, confidence: Any) -> Any:
@@ -203,27 +202,6 @@ class TopLabel(Calibrator):
         """Give the predicted class, or the event, its calibrated confidence and share the rest."""
         confidence = xp.clip(self.map_confidence(xp, self.score(xp, z)), self.margin, 1 - self.margin)
         return set_confidence(xp, z, confidence, event=self.event)
-
-
-class ClassCurves(Calibrator):
-    """A curve of each class's probability, or one for all classes; the rows are normalised."""
-
-    keeps_argmax = False
-    shift_invariant = True
-    sample_invariant = False
-    differentiable = False
-
-    values: np.ndarray
-
-    @abstractmethod
-    def curve(self, xp: Namespace, p: Any) -> Any:
-        """Map probabilities (classes, n) in double."""
-
-    def map(self, xp: Namespace, z: Any) -> Any:
-        """The classes' curves, normalised."""
-        if self.values.ndim == 2:
-            self._check_classes(z, self.values.shape[0])
-        return one_vs_rest(xp, z, lambda p: self.curve(xp, p))
 
 
 def set_confidence(xp: Namespace, z: Any, confidence: Any, *, event: bool) -> Any:
@@ -292,106 +270,9 @@ def _cap_masses(xp: Namespace, mass: Any, total: Any, cap: Any) -> Any:
     return xp.minimum(mass * xp.take_along_axis(scale, first, axis=1), cap)
 
 
-def one_vs_rest(
-    xp: Namespace, z: Any, curve: Callable[[Any], Any], *, score: Callable[[Any], Any] | None = None
-) -> Any:
-    """Log-probabilities in proportion to curve(p_k) + 1e-9 p_k; the curve takes and gives (classes, rows) in float64.
-
-    With `score`, which takes logits, the curve is of that instead of the probabilities.
-    """
-    weight = order_weight(xp, z.dtype)
-
-    def part(z: Any) -> Any:
-        double = xp.double(z)
-        p = xp.softmax(xp.transpose(double), axis=0)  # sums over few classes are faster along this axis
-        q = curve(p if score is None else xp.transpose(score(double))) + weight * p
-        if (absent := xp.find_absent(z)) is not None:
-            q = xp.where(absent.T, 0.0, q)
-        return xp.astype(xp.transpose(xp.log(q / xp.sum(q, axis=0, keepdims=True))), z.dtype)
-
-    if xp.is_traced(z):
-        return part(z)
-    blocks = [part(z[at, :]) for at in native.row_chunks(z.shape[0], z.shape[1], native.BLOCK)]
-    return xp.concat(blocks) if len(blocks) > 1 else blocks[0]
-
-
-def order_weight(xp: Namespace, dtype: Any) -> float:
-    """`ORDER_WEIGHT`, or eight units of rounding: in single precision it would vanish next to the curve's value."""
-    return max(ORDER_WEIGHT, 8 * float(xp.finfo(dtype).eps))
-
-
-def interpolate(xp: Namespace, x: Any, knots: Any, values: Any) -> Any:
-    """Go straight between the knots, and stay constant outside; one curve for all x, or one for each of its rows."""
-    if xp.is_numpy:
-        curves = [np.interp(*row) for row in zip(x, knots, values, strict=True)] if knots.ndim == 2 else None
-        lines = np.interp(x, knots, values) if curves is None else np.stack(curves)
-        if np.isfinite(lines).all():  # unless a slope overflows, between knots that nearly coincide
-            return lines
-    above = xp.searchsorted(knots, x, right=True)
-    low, high = xp.clip(above - 1, min=0), xp.clip(above, max=knots.shape[-1] - 1)
-    left, right = xp.take(knots, low), xp.take(knots, high)
-    share = (x - left) / xp.where(right > left, right - left, 1.0)
-    start = xp.take(values, low)
-    return start + xp.clip(share, 0.0, 1.0) * (xp.take(values, high) - start)
-
-
-def step(xp: Namespace, x: Any, cuts: Any, values: Any, *, right: bool = False) -> Any:
-    """The value of the bin #{cuts < x}, or with `right` #{cuts ≤ x}; one curve for all x, or one for each row."""
-    return xp.take(values, xp.searchsorted(cuts, x, right=right))
-
-
-def rows_by_class(y: np.ndarray, classes: int) -> list[np.ndarray]:
-    """The rows of each class."""
-    order = np.argsort(y, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(y, minlength=classes))[:-1])
-
-
-def each_class(
-    z: np.ndarray, y: np.ndarray, w: np.ndarray | None
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
-    """For each class: its probabilities in the rows that have the option, which of them are of the class, and weights.
-
-    A class that no row has is given one row, of probability 0, that is not of the class.
-    """
-    of_class, absent = rows_by_class(y, z.shape[1]), find_absent(z)
-    for first, block in class_probs(z):
-        for k, scores in enumerate(block, first):
-            if absent is None or not absent[:, k].any():
-                yield scores, of_class[k], w
-                continue
-            here = ~absent[:, k]
-            if here.any():
-                yield scores[here], np.flatnonzero(y[here] == k), None if w is None else w[here]
-            else:
-                yield np.zeros(1), np.zeros(0, np.int64), None if w is None else np.ones(1)
-
-
 def row_count(z: np.ndarray, w: np.ndarray | None) -> float:
     """The effective number of rows."""
     return float(len(z) if w is None else w.sum())
-
-
-def pad_curves(curves: Sequence[np.ndarray], fill: float | None = None) -> np.ndarray:
-    """Curves of different lengths as one array, filled up with a number or with each one's end value."""
-    width = max(len(curve) for curve in curves)
-    rows = np.empty((len(curves), width))
-    for row, curve in zip(rows, curves, strict=True):
-        row[: len(curve)] = curve
-        row[len(curve) :] = curve[-1] if fill is None else fill
-    return rows
-
-
-def keep_curve(to: Value, name: str, places: Any, values: Any, *, more: int = 0) -> None:
-    """Keep rising places under `name`, and as many values in [0, 1], or one more (fewer) of them."""
-    to.keep(name, places)
-    to.keep("values", values)
-    x, v = (np.asarray(getattr(to, key)) for key in (name, "values"))
-    if x.ndim not in (1, 2) or not np.isfinite(x).all() or (np.diff(x) < 0).any():
-        raise ValueError(f"{name} must be finite numbers that rise, (places,) or (classes, places), got {places!r}")
-    if v.shape[-1:] != (x.shape[-1] + more,) or (x.ndim == 2 and v.shape[:-1] != x.shape[:-1]):
-        raise ValueError(f"values must go with {name} {x.shape}, one a place {more:+d}, got {v.shape}")
-    if not ((v >= 0) & (v <= 1)).all():
-        raise ValueError(f"values must lie in [0, 1], got {v.min():.6g}..{v.max():.6g}")
 
 
 def check_positive(value: Any, name: str) -> None:

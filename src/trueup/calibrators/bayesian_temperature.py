@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from trueup._core.arrays import as_weighted
+from trueup.calibrators.base import row_count
 from trueup.calibrators.pool import Mixture
 from trueup.calibrators.temperature import Temperature, inverse_temperature, smoothed_loss
 
@@ -30,7 +31,7 @@ def bayesian_temperature(logits: Any, labels: Any, *, scale: float = 0.5, sample
     z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
     if not 0 < scale < math.inf:
         raise ValueError(f"scale must be a positive number, got {scale}")
-    n = len(z) if w is None else float(w.sum())
+    n = row_count(z, w)
     loss = smoothed_loss(z, y, w, _SMOOTH)
     likeliest = math.log(inverse_temperature(z, y, w, smooth=_SMOOTH)[0])
 

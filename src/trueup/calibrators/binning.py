@@ -16,27 +16,15 @@ from trueup._core.bins import BINS, Bins, cut_points, equal_mass, equal_width, r
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.row_scores import scores_and_outcomes, top_label_tally
 from trueup._core.splits import random_order
-from trueup.calibrators.base import (
-    PADDING,
-    ClassCurves,
-    TopLabel,
-    check_margin,
-    clip_frequencies,
-    each_class,
-    keep_curve,
-    one_vs_rest,
-    pad_curves,
-    row_count,
-    set_confidence,
-    step,
-)
+from trueup.calibrators.base import TopLabel, check_margin, clip_frequencies, row_count, set_confidence
+from trueup.calibrators.curves import PADDING, ClassCurves, Cuts, Edges, each_class, one_vs_rest, pad_curves
 from trueup.calibrators.logistic import log_probs_and_rests
 from trueup.calibrators.temperature import Temperature
 
 Empty = Literal["midpoint", "zero", "mean"]
 
 
-class Histogram(TopLabel):
+class Histogram(Edges, TopLabel):
     """Replace the confidence by the accuracy of its bin: c′ = Σ_{i∈b} a_i / n_b, one set of bins for all classes.
 
     Of two classes the confidence is P(class 1), and a whether it was. Bins are right-closed, of equal width or of equal
@@ -50,17 +38,9 @@ class Histogram(TopLabel):
     array([0.5, 0.5, 1. , 0. ])
     """
 
-    edges: np.ndarray
-    values: np.ndarray
-
     def __init__(self, edges: Any, values: Any, margin: float = 0.0, event: bool = False) -> None:
-        super().__init__()
-        keep_curve(self, "edges", edges, values, more=-1)
+        super().__init__(edges, values)
         self.margin, self.event = check_margin(margin), event
-
-    def map_confidence(self, xp: Namespace, confidence: Any) -> Any:
-        """The bin's accuracy."""
-        return step(xp, confidence, self.edges[1:-1], self.values)
 
     @classmethod
     def fit(
@@ -101,7 +81,7 @@ class Histogram(TopLabel):
         return cls.fit(logits, labels, bins=bins, edges="mass", sample_weight=sample_weight)
 
 
-class HistogramOvR(ClassCurves):
+class HistogramOvR(Edges, ClassCurves):
     """Replace each class's probability by the frequency of that class in its bin, then normalise the row.
 
     q_k ∝ Σ_{i: p_ik∈b} 1[y_i = k] / n_kb, with bins of equal width, kept in [1/(n+2), 1 − 1/(n+2)]. Not for many
@@ -116,17 +96,6 @@ class HistogramOvR(ClassCurves):
            [0.6667, 0.3333],
            [0.1667, 0.8333]])
     """
-
-    edges: np.ndarray
-    values: np.ndarray
-
-    def __init__(self, edges: Any, values: Any) -> None:
-        super().__init__()
-        keep_curve(self, "edges", edges, values, more=-1)
-
-    def curve(self, xp: Namespace, p: Any) -> Any:
-        """The classes' frequencies."""
-        return step(xp, p, self.edges[1:-1], self.values)
 
     @classmethod
     def fit(
@@ -149,10 +118,8 @@ def tally_options(z: np.ndarray, y: np.ndarray, *, bins: int = BINS, sample_weig
     tally = Bins.of(z, y, bins=bins, classwise=True, sample_weight=sample_weight)
     if (absent := find_absent(z)) is None:
         return tally
-    count = tally.count.copy()
-    count[:, 0] = np.maximum(
-        count[:, 0] - (absent.sum(axis=0) if sample_weight is None else sample_weight @ absent), 0.0
-    )
+    count, gone = tally.count.copy(), absent.sum(axis=0) if sample_weight is None else sample_weight @ absent
+    count[:, 0] = np.maximum(count[:, 0] - gone, 0.0)
     return replace(tally, count=np.where(count > 1e-9, count, 0.0))
 
 
@@ -177,7 +144,7 @@ STRENGTHS = np.geomspace(0.1, 1e6, 57)
 """Pseudo-counts among which the likelihood chooses."""
 
 
-class ShrunkenHistogram(ClassCurves):
+class ShrunkenHistogram(Cuts, ClassCurves):
     """Mix each class's probability with its frequency in a bin: q_k ∝ (h_b + m p_k)/(n_b + m).
 
     n_b rows of the fit lie in the bin of p_k, h_b of them of class k, in bins of equal mass. The m pseudo-counts of
@@ -193,13 +160,10 @@ class ShrunkenHistogram(ClassCurves):
            [0.2, 0.8]])
     """
 
-    cuts: np.ndarray
-    values: np.ndarray
     weights: np.ndarray
 
     def __init__(self, cuts: Any, values: Any, weights: Any) -> None:
-        super().__init__()
-        keep_curve(self, "cuts", cuts, values, more=1)
+        super().__init__(cuts, values)
         self.keep("weights", weights)
         if self.cuts.ndim != 2 or self.weights.shape != self.values.shape:
             shapes = ", ".join(str(tuple(x.shape)) for x in (self.cuts, self.values, self.weights))
@@ -223,11 +187,7 @@ class ShrunkenHistogram(ClassCurves):
             curves[0] = 1 - cuts[::-1], 1 - values[::-1], own[::-1]
         # A last cut that no probability reaches, so that one bin has a cut too.
         places = pad_curves([np.append(cuts, PADDING) for cuts, _, _ in curves], PADDING)
-        width = places.shape[1] + 1
-        values, own = (
-            np.stack([np.pad(curve[part], (0, width - len(curve[part])), mode="edge") for curve in curves])
-            for part in (1, 2)
-        )
+        values, own = (pad_curves([np.append(curve[part], curve[part][-1]) for curve in curves]) for part in (1, 2))
         return cls(places, clip_frequencies(values, row_count(z, w)), own)
 
 
@@ -256,7 +216,7 @@ def choose_strength(count: np.ndarray, hits: np.ndarray, mean: np.ndarray) -> fl
     return float(STRENGTHS[likelihood.argmax()])
 
 
-class ScalingBinning(TopLabel):
+class ScalingBinning(Edges, TopLabel):
     """Scale by a temperature, then replace the confidence by the mean scaled confidence of its bin.
 
     c′ = Σ_{i∈b} g(z_i) / n_b with g(z) = max_k softmax(z/T)_k, of two classes P(class 1), and bins of equal mass in g:
@@ -273,22 +233,15 @@ class ScalingBinning(TopLabel):
     """
 
     temperature: float
-    edges: np.ndarray
-    values: np.ndarray
 
     def __init__(self, temperature: float, edges: Any, values: Any, event: bool = False) -> None:
-        super().__init__()
         self.event = event
         self.keep("temperature", Temperature(temperature).temperature)
-        keep_curve(self, "edges", edges, values, more=-1)
+        super().__init__(edges, values)
 
     def score(self, xp: Namespace, z: Any) -> Any:
         """The scaled confidence."""
         return super().score(xp, z / self.temperature)
-
-    def map_confidence(self, xp: Namespace, confidence: Any) -> Any:
-        """Map scaled confidences to the means of their bins."""
-        return step(xp, confidence, self.edges[1:-1], self.values)
 
     def map(self, xp: Namespace, z: Any) -> Any:
         """Scale, give the predicted class the mean of its bin, and share the rest as the scaler does."""
@@ -323,7 +276,7 @@ _EDGE = 1e-6  # how near to 0 and 1 a bin's prior mean may come
 _NEGLIGIBLE = 1e-12  # weight below which a binning is left out
 
 
-class BBQ(ClassCurves):
+class BBQ(Cuts, ClassCurves):
     """Average equal-mass binnings of each class's probability, weighted by their evidence, then normalise the row.
 
     For every number of bins B from n^⅓/10 to 10·n^⅓, with m_b labels of the class among N_b, prior mean p_b the bin's
@@ -342,17 +295,6 @@ class BBQ(ClassCurves):
            [0.427, 0.573],
            [0.538, 0.462]])
     """
-
-    cuts: np.ndarray
-    values: np.ndarray
-
-    def __init__(self, cuts: Any, values: Any) -> None:
-        super().__init__()
-        keep_curve(self, "cuts", cuts, values, more=1)
-
-    def curve(self, xp: Namespace, p: Any) -> Any:
-        """The classes' averaged histograms."""
-        return step(xp, p, self.cuts, self.values)
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
@@ -443,7 +385,7 @@ _SEEDING = 2048  # evenly ranked log-odds among which the first representatives 
 _MOST = 200  # rounds of the alternation
 
 
-class IMax(TopLabel):
+class IMax(Cuts, TopLabel):
     """Replace the confidence by the accuracy of its bin, the bins of λ = ln c/(1 − c) being chosen for information.
 
     Of two classes c is P(class 1). Representatives φ_m = logit(mean of σ(λ) in bin m) and cuts g_m = ln
@@ -461,12 +403,10 @@ class IMax(TopLabel):
     array([0.2273, 0.3197, 0.4707])
     """
 
-    cuts: np.ndarray
-    values: np.ndarray
+    left_closed = True
 
     def __init__(self, cuts: Any, values: Any, margin: float = 0.0, event: bool = False) -> None:
-        super().__init__()
-        keep_curve(self, "cuts", cuts, values, more=1)
+        super().__init__(cuts, values)
         self.margin, self.event = check_margin(margin), event
 
     def score(self, xp: Namespace, z: Any) -> Any:
@@ -474,10 +414,6 @@ class IMax(TopLabel):
         if self.event:
             self._check_classes(z, 2)
         return _top_odds(xp, z, event=self.event)
-
-    def map_confidence(self, xp: Namespace, confidence: Any) -> Any:
-        """Map log-odds, the `score` of this method, to the accuracies of their bins."""
-        return step(xp, confidence, self.cuts, self.values, right=True)
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, seed: int = 0, sample_weight: Any = None) -> Self:
@@ -489,7 +425,7 @@ class IMax(TopLabel):
         return cls(*_fit_bins(odds, hit, w, bins, seed), 1 / (row_count(z, w) + 2), event)
 
 
-class IMaxShared(ClassCurves):
+class IMaxShared(Cuts, ClassCurves):
     """Replace each class's probability by the frequency of its bin, one set of bins for all classes, then normalise.
 
     The bins are those of `IMax`, of all n·K log-odds λ_ik = ln p_ik/(1 − p_ik) and labels 1[y_i = k] together;
@@ -505,16 +441,7 @@ class IMaxShared(ClassCurves):
     array([0.0514, 0.1616, 0.3343])
     """
 
-    cuts: np.ndarray
-    values: np.ndarray
-
-    def __init__(self, cuts: Any, values: Any) -> None:
-        super().__init__()
-        keep_curve(self, "cuts", cuts, values, more=1)
-
-    def curve(self, xp: Namespace, p: Any) -> Any:
-        """The frequency of the bin of every class's log-odds, which are the score here."""
-        return step(xp, p, self.cuts, self.values, right=True)
+    left_closed = True
 
     def map(self, xp: Namespace, z: Any) -> Any:
         """The frequencies, normalised."""
@@ -583,11 +510,9 @@ def _representatives(ordered: np.ndarray, w: np.ndarray, phi: np.ndarray) -> np.
     for _ in range(_MOST):
         ends = np.concatenate([[0], np.searchsorted(ordered, _boundaries(phi)), [n]])
         filled = ends[1:] > ends[:-1]
-        sums = (
-            np.where(filled, yes[ends[1:]] - yes[ends[:-1]], 1.0),
-            np.where(filled, no[ends[:-1]] - no[ends[1:]], 1.0),
-        )
-        following = np.sort(np.where(filled, np.log(sums[0]) - np.log(sums[1]), overall))
+        yes_inside = np.where(filled, yes[ends[1:]] - yes[ends[:-1]], 1.0)
+        no_inside = np.where(filled, no[ends[:-1]] - no[ends[1:]], 1.0)
+        following = np.sort(np.where(filled, np.log(yes_inside) - np.log(no_inside), overall))
         if np.array_equal(following, phi):
             break
         phi = following

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -10,17 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trueup._core.arrays import (
-    NEVER,
-    as_arrays,
-    as_weighted,
-    as_weights,
-    given,
-    match_kind,
-    take_rows,
-    take_weighted,
-    to_array,
-)
+from trueup._core import arrays
 from trueup._core.clusters import Clusters, as_clusters, block_sums, mean_error, weighted_clusters
 from trueup._core.errors import silence_warnings
 from trueup._core.namespace import NUMPY, Namespace
@@ -28,7 +19,7 @@ from trueup._core.optimize import FitError
 from trueup._core.registry import METHODS
 from trueup._core.row_scores import event_class, score_rows
 from trueup._core.splits import k_fold
-from trueup.calibrators.base import Calibrator
+from trueup.calibrators.base import Calibrator, if_all_parts
 
 Fit = Callable[..., Calibrator]
 FOLDS = 5
@@ -43,25 +34,16 @@ class Chain(Calibrator):
     array([[1., 0.]])
     """
 
-    differentiable = True
+    keeps_argmax = if_all_parts("keeps_argmax")
+    sample_invariant = if_all_parts("sample_invariant")
 
     def __init__(self, steps: Sequence[Calibrator]) -> None:
         self.steps = tuple(steps)
 
     @property
-    def keeps_argmax(self) -> bool:  # type: ignore[override]
-        """As long as every step does."""
-        return all(step.keeps_argmax for step in self.steps)
-
-    @property
     def shift_invariant(self) -> bool:  # type: ignore[override]
         """As the first step is."""
         return bool(self.steps[0].shift_invariant)
-
-    @property
-    def sample_invariant(self) -> bool:  # type: ignore[override]
-        """As long as every step is."""
-        return all(step.sample_invariant for step in self.steps)
 
     def map(self, xp: Namespace, z: Any) -> Any:
         """Apply the steps in order."""
@@ -109,10 +91,10 @@ def chain(*fits: Fit | str) -> Fit:
     methods = [_resolve(fit) for fit in fits]
 
     def fit(logits: Any, labels: Any, *, sample_weight: Any = None) -> Chain:
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = arrays.as_weighted(logits, labels, sample_weight, at_least=1)
         steps = []
         for method in methods:
-            steps.append(method(z, y, **given(w)))
+            steps.append(method(z, y, **arrays.given(w)))
             z = steps[-1](z)
         return Chain(steps)
 
@@ -122,8 +104,8 @@ def chain(*fits: Fit | str) -> Fit:
 class OneVsRest(Calibrator):
     """A binary calibrator for each class against the others, renormalised: q_k ∝ σ(calibrated log-odds of class k)."""
 
-    keeps_argmax = False
-    shift_invariant = True
+    sample_invariant = if_all_parts("sample_invariant")
+    differentiable = if_all_parts("differentiable")
 
     def __init__(self, calibrators: Sequence[Calibrator]) -> None:
         self.calibrators = tuple(calibrators)
@@ -138,7 +120,7 @@ class OneVsRest(Calibrator):
             for k, calibrator in enumerate(self.calibrators)
         ]
         log_q = xp.stack(binary, axis=1)
-        return xp.log_softmax(log_q if absent is None else xp.where(absent, NEVER, log_q))
+        return xp.log_softmax(log_q if absent is None else xp.where(absent, arrays.NEVER, log_q))
 
 
 def one_vs_rest(fit: Fit | str) -> Fit:
@@ -151,14 +133,15 @@ def one_vs_rest(fit: Fit | str) -> Fit:
     method = _resolve(fit)
 
     def fitted(logits: Any, labels: Any, *, sample_weight: Any = None) -> OneVsRest:
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = arrays.as_weighted(logits, labels, sample_weight, at_least=1)
         odds = _log_odds(NUMPY, NUMPY.upcast_half(z))
 
         def of_class(k: int) -> Calibrator:
             rows = np.flatnonzero(odds[:, k] > -np.inf)  # those that have the option
             x = odds[rows, k] if len(rows) else np.zeros_like(odds[:1, k])
             rows = rows if len(rows) else np.arange(1)
-            return method(_binary(NUMPY, x), (y[rows] == k).astype(np.int64), **given(None if w is None else w[rows]))
+            share = None if w is None else w[rows]
+            return method(_binary(NUMPY, x), (y[rows] == k).astype(np.int64), **arrays.given(share))
 
         return OneVsRest([of_class(k) for k in range(z.shape[1])])
 
@@ -171,21 +154,11 @@ class OneEvent(Calibrator):
     It takes the logits of all classes, or, where these are more than two, what `event_logits` makes of them.
     """
 
-    keeps_argmax = False
-    shift_invariant = True
+    sample_invariant = if_all_parts("sample_invariant")
+    differentiable = if_all_parts("differentiable")
 
     def __init__(self, calibrator: Calibrator, event: int, n_classes: int) -> None:
         self.calibrator, self.event, self.n_classes = calibrator, int(event), int(n_classes)
-
-    @property
-    def sample_invariant(self) -> bool:  # type: ignore[override]
-        """As the calibrator is."""
-        return self.calibrator.sample_invariant
-
-    @property
-    def differentiable(self) -> bool:  # type: ignore[override]
-        """As the calibrator is."""
-        return self.calibrator.differentiable
 
     def forward(self, xp: Namespace, z: Any, **extra: Any) -> Any:
         """Map the logits of all classes, or of the event."""
@@ -204,7 +177,7 @@ class OneEvent(Calibrator):
 
 
 def for_event(fit: Fit | str, event: int | str, *, class_names: Sequence[str] | None = None) -> Fit:
-    """Fit a method to the probability of one class, a number or with `names` one of them.
+    """Fit a method to the probability of one class, a number or with `class_names` one of them.
 
     The calibrator takes the logits of all classes and gives (ln(1 − p), ln p).
 
@@ -220,7 +193,7 @@ def for_event(fit: Fit | str, event: int | str, *, class_names: Sequence[str] | 
     def fit_event(logits: Any, labels: Any, **options: Any) -> Calibrator:
         from trueup.convert import as_event  # most fits are of no event
 
-        z, y = as_arrays(logits, labels)
+        z, y = arrays.as_arrays(logits, labels)
         number = event_class(event, z.shape[1], class_names)
         return OneEvent(method(*as_event(z, y, number), **options), number, z.shape[1])
 
@@ -254,14 +227,10 @@ def cross_fit(fit: Fit | str, *, n_folds: int = 5) -> Callable[..., Any]:
     method = _resolve(fit)
 
     def calibrated(logits: Any, labels: Any, *, sample_weight: Any = None, clusters: Any = None) -> Any:
-        z, y = as_arrays(logits, labels, at_least=n_folds)
+        z, y = arrays.as_arrays(logits, labels, at_least=n_folds)
         blocks = as_clusters(clusters, len(z), at_least=2)
-        w = as_weights(sample_weight, len(z))
-        out = np.empty_like(z)
-        for train, test in k_fold(z, y, n_folds, blocks):
-            *pair, share = take_weighted(z, y, w, train)
-            out[test] = method(*pair, **given(share))(take_rows(z, y, test)[0])
-        return match_kind(out, logits)
+        w = arrays.as_weights(sample_weight, len(z))
+        return arrays.match_kind(_cross_fitted(method, z, y, w, n_folds, blocks), logits)
 
     return calibrated
 
@@ -273,9 +242,7 @@ def grid(fit: Fit | str, *, n_folds: int = 5, score: str = "nll", **options: Seq
     >>> type(grid("matrix", penalty=[1e-3, 1.0])(z, y)).__name__
     'Matrix'
     """
-    combinations: list[dict[str, Any]] = [{}]
-    for name, values in options.items():
-        combinations = [{**known, name: value} for known in combinations for value in values]
+    combinations = [dict(zip(options, values, strict=True)) for values in itertools.product(*options.values())]
     named = {str(chosen): partial(_resolve(fit), **chosen) for chosen in combinations}
     return choose(named, n_folds=n_folds, score=score, standard_errors=0.0)
 
@@ -310,11 +277,13 @@ def record_choice(
     reasons: Mapping[str, str] | None = None,
     sample_weight: np.ndarray | None = None,
     clusters: Clusters | None = None,
+    mixture: tuple[np.ndarray, Mapping[str, float]] | None = None,
 ) -> Choice:
     """The record of the choice of one method among several, by the loss of every held-out row.
 
     `raw` is the method that leaves everything as it is, if that is among them. What could be seen is a difference of
-    the chosen method from it, or of it from the best of the others.
+    the chosen method from it, or of it from the best of the others. `mixture` is for a choice of several methods: the
+    loss of every row under their mixture, and their weights.
 
     >>> losses = {"identity": np.array([0.9, 0.4, 0.8, 0.3]), "temperature": np.array([0.8, 0.5, 0.6, 0.4])}
     >>> choice = record_choice(losses, "temperature", raw="identity", reasons={"svs": "too few rows"})
@@ -322,22 +291,17 @@ def record_choice(
     '0.575 0.065 0.162 inf'
     """
     reasons = reasons or {}
-    loss = losses[chosen]
+    loss, weights = mixture or (losses[chosen], {chosen: 1.0})
     others = {name: each for name, each in losses.items() if name != chosen}
-    rival = (
-        raw
-        if raw in others
-        else simplest(others, standard_errors=0.0, sample_weight=sample_weight)
-        if others
-        else chosen
-    )
+    rival = raw if raw in others else chosen
+    if others and rival == chosen:
+        rival = simplest(others, standard_errors=0.0, sample_weight=sample_weight)
     return Choice(
         chosen,
-        {name: weighted_mean(each, sample_weight) for name, each in losses.items()}
-        | dict.fromkeys(reasons, float("inf")),
+        {name: weighted_mean(each, sample_weight) for name, each in losses.items()} | dict.fromkeys(reasons, math.inf),
         reasons,
         errors={name: standard_error(each - loss, sample_weight, clusters) for name, each in losses.items()},
-        weights={chosen: 1.0},
+        weights=weights,
         loss=weighted_mean(loss, sample_weight),
         detectable=DETECTED * standard_error(losses[rival] - loss, sample_weight, clusters),
     )
@@ -378,18 +342,18 @@ def choose(
         raise ValueError(f'score must be "nll" or "brier", got {score!r}')
 
     def fit(logits: Any, labels: Any, *, sample_weight: Any = None, clusters: Any = None) -> Calibrator:
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=2 * n_folds)
-        blocks = weighted_clusters(clusters, sample_weight, len(to_array(labels, "labels")), at_least=2)
+        z, y, w = arrays.as_weighted(logits, labels, sample_weight, at_least=2 * n_folds)
+        blocks = weighted_clusters(clusters, sample_weight, len(arrays.to_array(labels, "labels")), at_least=2)
         losses, reasons = {}, {}
         for name, method in methods.items():
             try:
-                losses[name] = _held_out(method, z, y, w, n_folds, score, blocks)
+                losses[name] = getattr(score_rows(_cross_fitted(method, z, y, w, n_folds, blocks), y), score)
             except (FitError, ValueError) as error:
                 reasons[name] = str(error)
         if not losses:
             raise FitError(f"none of the methods could be fitted: {reasons}")
         name = simplest(losses, standard_errors=standard_errors, sample_weight=w, clusters=blocks)
-        fitted: Calibrator = methods[name](z, y, **given(w))
+        fitted: Calibrator = methods[name](z, y, **arrays.given(w))
         choice = record_choice(losses, name, raw="identity", reasons=reasons, sample_weight=w, clusters=blocks)
         return fitted.with_choice(choice)
 
@@ -443,12 +407,13 @@ def refinement(logits: Any, labels: Any, *, method: Fit | str = "temperature", s
     True
     """
     fit = _resolve(method)
-    z, y = as_arrays(logits, labels, at_least=FOLDS)
+    z, y = arrays.as_arrays(logits, labels, at_least=FOLDS)
     mixed = np.empty(z.shape)
     with silence_warnings(message="temperature stopped at its bound"):  # its effect on the score is bounded
         for others, fold in k_fold(z, y, FOLDS):
             n = int(others.sum())
-            log_q = NUMPY.log_softmax(fit(*take_rows(z, y, others))(take_rows(z, y, fold)[0]).astype(np.float64))
+            calibrated = fit(*arrays.take_rows(z, y, others))(arrays.take_rows(z, y, fold)[0])
+            log_q = NUMPY.log_softmax(calibrated.astype(np.float64))
             options = z[fold] > -np.inf
             uniform = np.where(options, -np.log(options.sum(axis=1, keepdims=True)), -np.inf)
             # Where the n rows are all right, T is as good as zero, and one held-out error would outweigh all else.
@@ -474,14 +439,12 @@ def _resolve(fit: Fit | str) -> Fit:
     return METHODS[fit] if isinstance(fit, str) else fit
 
 
-def _held_out(
-    method: Fit, z: np.ndarray, y: np.ndarray, w: np.ndarray | None, n_folds: int, score: str, clusters: Clusters | None
+def _cross_fitted(
+    method: Fit, z: np.ndarray, y: np.ndarray, w: np.ndarray | None, n_folds: int, clusters: Clusters | None
 ) -> np.ndarray:
-    """The score of every row under a calibrator that has not seen it."""
-    scores = np.empty(len(z))
+    """The logits of every row, mapped by a calibrator that has not seen it."""
+    calibrated = np.empty_like(z)
     for train, test in k_fold(z, y, n_folds, clusters):
-        *pair, share = take_weighted(z, y, w, train)
-        held_out, labels = take_rows(z, y, test)
-        calibrated = method(*pair, **given(share))(held_out)
-        scores[test] = getattr(score_rows(calibrated, labels), score)
-    return scores
+        *pair, share = arrays.take_weighted(z, y, w, train)
+        calibrated[test] = method(*pair, **arrays.given(share))(arrays.take_rows(z, y, test)[0])
+    return calibrated

@@ -14,6 +14,7 @@ from trueup._core.arrays import as_weighted, find_absent
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import Certificate, lbfgs
 from trueup.calibrators.base import Calibrator
+from trueup.calibrators.likelihood import mask_scores
 from trueup.calibrators.temperature import Temperature
 
 _SMOOTH = 1e-3
@@ -34,17 +35,13 @@ class Diagonal(Calibrator):
     """
 
     keeps_argmax = True
-    shift_invariant = True
     sample_invariant = True
-    differentiable = True
 
     knots: np.ndarray
     slopes: np.ndarray
 
     def __init__(self, knots: Any, slopes: Any) -> None:
-        super().__init__()
-        self.keep("knots", knots)
-        self.keep("slopes", slopes)
+        self.keep_all(knots=knots, slopes=slopes)
         if np.ndim(self.knots) != 1 or len(self.knots) < 2 or not (np.diff(self.knots) > 0).all():
             raise ValueError(f"knots must be at least two numbers that rise, got {knots}")
         if np.shape(self.slopes) != self.knots.shape or not (self.slopes > 0).all():
@@ -54,9 +51,8 @@ class Diagonal(Calibrator):
         """Apply g, taken to be 0 at the first knot."""
         u, knots, slopes = centre_rows(xp, xp.double(z)), self.knots, self.slopes
         number = knots.shape[0]
-        result = slopes[0] * xp.clip(u - knots[0], max=0.0) + slopes[number - 1] * xp.clip(
-            u - knots[number - 1], min=0.0
-        )
+        result = slopes[0] * xp.clip(u - knots[0], max=0.0)
+        result = result + slopes[number - 1] * xp.clip(u - knots[number - 1], min=0.0)
         for i in range(number - 1):
             gap = knots[i + 1] - knots[i]
             inside = xp.minimum(xp.clip(u - knots[i], min=0.0), gap)
@@ -84,10 +80,6 @@ def centre_rows(xp: Namespace, z: Any) -> Any:
     return z - xp.mean(z, axis=1, keepdims=True)
 
 
-def _mask(scores: np.ndarray, absent: np.ndarray | None) -> np.ndarray:
-    return scores if absent is None else np.where(absent, -np.inf, scores)
-
-
 def _integrals(u: np.ndarray, knots: np.ndarray) -> Iterator[np.ndarray]:
     """∫ from the first knot to u of each knot's hat function; the outer two stay at 1 beyond the ends."""
     carried = np.minimum(u - knots[0], 0.0)
@@ -104,7 +96,7 @@ def _knots(z: np.ndarray, w: np.ndarray | None, temperature: float, number: int)
     values, weights = [], []
     for rows in native.row_chunks(len(z), z.shape[1], native.STEP):
         u = centre_rows(NUMPY, z[rows].astype(np.float64))
-        p = NUMPY.softmax(_mask(u / temperature, find_absent(z[rows])))
+        p = NUMPY.softmax(mask_scores(u / temperature, find_absent(z[rows])))
         if z.shape[1] > 10:
             largest = np.argpartition(p, -10, axis=1)[:, -10:]
             u, p = (np.take_along_axis(table, largest, axis=1) for table in (u, p))
@@ -139,7 +131,7 @@ def _increasing(
         slopes = start * np.exp(theta)
         value, gradient = 0.0, np.zeros_like(slopes)
         for basis, absent, rows in cache or pieces():
-            log_q = NUMPY.log_softmax(_mask((slopes @ basis).reshape(-1, classes), absent))
+            log_q = NUMPY.log_softmax(mask_scores((slopes @ basis).reshape(-1, classes), absent))
             at = np.arange(len(log_q)), y[rows]
             value -= float(share[rows] @ log_q[at])
             off = np.exp(log_q)

@@ -42,16 +42,13 @@ class EnsembleTemperature(Calibrator):
     """
 
     keeps_argmax = True
-    shift_invariant = True
     sample_invariant = True
-    differentiable = True
 
     temperature: float
     weights: np.ndarray
 
     def __init__(self, temperature: float, weights: Any) -> None:
-        self.keep("temperature", temperature)
-        self.keep("weights", weights)
+        self.keep_all(temperature=temperature, weights=weights)
         check_positive(self.temperature, "temperature")
         w = self.weights
         if not (w.shape == (3,) and bool((w >= 0).all()) and abs(float(w.sum()) - 1) < 1e-9 and float(w[2]) < 1):
@@ -134,13 +131,11 @@ def _brier_weights(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, beta: flo
 
 def _nll_weights(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, beta: float, max_iter: int = 100) -> np.ndarray:
     """Newton's steps on −mean ln(w·a), a the label's three probabilities; each model is minimised on the simplex."""
-    columns = [
-        np.concatenate(
-            [np.take_along_axis(NUMPY.softmax(b * part), labels, axis=1) for part, labels, _ in shifted_chunks(z, y)]
-        )
-        for b in (beta, 1.0)
-    ]
-    a = np.concatenate([*columns, _uniform(z)[:, None]], axis=1)
+    rows = []
+    for part, labels, _ in shifted_chunks(z, y):
+        probs = [np.take_along_axis(NUMPY.softmax(b * part), labels, axis=1) for b in (beta, 1.0)]
+        rows.append(np.concatenate(probs, axis=1))
+    a = np.concatenate([np.concatenate(rows), _uniform(z)[:, None]], axis=1)
     share = np.full(len(a), 1 / len(a)) if w is None else w / w.sum()
     mixture = np.full(3, 1 / 3)
     for _ in range(max_iter):

@@ -23,16 +23,6 @@ from trueup._core.tally import Mean
 from trueup._core.values import Value
 from trueup.metrics.forecasts import LEVELS, GaussianForecast, check_forecast, scaled_pinball
 
-__all__ = [
-    "RAW",
-    "IsotonicQuantiles",
-    "QuantilesAt",
-    "RecalibrationChoice",
-    "Recalibrator",
-    "VarianceScaling",
-    "choose_recalibration",
-]
-
 _LEAST_SCALE = 1e-12
 """The scale where every target is its mean, so that a likelihood remains."""
 
@@ -171,13 +161,11 @@ class VarianceScaling(Recalibrator):
 
     def standard_quantiles(self, levels: np.ndarray) -> np.ndarray:
         """s·Φ⁻¹(q)."""
-        z: np.ndarray = self.scale * ndtri(levels)
-        return z
+        return np.asarray(self.scale * ndtri(levels))
 
     def standard_shares(self, z: np.ndarray) -> np.ndarray:
         """Φ(z/s)."""
-        shares: np.ndarray = ndtr(z / self.scale)
-        return shares
+        return np.asarray(ndtr(z / self.scale))
 
     def moments(self) -> tuple[float, float]:
         """0 and s."""
@@ -387,8 +375,7 @@ def choose_recalibration(
     w = as_weights(sample_weight, len(y))
     if isinstance(n_folds, bool) or int(n_folds) != n_folds or not 2 <= n_folds <= len(y):
         raise InputError("n_folds", f"be a whole number of 2..{len(y)}, the number of rows", repr(n_folds))
-    names = list(FORECAST_METHODS) if methods is None else list(methods)
-    fits = {name: FORECAST_METHODS[name] for name in names}
+    fits = {name: FORECAST_METHODS[name] for name in (FORECAST_METHODS if methods is None else methods)}
     rows, alike = np.stack([m, s, y], axis=1), np.zeros(len(y), np.int64)
     blocks = as_clusters(clusters, len(y), at_least=n_folds)
     fold = stratified_folds(rows, alike, n_folds) if blocks is None else cluster_folds(alike, blocks, n_folds)
@@ -398,19 +385,19 @@ def choose_recalibration(
         fitted[name] = fit(m, s, y, sample_weight=w)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # the fit to all rows has warned
-            parts = [fit(*(x[fold != k] for x in (m, s, y)), sample_weight=_take(w, fold != k)) for k in range(n_folds)]
+            masks = [fold != k for k in range(n_folds)]
+            parts = [fit(m[kept], s[kept], y[kept], sample_weight=None if w is None else w[kept]) for kept in masks]
         bounds[name] = np.stack([part.standard_quantiles(LEVELS) for part in parts])
     losses = {name: held_out_losses(m, s, y, fold, bound) for name, bound in bounds.items()}
     means = {name: Mean.of(loss, w).value for name, loss in losses.items()}
     best = min(means, key=means.__getitem__)
-    chosen = best
-    for name in losses:
+
+    def is_near_best(name: str) -> bool:
         gap = losses[name] - losses[best]
         behind = Mean.of(gap, w)
-        error = behind.error if blocks is None else mean_error(*block_sums(gap, w, blocks))
-        if behind.value <= error:
-            chosen = name
-            break
+        return behind.value <= (behind.error if blocks is None else mean_error(*block_sums(gap, w, blocks)))
+
+    chosen = next(filter(is_near_best, losses), best)
     return RecalibrationChoice(chosen, means, fitted, bounds, fold)
 
 
@@ -423,7 +410,3 @@ def held_out_losses(
         here = fold == k
         losses[here] = scaled_pinball(targets[here] - mean[here], std[here], LEVELS, bound)
     return losses
-
-
-def _take(sample_weight: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
-    return None if sample_weight is None else sample_weight[rows]

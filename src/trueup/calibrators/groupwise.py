@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from trueup._core.arrays import as_weighted, as_weights, given, take_weighted, to_array, upcast_half
+from trueup._core.arrays import as_weighted, as_weights, effective_rows, given, take_weighted, to_array, upcast_half
 from trueup._core.clusters import weighted_clusters
 from trueup._core.errors import InputError
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import FitError
 from trueup._core.registry import METHODS
 from trueup._core.splits import exceeds_error, k_fold
-from trueup.calibrators.base import Calibrator
+from trueup.calibrators.base import Calibrator, if_all_parts
 from trueup.calibrators.compose import Fit
 from trueup.metrics.groups import as_groups, encode_groups
 
@@ -42,7 +42,10 @@ class PerGroup(Calibrator):
            [-0.07, -2.68]])
     """
 
-    sample_invariant = False  # the strength is chosen on folds
+    keeps_argmax = if_all_parts("keeps_argmax")
+    shift_invariant = if_all_parts("shift_invariant")
+    differentiable = if_all_parts("differentiable")
+    # Not sample-invariant: the strength is chosen on folds.
 
     calibrators: tuple[Calibrator, ...]
     shares: np.ndarray
@@ -55,21 +58,6 @@ class PerGroup(Calibrator):
             raise ValueError(f"calibrators, names and shares must be as many as groups, got {got}")
         if not ((self.shares >= 0) & (self.shares <= 1)).all():
             raise ValueError(f"shares must lie in [0, 1], got {shares}")
-
-    @property
-    def keeps_argmax(self) -> bool:  # type: ignore[override]
-        """As long as all maps do."""
-        return all(step.keeps_argmax for step in (self.base, *self.calibrators))
-
-    @property
-    def shift_invariant(self) -> bool:  # type: ignore[override]
-        """As long as all maps are."""
-        return all(step.shift_invariant for step in (self.base, *self.calibrators))
-
-    @property
-    def differentiable(self) -> bool:  # type: ignore[override]
-        """As long as all maps are."""
-        return all(step.differentiable for step in (self.base, *self.calibrators))
 
     def map(self, xp: Namespace, z: Any, *, groups: Any = None) -> Any:
         """The mixture of the row's group, as log-probabilities; that of all rows for a group not seen."""
@@ -90,8 +78,7 @@ class PerGroup(Calibrator):
 
     def config(self) -> dict[str, Any]:
         """The maps and their shares."""
-        calibrators = list(self.calibrators)
-        return {"base": self.base, "calibrators": calibrators, "names": self.names, "shares": self.shares}
+        return super().config() | {"calibrators": list(self.calibrators)}
 
 
 def per_group(fit: Fit | str, *, n_folds: int = 5, strengths: Sequence[float] = STRENGTHS) -> Fit:
@@ -118,10 +105,10 @@ def per_group(fit: Fit | str, *, n_folds: int = 5, strengths: Sequence[float] = 
         code, known = encode_groups(names)
         losses, pooled = np.empty((len(strengths), len(z))), np.empty(len(z))
         for train, test in k_fold(z, y, n_folds, together):
-            part = _Fitted.of(method, *take_weighted(z, y, w, train), code[train])
+            part = _Fitted(method, *take_weighted(z, y, w, train), code[train])
             pooled[test], losses[:, test] = part.held_out(z[test], y[test], code[test], strengths)
         best = int((losses @ (np.ones(len(z)) if w is None else w)).argmin())
-        whole = _Fitted.of(method, z, y, w, code)
+        whole = _Fitted(method, z, y, w, code)
         if not exceeds_error(pooled - losses[best], w, errors=_ERRORS, clusters=together) or not whole.own:
             return PerGroup(whole.base, [], [], [])
         shares = [whole.share(k, strengths[best]) for k in whole.own]
@@ -144,25 +131,21 @@ def group_names(groups: Any, rows: int) -> np.ndarray:
 class _Fitted:
     """A map of all rows, and those of the groups that have enough."""
 
-    def __init__(self, base: Calibrator, own: dict[int, Calibrator], rows: dict[int, float]) -> None:
-        self.base, self.own, self.rows = base, own, rows
-
-    @classmethod
-    def of(cls, method: Fit, z: np.ndarray, y: np.ndarray, w: np.ndarray | None, code: np.ndarray) -> _Fitted:
-        base = method(z, y, **given(w))
-        own, rows = {}, {}
+    def __init__(self, method: Fit, z: np.ndarray, y: np.ndarray, w: np.ndarray | None, code: np.ndarray) -> None:
+        self.base = method(z, y, **given(w))
+        self.own: dict[int, Calibrator] = {}
+        self.rows: dict[int, float] = {}
         for k in np.unique(code).tolist():
-            part = take_weighted(z, y, w, code == k)
-            rows[k] = float(len(part[0]) if part[2] is None else part[2].sum() ** 2 / (part[2] @ part[2]))
-            if rows[k] < _FEW_ROWS:
+            *part, weight = take_weighted(z, y, w, code == k)
+            self.rows[k] = effective_rows(weight, len(part[0]))
+            if self.rows[k] < _FEW_ROWS:
                 continue
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # few rows may have no best map; their share is small then
                 try:
-                    own[k] = method(*part[:2], **given(part[2]))
+                    self.own[k] = method(*part, **given(weight))
                 except (FitError, ValueError):
                     continue
-        return cls(base, own, rows)
 
     def share(self, k: int, strength: float) -> float:
         """λ of a group; none without a map of its own."""
@@ -186,5 +169,4 @@ class _Fitted:
 
 
 def _log_probs(calibrator: Calibrator, z: np.ndarray) -> np.ndarray:
-    log_p: np.ndarray = NUMPY.log_softmax(upcast_half(calibrator(z)).astype(np.float64))
-    return log_p
+    return np.asarray(NUMPY.log_softmax(upcast_half(calibrator(z)).astype(np.float64)))

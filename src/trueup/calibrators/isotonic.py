@@ -11,27 +11,14 @@ from scipy.optimize import isotonic_regression
 from trueup._core.arrays import as_logits, as_weighted, find_absent, match_kind, take_weighted, upcast_half
 from trueup._core.bins import tie_ends
 from trueup._core.namespace import NUMPY, Namespace
-from trueup._core.optimize import Certificate
 from trueup._core.row_scores import scores_and_outcomes
 from trueup._core.splits import k_fold
-from trueup.calibrators.base import (
-    PADDING,
-    ClassCurves,
-    TopLabel,
-    break_ties,
-    clip_frequencies,
-    each_class,
-    interpolate,
-    keep_curve,
-    one_vs_rest,
-    order_weight,
-    pad_curves,
-    row_count,
-)
+from trueup.calibrators.base import TopLabel, break_ties, clip_frequencies, row_count
+from trueup.calibrators.curves import PADDING, ClassCurves, Knots, each_class, one_vs_rest, order_weight, pad_curves
 from trueup.calibrators.temperature import Temperature
 
 
-class Isotonic(TopLabel):
+class Isotonic(Knots, TopLabel):
     """Map the confidence by the non-decreasing g that minimises Σ_i (g(c_i) − a_i)², straight between its blocks.
 
     Of two classes c is P(class 1), and a whether it was. g is constant outside the confidences of the fit, and kept in
@@ -44,17 +31,9 @@ class Isotonic(TopLabel):
     array([0.6667, 0.5   , 0.3333])
     """
 
-    knots: np.ndarray
-    values: np.ndarray
-
     def __init__(self, knots: Any, values: Any, event: bool = False) -> None:
-        super().__init__()
-        keep_curve(self, "knots", knots, values)
+        super().__init__(knots, values)
         self.event = event
-
-    def map_confidence(self, xp: Namespace, confidence: Any) -> Any:
-        """The curve."""
-        return interpolate(xp, confidence, self.knots, self.values)
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
@@ -65,7 +44,7 @@ class Isotonic(TopLabel):
         return cls(knots, clip_frequencies(values, row_count(z, w)), z.shape[1] == 2)
 
 
-class IsotonicOvR(ClassCurves):
+class IsotonicOvR(Knots, ClassCurves):
     """Map each class's probability by its own isotonic curve, then normalise the row: q_k ∝ g_k(p_k) + 1e-9 p_k.
 
     With `fit_scaled`, p is the softmax of z/T, and T is fitted first. With `fit_centred` the curve goes straight from
@@ -82,18 +61,11 @@ class IsotonicOvR(ClassCurves):
            [0.8333, 0.1667]])
     """
 
-    knots: np.ndarray
-    values: np.ndarray
     temperature: float
 
     def __init__(self, knots: Any, values: Any, temperature: float = 1.0) -> None:
-        super().__init__()
-        keep_curve(self, "knots", knots, values)
+        super().__init__(knots, values)
         self.keep("temperature", Temperature(temperature).temperature)
-
-    def curve(self, xp: Namespace, p: Any) -> Any:
-        """The classes' curves."""
-        return interpolate(xp, p, self.knots, self.values)
 
     def map(self, xp: Namespace, z: Any) -> Any:
         """The curves of the scaled logits, normalised."""
@@ -102,14 +74,16 @@ class IsotonicOvR(ClassCurves):
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Isotonic regression, one against the rest: pool adjacent violators in each class."""
-        return cls._fit(*as_weighted(logits, labels, sample_weight, at_least=1), temperature=1.0)
+        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        return cls._of([pool_adjacent_violators(*rows) for rows in each_class(z, y, w)], row_count(z, w))
 
     @classmethod
     def fit_scaled(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Isotonic regression after temperature: fit a temperature first, then the curves to what it gives."""
         z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
         scaler = Temperature.fit(z, y, sample_weight=w)
-        return cls._fit(scaler(upcast_half(z)), y, w, scaler.temperature, scaler.certificate)
+        curves = [pool_adjacent_violators(*rows) for rows in each_class(scaler(upcast_half(z)), y, w)]
+        return cls._of(curves, row_count(z, w), scaler.temperature).with_certificate(scaler.certificate)
 
     @classmethod
     def fit_centred(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
@@ -118,25 +92,16 @@ class IsotonicOvR(ClassCurves):
         curves = [centre_blocks(*rows) for rows in each_class(z, y, w)]
         if z.shape[1] == 2:  # P(class 1) is fitted, and class 0 is what is left
             curves[0] = 1 - curves[1][0][::-1], 1 - curves[1][1][::-1]
-        knots, values = zip(*curves, strict=True)
-        return cls(pad_curves(knots, PADDING), clip_frequencies(pad_curves(values), row_count(z, w)))
+        return cls._of(curves, row_count(z, w))
 
     @classmethod
-    def _fit(
-        cls,
-        z: np.ndarray,
-        y: np.ndarray,
-        w: np.ndarray | None,
-        temperature: float,
-        certificate: Certificate | None = None,
-    ) -> Self:
-        curves = [pool_adjacent_violators(*rows) for rows in each_class(z, y, w)]
+    def _of(cls, curves: list[tuple[np.ndarray, np.ndarray]], n: float, temperature: float = 1.0) -> Self:
+        """From the knots and values of each class, and the number of rows."""
         knots, values = zip(*curves, strict=True)
-        fitted = cls(pad_curves(knots, PADDING), clip_frequencies(pad_curves(values), row_count(z, w)), temperature)
-        return fitted.with_certificate(certificate)
+        return cls(pad_curves(knots, PADDING), clip_frequencies(pad_curves(values), n), temperature)
 
 
-class IsotonicPooled(ClassCurves):
+class IsotonicPooled(Knots, ClassCurves):
     """Map every class's probability by one isotonic curve, then normalise the row: q_k ∝ g(p_k) + 1e-9 p_k.
 
     g is fitted to all pairs (p_ik, 1[y_i = k]) together, kept in [1/(nK+2), 1 − 1/(nK+2)], and keeps the classes'
@@ -154,20 +119,9 @@ class IsotonicPooled(ClassCurves):
 
     keeps_argmax = True
 
-    knots: np.ndarray
-    values: np.ndarray
-
-    def __init__(self, knots: Any, values: Any) -> None:
-        super().__init__()
-        keep_curve(self, "knots", knots, values)
-
     def map(self, xp: Namespace, z: Any) -> Any:
         """The curve of every class, normalised."""
         return break_ties(xp, z, super().map(xp, z))
-
-    def curve(self, xp: Namespace, p: Any) -> Any:
-        """One curve for all classes."""
-        return interpolate(xp, p, self.knots, self.values)
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
@@ -286,9 +240,7 @@ class VennAbers(ClassCurves):
     upper: np.ndarray
 
     def __init__(self, scores: Any, lower: Any, upper: Any) -> None:
-        super().__init__()
-        for name, value in (("scores", scores), ("lower", lower), ("upper", upper)):
-            self.keep(name, value)
+        self.keep_all(scores=scores, lower=lower, upper=upper)
         shape = (*self.scores.shape[:-1], self.scores.shape[-1] + 1)
         if self.scores.ndim != 3 or tuple(self.lower.shape) != shape or tuple(self.upper.shape) != shape:
             shapes = [tuple(x.shape) for x in (self.scores, self.lower, self.upper)]

@@ -30,6 +30,9 @@ MATRIX_PENALTY = 1e-6
 Likelihood = Callable[[np.ndarray], np.ndarray]
 """Loss summed over the rows and its gradient, at the weights followed by the bias."""
 
+Solution = tuple[np.ndarray, np.ndarray, Certificate]
+"""Weight, bias, and how their search ended."""
+
 Inverse = Callable[[np.ndarray], np.ndarray]
 Blocks = Callable[[float, float, float], Inverse]
 """The likelihood's curvature, to be inverted with that of a penalty: off and on the diagonal, and on the bias."""
@@ -88,26 +91,25 @@ class Problem:
         """The sum of the weights; without any, the number of rows."""
         return float(len(self.z) if self.w is None else self.w.sum())
 
-    def solve(
-        self, start: float | np.ndarray, *, tolerance: float = 1e-7
-    ) -> tuple[np.ndarray, np.ndarray, Certificate]:
+    def solve(self, start: float | np.ndarray, *, tolerance: float = 1e-7) -> Solution:
         """Minimise from a multiple of the identity, or from another problem's solution."""
         x = self.start_point(start)
         if self.vector and not isinstance(start, np.ndarray):
             x = self._with_frequencies(x)
-        quick = (
-            Stage(self._objective(quick=True), _COARSE_FTOL, _FLOAT32_NOISE) if self._noise < _FLOAT32_NOISE else None
-        )
-        x, certificate = lbfgs(
-            Stage(self._objective(), max(_FTOL if self.vector else _MATRIX_FTOL, self._noise), self._noise),
-            x,
-            tolerance=tolerance,
-            max_iter=3000,
-            precondition=self.inverse(self.blocks(x)),
-            refresh=lambda x: self.inverse(self.blocks(x, careful=True)),
-            coarse=quick,
-        )
+        stage = Stage(self._objective(), max(_FTOL if self.vector else _MATRIX_FTOL, self._noise), self._noise)
+        coarse = None
+        if self._noise < _FLOAT32_NOISE:
+            coarse = Stage(self._objective(quick=True), _COARSE_FTOL, _FLOAT32_NOISE)
+        x, certificate = self.search(stage, x, self.blocks(x), tolerance=tolerance, max_iter=3000, coarse=coarse)
         return *self.weight_and_bias(x), certificate
+
+    def search(self, stage: Stage, start: np.ndarray, blocks: Blocks, **options: Any) -> tuple[np.ndarray, Certificate]:
+        """Minimise an objective of these weights, with the curvature at the start."""
+
+        def refresh(x: np.ndarray) -> Inverse:
+            return self.inverse(self.blocks(x, careful=True))
+
+        return lbfgs(stage, start, precondition=self.inverse(blocks), refresh=refresh, **options)
 
     def weight_and_bias(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """W and b at a point, of the least penalty."""
@@ -118,15 +120,8 @@ class Problem:
 
     def solve_coarse(self, start: np.ndarray, blocks: Blocks, likelihood: Likelihood) -> np.ndarray:
         """Minimise in single precision, with the curvature of a problem like this one: enough to compare penalties."""
-        objective = self.penalise(likelihood, self.total)
-        x, _ = lbfgs(
-            Stage(objective, _FOLD_FTOL, _FLOAT32_NOISE),
-            start,
-            max_iter=3000,
-            precondition=self.inverse(blocks),
-            refresh=lambda x: self.inverse(self.blocks(x, careful=True)),
-        )
-        return self.canonical(x)
+        stage = Stage(self.penalise(likelihood, self.total), _FOLD_FTOL, _FLOAT32_NOISE)
+        return self.canonical(self.search(stage, start, blocks, max_iter=3000)[0])
 
     def start_point(self, start: float | np.ndarray) -> np.ndarray:
         """Weights and bias where a search begins: those given, or a multiple of the identity."""
@@ -183,8 +178,7 @@ class Problem:
 
     def _weights(self) -> np.ndarray:
         identity = np.eye(self.z.shape[1])
-        weights: np.ndarray = self.penalty.off * (1 - identity) + self.penalty.diagonal * identity
-        return weights
+        return np.asarray(self.penalty.off * (1 - identity) + self.penalty.diagonal * identity)
 
     @cached_property
     def _shift(self) -> np.ndarray | None:
@@ -200,10 +194,11 @@ class Problem:
         scores = mask_scores(scores, absent)
         if careful and not self.vector and classes <= _FEW_CLASSES:
             return _whole_curvature(u.astype(np.float64), NUMPY.softmax(scores.astype(np.float64)), share)
-        spread = weigh(class_variances(scores), share)
+        spread = variances(scores, share)
         if self.vector:
             return _vector_blocks(u, spread, self._counts)
-        return _matrix_blocks(u, spread, careful=careful)
+        few = classes <= (_MANY_CLASSES if careful else _FEW_CLASSES)
+        return _own_blocks(u, spread) if few else _pooled_blocks(u, spread)
 
     def inverse(self, blocks: Blocks) -> Inverse:
         """The penalised loss's curvature, inverted."""
@@ -215,7 +210,10 @@ class Problem:
 
     def likelihood(self, *, quick: bool = False) -> Likelihood:
         """The loss summed over the rows, followed by its gradient."""
-        return self._by_rows(quick) if self.vector else self._by_products(quick)
+        if not self.vector:
+            return self._by_products(quick)
+        options: dict[str, Any] = {"scale": self.scale, "shift": self._shift, "sample_weight": self.w, "quick": quick}
+        return lambda x: vector_sums(self.z, self.y, *np.split(np.ascontiguousarray(x), 2), **options)
 
     def penalise(self, likelihood: Likelihood, rows: float) -> Objective:
         """The mean of a likelihood's sums over so many rows (or weight), which need not be these, with the penalty."""
@@ -234,17 +232,6 @@ class Problem:
             return value, sums[1:] + 2 * np.concatenate([pull, p.bias * bias])
 
         return objective
-
-    def _by_rows(self, quick: bool) -> Likelihood:
-        classes, shift = self.z.shape[1], self._shift
-
-        def likelihood(x: np.ndarray) -> np.ndarray:
-            weight, bias = np.ascontiguousarray(x[:classes]), np.ascontiguousarray(x[classes:])
-            return vector_sums(
-                self.z, self.y, weight, bias, scale=self.scale, shift=shift, sample_weight=self.w, quick=quick
-            )
-
-        return likelihood
 
     def _by_products(self, quick: bool) -> Likelihood:
         """Loss and gradient by matrix products, a chunk of rows at a time; small problems are worth double."""
@@ -298,8 +285,7 @@ def loss_and_residual(
     scores: np.ndarray, absent: np.ndarray | None, label: np.ndarray, share: np.ndarray | None
 ) -> tuple[float, np.ndarray]:
     """The summed loss of scores (classes, rows), which are written over, and q less the one-hot label, weighted."""
-    if absent is not None:
-        scores[absent] = -np.inf
+    mask_scores(scores, absent)
     at = label, np.arange(len(label))
     scores -= scores.max(axis=0)
     losses = -scores[at].astype(np.float64)
@@ -352,16 +338,8 @@ def _vector_blocks(u: np.ndarray, spread: np.ndarray, counts: np.ndarray) -> Blo
     return inverse
 
 
-def _matrix_blocks(u: np.ndarray, spread: np.ndarray, *, careful: bool = False) -> Blocks:
-    """Of softmax(W u + b), each class by itself: Σ p_k(1 − p_k) ũũᵀ with ũ = (u, 1).
-
-    Many classes share a covariance, unless it is to be careful at K times the cost.
-    """
-    most = _MANY_CLASSES if careful else _FEW_CLASSES
-    return _own_blocks(u, spread) if u.shape[1] <= most else _pooled_blocks(u, spread)
-
-
 def _own_blocks(u: np.ndarray, spread: np.ndarray) -> Blocks:
+    """Of softmax(W u + b), each class by itself: Σ p_k(1 − p_k) ũũᵀ with ũ = (u, 1)."""
     n, classes = u.shape
     extended = np.concatenate([u, np.ones((n, 1), u.dtype)], axis=1)
     blocks = np.stack([(extended * spread[:, k, None]).T @ extended / n for k in range(classes)]).astype(np.float64)
@@ -479,7 +457,7 @@ def weigh(rows: np.ndarray, share: np.ndarray | None) -> np.ndarray:
     return rows if share is None else rows * share
 
 
-def class_variances(s: np.ndarray) -> np.ndarray:
-    """The variance p(1 − p) of each class's indicator."""
-    p: np.ndarray = NUMPY.softmax(s)
-    return p * (1 - p)
+def variances(scores: np.ndarray, share: np.ndarray | None) -> np.ndarray:
+    """The variance p(1 − p) of each class's indicator, times the weight of its row."""
+    p = NUMPY.softmax(scores)
+    return weigh(p * (1 - p), share)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 
 from trueup._core.arrays import as_weighted
 from trueup._core.namespace import Namespace
-from trueup._core.optimize import Certificate, lbfgs
+from trueup._core.optimize import lbfgs
 from trueup._core.splits import k_fold
-from trueup.calibrators.base import Calibrator
-from trueup.calibrators.likelihood import MATRIX_PENALTY, VECTOR_PENALTY, Penalty, Problem, matrix_problem
+from trueup.calibrators.base import Calibrator, row_count
+from trueup.calibrators.likelihood import MATRIX_PENALTY, VECTOR_PENALTY, Penalty, Problem, Solution, matrix_problem
 from trueup.calibrators.temperature import finite_inverse_temperature, near_inverse_temperature
 
 PENALTIES = tuple(10.0**power for power in range(-2, 5))
@@ -28,17 +28,14 @@ _FAR_OFF = 100.0
 class Linear(Calibrator):
     """q = softmax(W u + b), with u the logits or something like them; of an absent option, the mean of the others."""
 
-    keeps_argmax = False
     shift_invariant = False
     sample_invariant = True
-    differentiable = True
 
     weight: np.ndarray
     bias: np.ndarray
 
     def __init__(self, weight: Any, bias: Any) -> None:
-        self.keep("weight", weight)
-        self.keep("bias", bias)
+        self.keep_all(weight=weight, bias=bias)
         classes, shape = np.size(self.bias), np.shape(self.weight)
         if shape not in ((classes,), (classes, classes)):
             raise ValueError(f"weight must have shape ({classes},) or ({classes}, {classes}), got {shape}")
@@ -130,7 +127,7 @@ class Matrix(Linear):
         """Matrix scaling, ODIR: penalise what is off the diagonal, and the bias (MS-ODIR)."""
         z, y, w = as_weighted(logits, labels, sample_weight, at_least=2)
         z, offset = _split_offset(z)
-        weight, bias, certificate = _fit_penalised(z, y, w, **options)
+        weight, bias, certificate = _fit_penalised(Problem(z, y, Penalty(), w=w), **options)
         return cls(weight, _shift_bias(weight, bias, offset)).with_certificate(certificate)
 
 
@@ -159,15 +156,13 @@ class Dirichlet(Linear):
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None, **options: Any) -> Self:
         """Dirichlet calibration: L2 on the whole matrix; the bias is free."""
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=2)
-        weight, bias, certificate = _fit_penalised(z, y, w, on="log_probs", l2=True, **options)
-        return cls(weight, bias).with_certificate(certificate)
+        return cls.fit_odir(logits, labels, sample_weight=sample_weight, l2=True, **options)
 
     @classmethod
     def fit_odir(cls, logits: Any, labels: Any, *, sample_weight: Any = None, **options: Any) -> Self:
         """Dirichlet calibration, ODIR: penalise what is off the diagonal, and the bias."""
         z, y, w = as_weighted(logits, labels, sample_weight, at_least=2)
-        weight, bias, certificate = _fit_penalised(z, y, w, on="log_probs", **options)
+        weight, bias, certificate = _fit_penalised(Problem(z, y, Penalty(), on="log_probs", w=w), **options)
         return cls(weight, bias).with_certificate(certificate)
 
 
@@ -204,12 +199,12 @@ class Structured(Linear):
     @classmethod
     def fit_vector(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Structured vector scaling: a vector of deviations (SVS)."""
-        return cls._fit(logits, labels, sample_weight, diagonal=True)
+        return cls._fit(logits, labels, sample_weight, vector=True)
 
     @classmethod
     def fit_matrix(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Structured matrix scaling: a matrix of deviations (SMS)."""
-        return cls._fit(logits, labels, sample_weight, diagonal=False)
+        return cls._fit(logits, labels, sample_weight, vector=False)
 
     @classmethod
     def fit_matrix_cv(
@@ -222,27 +217,20 @@ class Structured(Linear):
         sample_weight: Any = None,
     ) -> Self:
         """Structured matrix scaling, cross-validated: the penalty on the matrix by cross-validation (SMS-CV)."""
-        return cls._fit(logits, labels, sample_weight, diagonal=False, penalties=penalties, n_folds=n_folds)
+        return cls._fit(logits, labels, sample_weight, vector=False, penalties=penalties, n_folds=n_folds)
 
     @classmethod
     def _fit(
-        cls,
-        logits: Any,
-        labels: Any,
-        sample_weight: Any,
-        *,
-        diagonal: bool,
-        penalties: Sequence[float] = (1.0,),
-        n_folds: int = 1,
+        cls, logits: Any, labels: Any, w: Any, *, vector: bool, penalties: Sequence[float] = (1.0,), n_folds: int = 1
     ) -> Self:
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=2 * n_folds if len(penalties) > 1 else 1)
-        n, classes = float(len(z) if w is None else w.sum()), z.shape[1]
+        z, y, w = as_weighted(logits, labels, w, at_least=2 * n_folds if len(penalties) > 1 else 1)
+        n, classes = row_count(z, w), z.shape[1]
         beta = finite_inverse_temperature(z, y, w)
         path = [
             Penalty(off=multiple * classes * (classes - 1) / n, diagonal=classes / n, bias=classes / n, centre=1.0)
             for multiple in sorted(penalties, reverse=True)
         ]
-        made = partial(Problem, vector=True) if diagonal else matrix_problem
+        made = partial(Problem, vector=True) if vector else matrix_problem
         problem = made(z, y, path[0], on="log_probs", scale=beta, w=w)
         start: float | np.ndarray = 1.0
         if len(path) > 1:
@@ -281,29 +269,26 @@ def _shift_bias(weight: np.ndarray, bias: np.ndarray, offset: float) -> np.ndarr
 
 
 def _fit_penalised(
-    z: np.ndarray,
-    y: np.ndarray,
-    w: np.ndarray | None,
+    problem: Problem,
     *,
-    on: Literal["logits", "log_probs"] = "logits",
     l2: bool = False,
     penalty: float | None = None,
     penalties: Sequence[float] = PENALTIES,
     bias_penalties: Sequence[float] | None = None,
     normalise: bool = True,
     n_folds: int = 5,
-) -> tuple[np.ndarray, np.ndarray, Certificate]:
+) -> Solution:
     """Fit with the penalty given, or that of least cross-validated loss; `bias_penalties` makes it a full grid."""
-    _check_rows(z)
-    classes = z.shape[1]
-    start = near_inverse_temperature(z, y, w)
+    _check_rows(problem.z)
+    classes = problem.z.shape[1]
+    start = near_inverse_temperature(problem.z, problem.y, problem.w)
 
     def made(strength: float, mu: float | None) -> Penalty:
         if l2:
             return Penalty.l2(strength, classes, normalise=normalise)
         return Penalty.odir(strength, classes, bias=mu, normalise=normalise)
 
-    whole = Problem(z, y, made(penalty if penalty is not None else 1.0, None), on=on, w=w)
+    whole = replace(problem, penalty=made(penalty if penalty is not None else 1.0, None))
     if penalty is not None:
         return whole.solve(start)
     offsets: Sequence[float | None] = bias_penalties or [None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -19,6 +19,7 @@ C = TypeVar("C", bound=Calibrator)
 
 Curve = tuple[np.ndarray, Certificate]
 """The parameters (k, classes) of a block of curves, and how their search ended."""
+CurveFit = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None], Curve]
 
 _TOLERANCE = 1e-10
 """By how much of itself a class's mean loss may still fall, as Newton's model says, before the last step is taken."""
@@ -38,10 +39,7 @@ class Platt(Calibrator):
     '0.2057 0.0000'
     """
 
-    keeps_argmax = False
-    shift_invariant = True
-    sample_invariant = False  # twice the samples, and the labels are drawn in half as far
-    differentiable = True
+    # Not sample-invariant: twice the samples, and the labels are drawn in half as far.
 
     slope: np.ndarray
     offset: np.ndarray
@@ -66,10 +64,7 @@ class Platt(Calibrator):
             slope, offset, certificate = fit_logistic([log_p - log_rest], targets, w)
             return np.stack([slope[0], offset]), certificate
 
-        def identity(fitted: Self) -> Self:
-            return cls(np.ones_like(fitted.slope), np.zeros_like(fitted.slope))
-
-        return fit_classes(cls, logits, labels, sample_weight, curve, identity, targets)
+        return fit_classes(cls, logits, labels, sample_weight, curve, (1.0, 0.0), targets)
 
 
 class Quadratic(Calibrator):
@@ -84,10 +79,7 @@ class Quadratic(Calibrator):
     '0.229 0.053 -0.545'
     """
 
-    keeps_argmax = False
-    shift_invariant = True
-    sample_invariant = False  # twice the samples, and the labels are drawn in half as far
-    differentiable = True
+    # Not sample-invariant: twice the samples, and the labels are drawn in half as far.
 
     slope: np.ndarray
     square: np.ndarray
@@ -115,11 +107,7 @@ class Quadratic(Calibrator):
             coefficients, offset, certificate = fit_logistic([odds, odds**2], targets, w)
             return np.stack([*coefficients, offset, odds.min(axis=0), odds.max(axis=0)]), certificate
 
-        def identity(fitted: Self) -> Self:
-            ones, zeros = np.ones_like(fitted.slope), np.zeros_like(fitted.slope)
-            return cls(ones, zeros, zeros, fitted.low, fitted.high)
-
-        return fit_classes(cls, logits, labels, sample_weight, curve, identity)
+        return fit_classes(cls, logits, labels, sample_weight, curve, (1.0, 0.0, 0.0))
 
 
 class Beta(Calibrator):
@@ -137,10 +125,7 @@ class Beta(Calibrator):
     '0.93 1.08 -0.10'
     """
 
-    keeps_argmax = False
-    shift_invariant = True
-    sample_invariant = False  # twice the samples, and the labels are drawn in half as far
-    differentiable = True
+    # Not sample-invariant: twice the samples, and the labels are drawn in half as far.
 
     a: np.ndarray
     b: np.ndarray
@@ -165,38 +150,34 @@ class Beta(Calibrator):
         """Beta calibration: minimise each class's cross-entropy; a coefficient that comes out negative is dropped, the
         rest refitted. `targets="plain"` takes the labels as they are, which separable classes have no finite curve for.
         """
-
-        def curve(log_p: np.ndarray, log_rest: np.ndarray, targets: np.ndarray, w: np.ndarray | None) -> Curve:
-            return _rising(log_p, -log_rest, targets, w)
-
-        def identity(fitted: Self) -> Self:
-            ones = np.ones_like(fitted.a)
-            return cls(ones, ones, 0 * ones)
-
-        return fit_classes(cls, logits, labels, sample_weight, curve, identity, targets)
+        return fit_classes(cls, logits, labels, sample_weight, _fit_rising, (1.0, 1.0, 0.0), targets)
 
 
 def fit_classes(
-    cls: type[C],
-    logits: Any,
-    labels: Any,
-    sample_weight: Any,
-    curve: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None], Curve],
-    identity: Callable[[C], C],
-    targets: str = "platt",
+    cls: type[C], logits: Any, labels: Any, w: Any, curve: CurveFit, identity: Sequence[float], targets: str = "platt"
 ) -> C:
     """One curve a class: `curve` fits those of a block, given ln p, ln(1 − p), targets and weights (n, classes).
 
-    Where every label is right, `identity` of the fitted calibrator is taken if it fits these rows better.
+    Where every label is right, smoothed targets would only lower the confidence. There the `identity`, with these
+    numbers as the first parameters, is taken if it fits these rows better.
     """
-    z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+    z, y, w = as_weighted(logits, labels, w, at_least=1)
     curves = [
         curve(log_p, log_rest, class_targets(y, classes, each, targets), each)
         for classes, log_p, log_rest, each in class_blocks(z, w)
     ]
-    parameters, certificates = zip(*curves, strict=True)
-    fitted = cls(*np.concatenate(parameters, axis=1)).with_certificate(join_certificates(list(certificates)))
-    return identity_if_all_right(fitted, identity(fitted), z, y, w)
+    blocks, certificates = zip(*curves, strict=True)
+    parameters, certificate = np.concatenate(blocks, axis=1), join_certificates(list(certificates))
+    fitted = cls(*parameters).with_certificate(certificate)
+    if not (z.argmax(axis=1) == y).all():
+        return fitted
+
+    def loss(logits: np.ndarray) -> float:
+        log_p = NUMPY.log_softmax(logits.astype(np.float64))
+        return -float(np.average(log_p[np.arange(len(y)), y], weights=w))
+
+    parameters[: len(identity)] = np.reshape(identity, (-1, 1))
+    return fitted if loss(fitted(z)) <= loss(z) else cls(*parameters).with_certificate(certificate)
 
 
 def log_odds(xp: Namespace, z: Any) -> Any:
@@ -255,35 +236,20 @@ def class_blocks(
         yield every[at], log_p, log_rest, (np.ones(n) if w is None else w)[:, None] * ~missing
 
 
-def class_targets(y: np.ndarray, classes: np.ndarray, w: np.ndarray | None, targets: str) -> np.ndarray:
-    """The targets of each class, (n, classes): Platt's, or with "plain" 1 for its samples and 0 for the others."""
+def class_targets(y: np.ndarray, classes: np.ndarray, w: np.ndarray | None, targets: str = "platt") -> np.ndarray:
+    """The targets of each class, (n, classes): Platt's, or with "plain" 1 for its samples and 0 for the others.
+
+    Platt's are (N₊+1)/(N₊+2) for its samples and 1/(N₋+2) for the others.
+    """
     if targets not in ("platt", "plain"):
         raise ValueError(f'targets must be "platt" or "plain", got {targets!r}')
-    return platt_targets(y, classes, w) if targets == "platt" else (y[:, None] == classes).astype(np.float64)
-
-
-def platt_targets(y: np.ndarray, classes: np.ndarray, w: np.ndarray | None = None) -> np.ndarray:
-    """Platt's targets of each class, (n, classes): (N₊+1)/(N₊+2) for its samples and 1/(N₋+2) for the others."""
     mine = y[:, None] == classes
+    if targets == "plain":
+        return mine.astype(np.float64)
     each = None if w is None else w if w.ndim == 2 else w[:, None]
     positive = (mine if each is None else mine * each).sum(axis=0, dtype=np.float64)
     total = len(y) if each is None else each.sum(axis=0)
     return np.where(mine, (positive + 1) / (positive + 2), 1 / (total - positive + 2))
-
-
-def identity_if_all_right(fitted: C, identity: C, z: np.ndarray, y: np.ndarray, w: np.ndarray | None) -> C:
-    """The identity where all predictions are correct and it fits these rows better.
-
-    Smoothed targets would then only lower the confidence.
-    """
-    if not (z.argmax(axis=1) == y).all():
-        return fitted
-    share = np.full(len(y), 1 / len(y)) if w is None else w / w.sum()
-
-    def loss(logits: np.ndarray) -> float:
-        return -float(share @ NUMPY.log_softmax(logits.astype(np.float64))[np.arange(len(y)), y])
-
-    return fitted if loss(fitted(z)) <= loss(z) else identity.with_certificate(fitted.certificate)
 
 
 def fit_logistic(
@@ -365,20 +331,22 @@ def keep_class_vectors(calibrator: Calibrator, **vectors: Any) -> None:
         raise ValueError(f"{' and '.join(shapes)} must have the same classes, got {shapes}")
 
 
+def cross_entropy(odds: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Of each target and σ(odds)."""
+    return np.asarray(NUMPY.softplus(odds) - targets * odds)
+
+
 def _loss(x: np.ndarray, targets: np.ndarray, at: np.ndarray, share: Any) -> np.ndarray:
-    odds = (x * at[:, None]).sum(axis=0)
-    loss: np.ndarray = (share * (NUMPY.softplus(odds) - targets * odds)).sum(axis=0)
-    return loss
+    return np.asarray((share * cross_entropy((x * at[:, None]).sum(axis=0), targets)).sum(axis=0))
 
 
-def _rising(
-    first: np.ndarray, second: np.ndarray, targets: np.ndarray, w: np.ndarray | None
-) -> tuple[np.ndarray, Certificate]:
+def _fit_rising(first: np.ndarray, log_rest: np.ndarray, targets: np.ndarray, w: np.ndarray | None) -> Curve:
     """The best a, b ≥ 0 and c of each column, (3, columns).
 
     The loss is convex: where the free minimum has a negative coefficient, the constrained one has a zero. So there it
     is the better of the two curves with one coefficient; of one that is negative too, the constant.
     """
+    second = -log_rest
     weights, offset, certificate = fit_logistic([first, second], targets, w)
     parameters = np.concatenate([weights, offset[None]])
     falling = np.flatnonzero((weights < 0).any(axis=0))

@@ -12,7 +12,7 @@ from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import Certificate, Stage, lbfgs
 from trueup._core.splits import exceeds_error, k_fold
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.likelihood import loss_and_residual
+from trueup.calibrators.likelihood import loss_and_residual, mask_scores
 from trueup.calibrators.linear import Structured
 
 PENALTIES = (4.0, 1.0, 0.25, 0.0625)
@@ -38,10 +38,7 @@ class LowRank(Calibrator):
     array([[-0.5514, -1.5514, -1.5514]])
     """
 
-    keeps_argmax = False
-    shift_invariant = True
-    sample_invariant = False  # the penalty is chosen on held-out rows
-    differentiable = True
+    # Not sample-invariant: the penalty is chosen on held-out rows.
 
     temperature: float
     weight: np.ndarray
@@ -50,10 +47,8 @@ class LowRank(Calibrator):
     right: np.ndarray
 
     def __init__(self, temperature: float, weight: Any, bias: Any, left: Any, right: Any) -> None:
-        parts = {"temperature": temperature, "weight": weight, "bias": bias, "left": left, "right": right}
-        for name, value in parts.items():
-            self.keep(name, value)
-        shapes = [np.shape(getattr(self, name)) for name in parts]
+        self.keep_all(temperature=temperature, weight=weight, bias=bias, left=left, right=right)
+        shapes = [np.shape(part) for part in (self.temperature, self.weight, self.bias, self.left, self.right)]
         classes, factors = shapes[2], shapes[3]
         if len(factors) != 2 or shapes != [(), classes, factors[:1], factors, factors]:
             shown = ", ".join(map(str, shapes))
@@ -80,7 +75,8 @@ class LowRank(Calibrator):
         fold = Structured.fit_vector(*train[:2], sample_weight=train[2])
         problem, asked = _Problem(*train, fold), _Problem(*held_out, fold)
         x = problem.start_point(rank)
-        best, least = None, asked.row_losses(problem.without_factors(x))
+        vector = np.where(np.arange(len(x)) < 2 * z.shape[1], x, 0.0)  # without the factors
+        best, least = None, asked.row_losses(vector)
         for multiple in PENALTIES:
             x, _ = problem.solve(x, multiple, _PATH_FTOL)
             gain = least - (losses := asked.row_losses(x))
@@ -130,26 +126,18 @@ class _Problem:
         """The vector scaling, with small factors along the directions in which the loss falls fastest."""
         vector = np.concatenate([self.about.weight, self.about.bias])
         slope = np.zeros((self.classes, self.classes), np.float32)
-        parts = self._single(np.concatenate([vector, np.zeros(2 * self.classes * rank)]))
+        parts = self.parts(np.concatenate([vector, np.zeros(2 * self.classes * rank)]).astype(np.float32))
         for chunk in self.chunks:
             slope -= loss_and_residual(_scores(chunk, *parts), *chunk[2:])[1] @ chunk.c.T
         left, _, right = np.linalg.svd(slope)
         return np.concatenate([vector, _START * left[:, :rank].ravel(), _START * right[:rank].T.ravel()])
 
-    def _single(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        return self.parts(x.astype(np.float32))
-
-    def without_factors(self, x: np.ndarray) -> np.ndarray:
-        """The vector scaling alone."""
-        return np.concatenate([x[: 2 * self.classes], np.zeros(len(x) - 2 * self.classes)])
-
     def solve(self, x: np.ndarray, multiple: float, ftol: float) -> tuple[np.ndarray, Certificate]:
         """Minimise with a penalty on the factors of this multiple of K/n."""
         vector = self.classes / self.n
-        weights = np.full(len(x), multiple * vector)
-        weights[: 2 * self.classes] = vector
-        centre = np.zeros(len(x))
-        centre[: self.classes] = 1.0
+        place = np.arange(len(x))
+        weights = np.where(place < 2 * self.classes, vector, multiple * vector)
+        centre = np.where(place < self.classes, 1.0, 0.0)
 
         def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
             value, gradient = self._sums(x)
@@ -160,17 +148,15 @@ class _Problem:
 
     def row_losses(self, x: np.ndarray) -> np.ndarray:
         """The loss of each row, without a penalty."""
-        parts, losses = self._single(x), []
+        parts, losses = self.parts(x.astype(np.float32)), []
         for chunk in self.chunks:
-            scores = _scores(chunk, *parts)
-            if chunk.absent is not None:
-                scores[chunk.absent] = -np.inf
+            scores = mask_scores(_scores(chunk, *parts), chunk.absent)
             of_label = scores[chunk.label, np.arange(len(chunk.label))]
             losses.append((NUMPY.logsumexp(scores, axis=0) - of_label).astype(np.float64))
         return np.concatenate(losses)
 
     def _sums(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-        parts = self._single(x)
+        parts = self.parts(x.astype(np.float32))
         _, _, left, right = parts
         loss, slopes = 0.0, np.zeros(len(x))
         for chunk in self.chunks:

@@ -9,7 +9,7 @@ import numpy as np
 
 from trueup._core.errors import InputError
 from trueup._core.namespace import Namespace
-from trueup.calibrators.base import Calibrator
+from trueup.calibrators.base import Calibrator, if_all_parts
 from trueup.calibrators.compose import Fit
 from trueup.calibrators.groupwise import STRENGTHS, PerGroup, mix, per_group
 from trueup.convert import label_events
@@ -25,17 +25,11 @@ class PerLabel(Calibrator):
     array([[ 2.,  0., -1.]])
     """
 
-    keeps_argmax = False
+    differentiable = if_all_parts("differentiable")
     shift_invariant = False  # the numbers are log-odds, each for itself
-    sample_invariant = False
 
     def __init__(self, calibrator: PerGroup, labels: int) -> None:
         self.calibrator, self.labels = calibrator, labels
-
-    @property
-    def differentiable(self) -> bool:  # type: ignore[override]
-        """As long as all maps are."""
-        return self.calibrator.differentiable
 
     def map(self, xp: Namespace, z: Any) -> Any:
         """Calibrate each label's log-odds."""
@@ -52,17 +46,9 @@ class PerLabel(Calibrator):
             columns.append(log_p[:, 1] - log_p[:, 0])
         return xp.astype(xp.stack(columns, axis=1), z.dtype)
 
-    def config(self) -> dict[str, Any]:
-        """The maps."""
-        return {"calibrator": self.calibrator, "labels": self.labels}
-
 
 def per_label(
-    fit: Fit | str = "platt",
-    *,
-    n_folds: int = 5,
-    strengths: Sequence[float] = STRENGTHS,
-    ignore_index: int = -100,
+    fit: Fit | str = "platt", *, n_folds: int = 5, strengths: Sequence[float] = STRENGTHS, ignore_index: int = -100
 ) -> Fit:
     """Fit a method of two classes to all labels and to each, mixed as far as held-out rows gain (see `per_group`).
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -14,7 +15,8 @@ from trueup._core.arrays import NEVER, as_arrays, as_weighted, find_absent, give
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.registry import METHODS
 from trueup._core.splits import k_fold, stratified_folds
-from trueup.calibrators.base import Calibrator
+from trueup.calibrators.base import Calibrator, if_all_parts
+from trueup.calibrators.compose import Fit
 from trueup.calibrators.diagonal import centre_rows
 from trueup.calibrators.temperature import Temperature
 
@@ -59,8 +61,7 @@ class FoldNetworks(Calibrator):
     The networks train side by side, from the base map, and stop together when the held-out rows no longer gain.
     """
 
-    sample_invariant = False  # copies of a row are spread over the folds
-    differentiable = True
+    # Not sample-invariant: copies of a row are spread over the folds.
 
     _layer_names: ClassVar[tuple[str, ...]]
 
@@ -73,6 +74,19 @@ class FoldNetworks(Calibrator):
     def on(cls, base: Calibrator, layers: Sequence[np.ndarray]) -> Calibrator:
         """The networks of these layers on a base map."""
         return cls(base, *layers)  # type: ignore[call-arg]
+
+    @classmethod
+    def _fit(
+        cls, method: Fit, z: np.ndarray, y: np.ndarray, w: np.ndarray | None, n_folds: int, training: Training
+    ) -> Calibrator:
+        """The networks of all folds on the base map of all rows; of few rows, the base map."""
+        if len(z) < max(_FEW_ROWS, 2 * n_folds):
+            return method(z, y, **given(w))
+        z, y, w = take_weighted(z, y, w, _fixed_order(z, y))
+        parts = k_fold(z, y, n_folds)
+        taken = [take_weighted(z, y, w, train) for train, _ in parts]
+        bases = [method(*pair, **given(share)) for *pair, share in taken]
+        return average_folds(fit_folds(cls, z, y, parts, bases, w=w, training=training), method(z, y, **given(w)))
 
     @classmethod
     @abstractmethod
@@ -110,28 +124,21 @@ class Residual(FoldNetworks):
     array([[-0.1269, -2.1269]])
     """
 
-    keeps_argmax = False
+    shift_invariant = if_all_parts("shift_invariant")
     _layer_names = ("first", "last")
 
     first: np.ndarray
     last: np.ndarray
 
     def __init__(self, base: Calibrator, first: Any, last: Any) -> None:
-        super().__init__()
         self.base = base
-        self.keep("first", first)
-        self.keep("last", last)
+        self.keep_all(first=first, last=last)
         shapes = self.first.shape, self.last.shape
         if self.first.ndim != 3 or self.last.ndim != 3 or self.first.shape[:2] != self.last.shape[::2]:
             raise ValueError(f"first must be (networks, units, f + 1), last (networks, K + 1, units), got {shapes}")
         if self.first.shape[2] != _count_features(self.last.shape[1] - 1) + 1:
             wanted = _count_features(self.last.shape[1] - 1)
             raise ValueError(f"first must have {wanted} features and a bias for these classes, got {shapes}")
-
-    @property
-    def shift_invariant(self) -> bool:  # type: ignore[override]
-        """As the base is."""
-        return bool(self.base.shift_invariant)
 
     def map(self, xp: Namespace, z: Any) -> Any:
         """The mean of the networks' probabilities, as log-probabilities."""
@@ -147,7 +154,7 @@ class Residual(FoldNetworks):
         logits: Any,
         labels: Any,
         *,
-        base: Callable[..., Calibrator] | str = "diagonal_sms",
+        base: Fit | str = "diagonal_sms",
         n_folds: int = 5,
         epochs: int = 60,
         patience: int = 5,
@@ -157,7 +164,7 @@ class Residual(FoldNetworks):
         """Residual network: fit the base, and train a network on each fold to correct it (the base, under 500 rows)."""
         z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
         method = METHODS[base] if isinstance(base, str) else base
-        return _fit(cls, method, z, y, w, n_folds, Training(epochs, patience, seed))
+        return cls._fit(method, z, y, w, n_folds, Training(epochs, patience, seed))
 
     @classmethod
     def _examples(cls, base: Calibrator, z: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -219,7 +226,6 @@ class OrderInvariant(FoldNetworks):
     """
 
     keeps_argmax = True
-    shift_invariant = True
     _layer_names = ("first", "second", "third")
 
     temperature: float
@@ -228,7 +234,6 @@ class OrderInvariant(FoldNetworks):
     third: np.ndarray
 
     def __init__(self, temperature: float, first: Any, second: Any, third: Any) -> None:
-        super().__init__()
         self.keep("temperature", temperature)
         for name, value in (("first", first), ("second", second), ("third", third)):
             layer = np.asarray(value)
@@ -249,8 +254,17 @@ class OrderInvariant(FoldNetworks):
         """Stretch the gaps; the largest logit becomes 0."""
         self._check_classes(z, self.first.shape[2] - 1)
         ordered, order = xp.top_k(xp.double(z), z.shape[1])
-        slopes = xp.mean(_slopes(xp, centre_rows(xp, ordered), *self.layers), axis=0) / self.temperature
-        return xp.astype(xp.restore_order(_stretch_gaps(xp, ordered, slopes), order), z.dtype)
+        x, (*inner, last) = centre_rows(xp, ordered), self.layers
+        for layer in inner:
+            x = xp.clip(_affine(x, layer), min=0.0)
+        slopes = _LEAST_SLOPE + xp.softplus(_affine(x, last) + _NEUTRAL)
+        # From the top down: near the predicted class, where it matters, nothing is lost by cancellation.
+        gaps = ordered[:, :-1] - ordered[:, 1:]
+        if (absent := xp.find_absent(ordered)) is not None:
+            gaps = xp.where(absent[:, 1:], 0.0, gaps)
+        below = xp.cumulative_sum(xp.mean(slopes, axis=0) / self.temperature * gaps, axis=1)
+        stretched = xp.concat([xp.zeros_like(ordered[:, :1]), -below], axis=1)
+        return xp.astype(xp.restore_order(stretched, order), z.dtype)
 
     @classmethod
     def fit(
@@ -267,7 +281,7 @@ class OrderInvariant(FoldNetworks):
         """Order-invariant network: train a network on each fold, from temperature scaling (which few rows keep)."""
         z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
         z, rank = _sort(z, y)  # so that folds, too, treat classes alike
-        return _fit(cls, Temperature.fit, z, rank, w, n_folds, Training(epochs, patience, seed))
+        return cls._fit(Temperature.fit, z, rank, w, n_folds, Training(epochs, patience, seed))
 
     @classmethod
     def on(cls, base: Calibrator, layers: Sequence[np.ndarray]) -> Calibrator:
@@ -321,44 +335,8 @@ def _sort(z: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.take_along_axis(z, order, axis=1), (order == y[:, None]).argmax(axis=1)
 
 
-def _slopes(xp: Namespace, features: Any, *layers: Any) -> Any:
-    """Of the gaps between sorted logits, as parts of 1/T."""
-    x = features
-    for layer in layers[:-1]:
-        x = xp.clip(_affine(x, layer), min=0.0)
-    return _LEAST_SLOPE + xp.softplus(_affine(x, layers[-1]) + _NEUTRAL)
-
-
-def _stretch_gaps(xp: Namespace, ordered: Any, slopes: Any) -> Any:
-    """Sorted logits with stretched gaps, from 0 down."""
-    # From the top down: near the predicted class, where it matters, nothing is lost by cancellation.
-    gaps = ordered[:, :-1] - ordered[:, 1:]
-    if (absent := xp.find_absent(ordered)) is not None:
-        gaps = xp.where(absent[:, 1:], 0.0, gaps)
-    return xp.concat([xp.zeros_like(ordered[:, :1]), -xp.cumulative_sum(slopes * gaps, axis=1)], axis=1)
-
-
 def _affine(x: Any, layer: Any) -> Any:
     return x @ layer[..., :-1].mT + layer[..., None, :, -1]
-
-
-def _fit(
-    kind: type[FoldNetworks],
-    method: Callable[..., Calibrator],
-    z: np.ndarray,
-    y: np.ndarray,
-    w: np.ndarray | None,
-    n_folds: int,
-    training: Training,
-) -> Calibrator:
-    """The networks of all folds on the base map of all rows; of few rows, the base map."""
-    if len(z) < max(_FEW_ROWS, 2 * n_folds):
-        return method(z, y, **given(w))
-    z, y, w = take_weighted(z, y, w, _fixed_order(z, y))
-    parts = k_fold(z, y, n_folds)
-    taken = [take_weighted(z, y, w, train) for train, _ in parts]
-    bases = [method(*pair, **given(share)) for *pair, share in taken]
-    return average_folds(fit_folds(kind, z, y, parts, bases, w=w, training=training), method(z, y, **given(w)))
 
 
 def fit_folds(
@@ -393,9 +371,8 @@ def average_folds(models: Sequence[Calibrator], base: Calibrator) -> Calibrator:
     trained = [model for model in models if isinstance(model, FoldNetworks)]
     if not trained:
         return base
-    return trained[0].on(
-        base, [np.concatenate(part) for part in zip(*(model.layers for model in trained), strict=True)]
-    )
+    layers = zip(*(model.layers for model in trained), strict=True)
+    return trained[0].on(base, [np.concatenate(layer) for layer in layers])
 
 
 def _fixed_order(z: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -415,21 +392,13 @@ def _features(xp: Namespace, log_p: Any) -> Any:
     return xp.concat([*each, largest, entropy], axis=1)
 
 
-class _Adam:
-    """Adam on one vector (Kingma & Ba, 2015, with their settings), with a learning rate of 0.01."""
-
-    def __init__(self, parameters: np.ndarray) -> None:
-        self.parameters, self.gradient, self.steps = parameters, np.zeros_like(parameters), 0
-        self._mean, self._square = np.zeros_like(parameters), np.zeros_like(parameters)
-
-    def step(self) -> None:
-        """Move the parameters against `gradient`."""
-        self.steps += 1
-        self._mean += np.float32(0.1) * (self.gradient - self._mean)
-        self._square *= np.float32(0.999)
-        self._square += np.float32(0.001) * self.gradient**2
-        width = np.sqrt(self._square / np.float32(1 - 0.999**self.steps)) + np.float32(1e-8)
-        self.parameters -= np.float32(1e-2 / (1 - 0.9**self.steps)) * self._mean / width
+def _adam_step(step: int, parameters: np.ndarray, gradient: np.ndarray, mean: np.ndarray, square: np.ndarray) -> None:
+    """One step of Adam, in place (Kingma & Ba, 2015, with their settings), with a learning rate of 0.01."""
+    mean += np.float32(0.1) * (gradient - mean)
+    square *= np.float32(0.999)
+    square += np.float32(0.001) * gradient**2
+    width = np.sqrt(square / np.float32(1 - 0.999**step)) + np.float32(1e-8)
+    parameters -= np.float32(1e-2 / (1 - 0.9**step)) * mean / width
 
 
 class _Examples(NamedTuple):
@@ -513,11 +482,13 @@ def _train(
         widths.append(width)
     *inner, last = ((len(rows), *shape) for shape in kind._shapes(len(middles[0]), z.shape[1]))
     starts = [*(_uniform(random, shape) for shape in inner), np.zeros(last, np.float32)]
-    adam = _Adam(np.concatenate([start.ravel() for start in starts]))
+    parameters = np.concatenate([start.ravel() for start in starts])
+    gradient, mean, square = (np.zeros_like(parameters) for _ in range(3))
+    steps = itertools.count(1)
     ends = np.cumsum([start.size for start in starts])
     layers, gradients = (
         [part.reshape(start.shape) for part, start in zip(np.split(vector, ends[:-1]), starts, strict=True)]
-        for vector in (adam.parameters, adam.gradient)
+        for vector in (parameters, gradient)
     )
 
     mass = sum(float(fold.weight.sum(dtype=np.float64)) for fold in held_out)
@@ -534,7 +505,7 @@ def _train(
             columns = slice(first, first + batch)
             part = _stack([fold.take(order[columns]) for fold, order in zip(learnt, orders, strict=True)])
             _gradients(kind, part, layers, gradients)
-            adam.step()
+            _adam_step(next(steps), parameters, gradient, mean, square)
         now = loss()
         if now < best - _MIN_GAIN:
             best, best_epoch, kept = now, epoch, [layer.astype(np.float64) for layer in layers]

@@ -12,7 +12,7 @@ from trueup._core.arrays import NEVER, as_weighted, take_weighted, upcast_half
 from trueup._core.namespace import Namespace
 from trueup._core.row_scores import score_rows
 from trueup._core.splits import stratified_folds
-from trueup.calibrators.base import Calibrator, break_ties, check_positive
+from trueup.calibrators.base import Calibrator, break_ties, check_positive, if_all_parts, row_count
 from trueup.calibrators.temperature import Temperature, brier_inverse_temperature, inverse_temperature
 
 SHARES = (0.0, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2)
@@ -35,8 +35,9 @@ class Mixture(Calibrator):
     array([[-0.2855, -1.3928]])
     """
 
-    differentiable = True
-    sample_invariant = False  # copies of a row are spread over the folds that choose the weights
+    keeps_argmax = if_all_parts("keeps_argmax")
+    shift_invariant = if_all_parts("shift_invariant")
+    # Not sample-invariant: copies of a row are spread over the folds that choose the weights.
 
     calibrators: tuple[Calibrator, ...]
     weights: np.ndarray
@@ -44,15 +45,10 @@ class Mixture(Calibrator):
     share: float
 
     def __init__(
-        self,
-        calibrators: Sequence[Calibrator],
-        weights: Any,
-        temperature: float = 1.0,
-        share: float = 0.0,
+        self, calibrators: Sequence[Calibrator], weights: Any, temperature: float = 1.0, share: float = 0.0
     ) -> None:
         self.calibrators = tuple(calibrators)
-        for name, value in (("weights", weights), ("temperature", temperature), ("share", share)):
-            self.keep(name, value)
+        self.keep_all(weights=weights, temperature=temperature, share=share)
         w = self.weights
         if w.shape != (len(self.calibrators),) or not bool((w > 0).all()) or abs(float(w.sum()) - 1) > 1e-6:
             raise ValueError(f"weights must be {len(self.calibrators)} positive numbers of sum 1, got {weights}")
@@ -64,16 +60,6 @@ class Mixture(Calibrator):
         if len(parts) < max(3, len(self.calibrators)):
             return super().__repr__()
         return f"Mixture({len(parts)} temperatures from {min(parts):.4g} to {max(parts):.4g})"
-
-    @property
-    def keeps_argmax(self) -> bool:  # type: ignore[override]
-        """As long as every part does."""
-        return all(part.keeps_argmax for part in self.calibrators)
-
-    @property
-    def shift_invariant(self) -> bool:  # type: ignore[override]
-        """As long as every part is."""
-        return all(part.shift_invariant for part in self.calibrators)
 
     def map(self, xp: Namespace, z: Any) -> Any:
         """The logarithm of the mixture."""
@@ -87,12 +73,7 @@ class Mixture(Calibrator):
 
     def config(self) -> dict[str, Any]:
         """The parts and how they are mixed."""
-        return {
-            "calibrators": list(self.calibrators),
-            "weights": self.weights,
-            "temperature": self.temperature,
-            "share": self.share,
-        }
+        return super().config() | {"calibrators": list(self.calibrators)}
 
 
 class UniformMixture(Calibrator):
@@ -107,9 +88,7 @@ class UniformMixture(Calibrator):
     """
 
     keeps_argmax = True
-    shift_invariant = True
-    sample_invariant = False  # of very many rows, some choose the share
-    differentiable = True
+    # Not sample-invariant: of very many rows, some choose the share.
 
     share: float
 
@@ -131,8 +110,8 @@ class UniformMixture(Calibrator):
         z = upcast_half(z)
         losses = [inverse_temperature(cls(share)(z) if share else z, y, w)[1].loss for share in SHARES]
         best = min(range(len(SHARES)), key=losses.__getitem__)
-        n = len(z) if w is None else float(w.sum())
-        return cls(SHARES[best] if losses[best] < losses[0] - max(_LEAST_SHARE_GAIN, 1 / n) else 0.0)
+        least_gain = max(_LEAST_SHARE_GAIN, 1 / row_count(z, w))
+        return cls(SHARES[best] if losses[best] < losses[0] - least_gain else 0.0)
 
 
 def _check_share(share: Any) -> None:
@@ -152,8 +131,7 @@ class HeldOut:
     def __init__(
         self, labels: np.ndarray, fold: np.ndarray, classes: int, score: str, weights: np.ndarray | None = None
     ) -> None:
-        self.labels, self.fold, self.score = labels, fold, score
-        self.row_weights = weights
+        self.labels, self.fold, self.score, self.row_weights = labels, fold, score, weights
         self.shape = len(labels), classes
         self.log_probs: dict[str, np.ndarray] = {}
 
@@ -165,8 +143,7 @@ class HeldOut:
 
     def losses(self, name: str) -> np.ndarray:
         """A candidate's loss in each row."""
-        losses: np.ndarray = getattr(score_rows(self.log_probs[name].astype(np.float64), self.labels), self.score)
-        return losses
+        return np.asarray(getattr(score_rows(self.log_probs[name].astype(np.float64), self.labels), self.score))
 
     def weights(self, names: Sequence[str], prior: np.ndarray, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         """The best weights of a mixture on some rows."""
@@ -272,5 +249,4 @@ def _non_negative(square: np.ndarray, linear: np.ndarray) -> np.ndarray:
     from scipy.optimize import nnls  # slow to import
 
     root = np.linalg.cholesky(square)
-    weights: np.ndarray = nnls(root.T, np.linalg.solve(root, linear))[0]
-    return weights
+    return np.asarray(nnls(root.T, np.linalg.solve(root, linear))[0])

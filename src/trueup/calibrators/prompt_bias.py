@@ -36,8 +36,7 @@ def contextual_bias(logits: Any) -> Vector:
     lift = NUMPY.softmax(z) * count_options(z)
     absent = find_absent(z)
     rows = np.full(z.shape[1], len(z)) if absent is None else (~absent).sum(axis=0)
-    prior = np.where(rows > 0, lift.sum(axis=0) / rows.clip(1), 1.0)
-    return _divide_by(prior)
+    return _divide_by(np.where(rows > 0, lift.sum(axis=0) / rows.clip(1), 1.0))
 
 
 def position_bias(logits: Any, orders: Any = None) -> Vector:
@@ -57,8 +56,7 @@ def position_bias(logits: Any, orders: Any = None) -> Vector:
     array([-0.5,  0. ,  0.5])
     """
     z, _ = _check_orders(logits, orders)
-    prior = NUMPY.softmax(NUMPY.log_softmax(z, axis=2).mean(axis=1)).mean(axis=0)
-    return _divide_by(prior)
+    return _divide_by(NUMPY.softmax(NUMPY.log_softmax(z, axis=2).mean(axis=1)).mean(axis=0))
 
 
 def average_orders(logits: Any, orders: Any = None) -> Any:

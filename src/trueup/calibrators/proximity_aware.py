@@ -13,7 +13,8 @@ from trueup._core import native
 from trueup._core.arrays import as_logits, as_matrix, as_weighted, as_weights, match_kind, upcast_half
 from trueup._core.bins import BINS, SLACK, bin_index, equal_mass, equal_width, rounding_error
 from trueup._core.namespace import NUMPY, Namespace, namespace_of
-from trueup.calibrators.base import Calibrator, check_margin, row_count, set_confidence
+from trueup._core.row_scores import scores_and_outcomes
+from trueup.calibrators.base import ScoreCalibrator, check_margin, row_count, set_confidence
 from trueup.calibrators.diagonal import centre_rows
 from trueup.metrics.proximity import NEIGHBOURS, Rule, check_neighbours, closeness
 
@@ -25,16 +26,14 @@ _FULL = 30
 """From so many samples on a bin's gap is believed; that of n < 30 is shrunk by n/(n + 30)."""
 
 
-class ProximityInformed(Calibrator):
+class ProximityInformed(ScoreCalibrator):
     """A calibrator of the predicted class's confidence by the proximity of the input to those of the fit.
 
     With `event`, as every fit to two classes is, it maps P(class 1) instead.
     Proximity is measured between `features`, a keyword of the fit and of the call; without them, between logits.
     """
 
-    shift_invariant = True
-    sample_invariant = False  # a row's copy is its nearest neighbour
-    differentiable = True
+    # Not sample-invariant: a row's copy is its nearest neighbour.
 
     features: np.ndarray
 
@@ -46,7 +45,6 @@ class ProximityInformed(Calibrator):
         rule: Rule = "distance",
         event: bool = False,
     ) -> None:
-        super().__init__()
         self.keep("features", features)
         if np.ndim(self.features) != 2:
             raise ValueError(f"features must have shape (n, width), got {np.shape(self.features)}")
@@ -59,11 +57,6 @@ class ProximityInformed(Calibrator):
         """The constructor's arguments."""
         shared = ("of_logits", "neighbours", "rule", "event")
         return super().config() | {name: getattr(self, name) for name in shared}
-
-    @property
-    def keeps_argmax(self) -> bool:  # type: ignore[override]
-        """Unless it maps P(class 1), which may come out on the other side of a half."""
-        return not self.event
 
     @abstractmethod
     def map_confidence(self, xp: Namespace, confidence: Any, proximity: Any, eps: float) -> Any:
@@ -81,12 +74,8 @@ class ProximityInformed(Calibrator):
 
     def _confidence(self, xp: Namespace, z: Any, features: Any) -> Any:
         if self.of_logits != (features is None):
-            problem = (
-                "must be left out, as they were left out of the fit"
-                if self.of_logits
-                else "must be given, as to the fit"
-            )
-            raise ValueError(f"features {problem}")
+            demand = "be left out, as they were left out of the fit" if self.of_logits else "be given, as to the fit"
+            raise ValueError(f"features must {demand}")
         if features is None:
             x = centre_rows(xp, xp.double(z))
         elif xp.is_numpy or namespace_of(features) is not xp:
@@ -97,9 +86,7 @@ class ProximityInformed(Calibrator):
         if tuple(x.shape) != shape:
             raise ValueError(f"features must have shape {shape}, as in the fit, got {tuple(x.shape)}")
         near = closeness(xp, x, self.features, neighbours=self.neighbours, rule=self.rule)
-        if self.event:
-            self._check_classes(z, 2)
-        return self.map_confidence(xp, _claim(xp, z, event=self.event), near, float(xp.finfo(z.dtype).eps))
+        return self.map_confidence(xp, self.score(xp, z), near, float(xp.finfo(z.dtype).eps))
 
 
 class DensityRatio(ProximityInformed):
@@ -168,9 +155,10 @@ class DensityRatio(ProximityInformed):
         """Density-ratio calibration: keep the samples; `mirrored` reflects their kernels at confidences 0 and 1."""
         z, y, w, x = _check(logits, labels, features, sample_weight, neighbours)
         shared = {"of_logits": features is None, "neighbours": neighbours, "rule": rule, "event": z.shape[1] == 2}
-        top, near, hit = _score(z, y, x, neighbours, rule)
-        points = np.stack([top, near] if w is None else [top, near, w], axis=1)
-        return cls(x, points[hit], points[~hit], mirrored, **shared)
+        score, outcome = scores_and_outcomes(z, y)
+        near = closeness(NUMPY, x, x, neighbours=neighbours, rule=rule, exclude_self=True)
+        points = np.stack([score, near] if w is None else [score, near, w], axis=1)
+        return cls(x, points[outcome > 0], points[outcome == 0], mirrored, **shared)
 
 
 class BinMeanShift(ProximityInformed):
@@ -200,9 +188,7 @@ class BinMeanShift(ProximityInformed):
     ) -> None:
         super().__init__(features, **shared)
         self.margin = 1 / (len(self.features) + 2) if margin is None else check_margin(margin)
-        self.keep("shift", shift)
-        self.keep("edges", edges)
-        self.keep("proximity_edges", proximity_edges)
+        self.keep_all(shift=shift, edges=edges, proximity_edges=proximity_edges)
         shape = len(self.proximity_edges) - 1, len(self.edges) - 1
         if np.shape(self.shift) != shape:
             raise ValueError(f"shift must have shape {shape}, proximity by confidence, got {np.shape(self.shift)}")
@@ -232,12 +218,13 @@ class BinMeanShift(ProximityInformed):
         """Bin-mean shift: take the mean gap in each cell."""
         z, y, w, x = _check(logits, labels, features, sample_weight, neighbours)
         shared = {"of_logits": features is None, "neighbours": neighbours, "rule": rule, "event": z.shape[1] == 2}
-        top, near, hit = _score(z, y, x, neighbours, rule)
+        score, outcome = scores_and_outcomes(z, y)
+        near = closeness(NUMPY, x, x, neighbours=neighbours, rule=rule, exclude_self=True)
         edges, proximity_edges = equal_width(bins), equal_mass(near, proximity_bins, w)
         shape = len(proximity_edges) - 1, len(edges) - 1
-        cell = bin_index(near, proximity_edges) * shape[1] + bin_index(top, edges, rounding=rounding_error(z))
-        each = np.ones_like(top) if w is None else w
-        count, gap = (np.bincount(cell, part, shape[0] * shape[1]) for part in (each, each * (hit - top)))
+        cell = bin_index(near, proximity_edges) * shape[1] + bin_index(score, edges, rounding=rounding_error(z))
+        each = np.ones_like(score) if w is None else w
+        count, gap = (np.bincount(cell, part, shape[0] * shape[1]) for part in (each, each * (outcome - score)))
         shrunk = np.where(count < _FULL, count / (count + _FULL), 1.0)
         shift = shrunk * gap / np.where(count > 0, count, 1.0)
         return cls(x, shift.reshape(shape), edges, proximity_edges, 1 / (row_count(z, w) + 2), **shared)
@@ -255,20 +242,6 @@ def _check(
     each = as_weights(sample_weight, rows)
     x = as_matrix(features, "features", rows=rows)
     return z, y, w, x if each is None else x[each > 0]
-
-
-def _score(
-    z: np.ndarray, y: np.ndarray, x: np.ndarray, neighbours: int, rule: Rule
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Confidence, proximity to the other rows, and whether the prediction was right; of two classes, of class 1."""
-    event = z.shape[1] == 2
-    near = closeness(NUMPY, x, x, neighbours=neighbours, rule=rule, exclude_self=True)
-    return _claim(NUMPY, upcast_half(z), event=event), near, y == 1 if event else z.argmax(axis=1) == y
-
-
-def _claim(xp: Namespace, z: Any, *, event: bool) -> Any:
-    z = xp.double(z)
-    return xp.sigmoid(z[:, 1] - z[:, 0]) if event else xp.max(xp.softmax(z), axis=1)
 
 
 def _weights(xp: Namespace, points: Any) -> Any:

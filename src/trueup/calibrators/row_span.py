@@ -10,17 +10,7 @@ import numpy as np
 from trueup._core.arrays import fill_absent, find_absent
 from trueup._core.namespace import NUMPY
 from trueup._core.optimize import Objective
-from trueup.calibrators.likelihood import (
-    LEVEL,
-    Blocks,
-    Inverse,
-    Likelihood,
-    Problem,
-    class_variances,
-    loss_and_residual,
-    mask_scores,
-    weigh,
-)
+from trueup.calibrators.likelihood import LEVEL, Blocks, Inverse, Likelihood, Problem, loss_and_residual, variances
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +63,10 @@ class RowSpanProblem(Problem):
     def blocks(self, start: float | np.ndarray, *, careful: bool = False) -> Blocks:
         """The likelihood's curvature at a point, each number by itself."""
         share = None if self.w is None else (self.w / self.w.mean())[:, None]
-        scores = mask_scores(self._scores(self._parts(self.start_point(start))), find_absent(self.z))
-        each = weigh(class_variances(scores), share).T / len(self.u)
+        weights, diagonal, bias = self._parts(self.start_point(start))
+        scores = self.features @ weights.T + self.u * (diagonal - (weights * self.basis).sum(axis=1)) + bias
+        scores[self.z == -np.inf] = -np.inf
+        each = variances(scores, share).T / len(self.u)
         curvature = each @ self.features**2, (each.T * self.u**2).sum(axis=0), each.sum(axis=1)
         level = LEVEL * np.mean([part.mean() for part in curvature]) + 1e-12
 
@@ -125,7 +117,3 @@ class RowSpanProblem(Problem):
     def _parts(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         classes, span = self.basis.shape
         return x[: -2 * classes].reshape(classes, span), x[-2 * classes : -classes], x[-classes:]
-
-    def _scores(self, parts: tuple[np.ndarray, np.ndarray, np.ndarray]) -> np.ndarray:
-        weights, diagonal, bias = parts
-        return self.features @ weights.T + self.u * (diagonal - (weights * self.basis).sum(axis=1)) + bias

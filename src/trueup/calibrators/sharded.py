@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from trueup._core.arrays import as_arrays, trusted_arrays
 from trueup._core.bins import BINS, Bins
 from trueup._core.errors import InputError
 from trueup._core.loss_sums import temperature_sums
-from trueup._core.optimize import Certificate, Stage, lbfgs
+from trueup._core.optimize import Certificate, Stage
 from trueup._core.row_scores import scores_and_outcomes
 from trueup._core.tally import Tally
 from trueup.calibrators.base import Calibrator
@@ -33,12 +33,7 @@ _SAMPLE_SHARDS = 32
 
 
 def fit(
-    method: str,
-    shards: Shards,
-    *,
-    executor: Executor | None = None,
-    skip_bad: bool = False,
-    progress: bool = True,
+    method: str, shards: Shards, *, executor: Executor | None = None, skip_bad: bool = False, progress: bool = True
 ) -> Calibrator:
     """Fit one of `FITS` to shards: the same calibrator as `METHODS[method]` gives of all rows in memory.
 
@@ -71,12 +66,7 @@ class Fitted(NamedTuple):
 
 
 def fit_shards(
-    method: str,
-    shards: Shards,
-    *,
-    executor: Executor | None = None,
-    skip_bad: bool = False,
-    progress: bool = True,
+    method: str, shards: Shards, *, executor: Executor | None = None, skip_bad: bool = False, progress: bool = True
 ) -> Fitted:
     """As `fit`, with how many rows and classes it saw."""
     if method not in FITS:
@@ -124,7 +114,8 @@ class _Data:
     """Shards, sums over all of their rows, and some of the rows."""
 
     def __init__(self, shards: Shards, executor: Executor | None, skip_bad: bool, progress: bool) -> None:
-        self._shards, self._executor, self._skip_bad, self._progress = shards, executor, skip_bad, progress
+        self._shards, self._skip_bad = shards, skip_bad
+        self._options: dict[str, Any] = {"executor": executor, "progress": progress}
         self._rows: int | None = None
         self._weight: np.ndarray | None = None
         self._sample: Predictions | None = None
@@ -136,10 +127,10 @@ class _Data:
         """Some rows, by which a search is begun: the first of some shards, unless all were read."""
         if self._sample is None:
             try:
-                sample = self._draw(self._shards.heads(_SAMPLE_SHARDS, _SAMPLE_ROWS), "first rows of shards")
+                drawn = self._draw(self._shards.heads(_SAMPLE_SHARDS, _SAMPLE_ROWS), "first rows of shards")
             except NoRows:
-                sample = self._draw(self._shards.heads(len(self._shards), _SAMPLE_ROWS), "first rows of shards")
-            self._sample = Predictions(sample[0].logits, sample[0].labels)
+                drawn = self._draw(self._shards.heads(len(self._shards), _SAMPLE_ROWS), "first rows of shards")
+            self._sample = drawn[0]
         return self._sample
 
     def read_all(self) -> None:
@@ -148,8 +139,7 @@ class _Data:
         A temperature is found from any rows; a number a class only from rows of all classes, which the first ones may
         lack.
         """
-        sample, rows, bad = self._draw(self._shards, "reading shards")
-        self._sample = Predictions(sample.logits, sample.labels)
+        self._sample, rows, bad = self._draw(self._shards, "reading shards")
         self._note(rows, bad)
 
     @property
@@ -198,23 +188,14 @@ class _Data:
         elif rows != self._rows:
             raise BadShard(f"shards must not change during a fit: {self._rows} rows have become {rows}")
 
-    def _draw(self, shards: Shards, label: str) -> tuple[_Sample, int, tuple[str, ...]]:
+    def _draw(self, shards: Shards, label: str) -> tuple[Predictions, int, tuple[str, ...]]:
         task = partial(_Sample.of, max_rows=max(64, _SAMPLE_ROWS // len(shards)))
-        found: tuple[_Sample, int, tuple[str, ...]] = self._map(
-            task, shards, label, combine=partial(_Sample.join, max_rows=_SAMPLE_ROWS)
-        )
-        return found
+        combine = partial(_Sample.join, max_rows=_SAMPLE_ROWS)
+        sample, rows, bad = self._map(task, shards, label, combine=combine)
+        return Predictions(sample.logits, sample.labels), rows, bad
 
     def _map(self, task: Callable[[PredictionTable], Any], shards: Shards, label: str, **options: Any) -> Any:
-        return map_shards(
-            task,
-            shards,
-            executor=self._executor,
-            skip_bad=self._skip_bad,
-            progress=self._progress,
-            label=label,
-            **options,
-        )
+        return map_shards(task, shards, skip_bad=self._skip_bad, label=label, **self._options, **options)
 
 
 def _temperature(data: _Data) -> Temperature:
@@ -260,16 +241,6 @@ def _temperature_sums(part: PredictionTable, *, beta: float, quick: bool) -> np.
     return np.array(temperature_sums(*trusted_arrays(*part), beta, part.sample_weight, quick=quick))
 
 
-def _vector(data: _Data) -> Linear:
-    return _linear(data, Vector, Penalty(diagonal=VECTOR_PENALTY, bias=VECTOR_PENALTY), vector=True)
-
-
-def _matrix(data: _Data) -> Linear:
-    return _linear(
-        data, Matrix, Penalty(off=MATRIX_PENALTY, diagonal=MATRIX_PENALTY, bias=MATRIX_PENALTY), vector=False
-    )
-
-
 def _fit_structured(data: _Data, *, vector: bool) -> Linear:
     n, classes = data.total, data.sample.logits.shape[1]
     beta, _, _ = _inverse_temperature(data)
@@ -277,36 +248,19 @@ def _fit_structured(data: _Data, *, vector: bool) -> Linear:
     return _linear(data, partial(Structured, 1 / beta), penalty, vector=vector, on="log_probs", scale=beta)
 
 
-def _linear(
-    data: _Data,
-    make: Callable[..., Linear],
-    penalty: Penalty,
-    *,
-    vector: bool,
-    on: Literal["logits", "log_probs"] = "logits",
-    scale: float = 1.0,
-) -> Linear:
-    """Solve on some rows, and go on from there with sums over all."""
+def _linear(data: _Data, make: Callable[..., Linear], penalty: Penalty, **settings: Any) -> Linear:
+    """Solve on some rows, and go on from there with sums over all; the settings are those of `Problem`."""
     rows = data.total  # all shards are read now, unless they were
     z, y = as_arrays(*data.sample)
-    few = Problem(z, y, penalty, on=on, scale=scale, vector=vector)
-    weight, bias, _ = few.solve(1.0 if on == "log_probs" else inverse_temperature(z, y)[0])
+    few = Problem(z, y, penalty, **settings)
+    weight, bias, _ = few.solve(1.0 if few.on == "log_probs" else inverse_temperature(z, y)[0])
     start = np.concatenate([weight.ravel(), bias])
 
     def likelihood(x: np.ndarray) -> np.ndarray:
-        task = partial(_linear_sums, x=x, penalty=penalty, on=on, scale=scale, vector=vector)
-        total: np.ndarray = data.sum(task, "fitting, shards")
-        return total
+        return np.asarray(data.sum(partial(_linear_sums, x=x, penalty=penalty, **settings), "fitting, shards"))
 
-    x, certificate = lbfgs(
-        Stage(few.penalise(likelihood, rows), _FTOL),
-        start,
-        precondition=few.inverse(few.blocks(start)),
-        refresh=lambda x: few.inverse(few.blocks(x, careful=True)),
-    )
-    x, classes = few.canonical(x), z.shape[1]
-    weight, bias = x[:-classes], x[-classes:]
-    return make(weight if vector else weight.reshape(classes, classes), bias).with_certificate(certificate)
+    x, certificate = few.search(Stage(few.penalise(likelihood, rows), _FTOL), start, few.blocks(start))
+    return make(*few.weight_and_bias(x)).with_certificate(certificate)
 
 
 def _linear_sums(part: PredictionTable, *, x: np.ndarray, **options: Any) -> np.ndarray:
@@ -346,8 +300,8 @@ def _tally(part: PredictionTable) -> Tally:
 
 FITS: Mapping[str, Callable[[_Data], Calibrator]] = {
     "temperature": _temperature,
-    "vector": _vector,
-    "matrix": _matrix,
+    "vector": partial(_linear, make=Vector, penalty=Penalty(0.0, VECTOR_PENALTY, VECTOR_PENALTY), vector=True),
+    "matrix": partial(_linear, make=Matrix, penalty=Penalty(MATRIX_PENALTY, MATRIX_PENALTY, MATRIX_PENALTY)),
     "svs": partial(_fit_structured, vector=True),
     "sms": partial(_fit_structured, vector=False),
     "histogram": _histogram,

@@ -12,17 +12,18 @@ from scipy.special import expit
 from trueup._core.arrays import as_weighted
 from trueup._core.bins import tie_ends
 from trueup._core.errors import InputError
-from trueup._core.namespace import NUMPY, Namespace
+from trueup._core.namespace import Namespace
 from trueup._core.row_scores import scores_and_outcomes
 from trueup._core.splits import k_fold
-from trueup.calibrators.base import Calibrator, TopLabel, check_margin, interpolate, keep_curve, pad_curves
-from trueup.calibrators.logistic import class_blocks, log_normalise, log_odds, platt_targets
+from trueup.calibrators.base import Calibrator, TopLabel, check_margin
+from trueup.calibrators.curves import Knots, interpolate, pad_curves
+from trueup.calibrators.logistic import class_blocks, class_targets, cross_entropy, log_normalise, log_odds
 
 KNOTS = 6
 """Knots of the spline, as in the paper's released experiments; so many rows a fit needs."""
 
 
-class Spline(TopLabel):
+class Spline(Knots, TopLabel):
     """Add to the confidence the slope of a natural cubic spline through the cumulative errors: c′ = c + h′(u).
 
     Of two classes c is P(class 1). Confidences are sorted, u_i = (i−1)/(n−1); h is fitted by least squares to h_i = 1/n
@@ -40,17 +41,9 @@ class Spline(TopLabel):
     array([0.6291, 0.4862])
     """
 
-    knots: np.ndarray
-    values: np.ndarray
-
     def __init__(self, knots: Any, values: Any, margin: float = 0.0, event: bool = False) -> None:
-        super().__init__()
-        keep_curve(self, "knots", knots, values)
+        super().__init__(knots, values)
         self.margin, self.event = check_margin(margin), event
-
-    def map_confidence(self, xp: Namespace, confidence: Any) -> Any:
-        """The curve."""
-        return interpolate(xp, confidence, self.knots, self.values)
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, monotone: bool = False, sample_weight: Any = None) -> Self:
@@ -110,18 +103,13 @@ class SmoothingSpline(Calibrator):
            [0.3, 0.7]])
     """
 
-    keeps_argmax = False
-    shift_invariant = True
-    sample_invariant = False  # the penalty is chosen on folds
-    differentiable = True
+    # Not sample-invariant: the penalty is chosen on folds.
 
     knots: np.ndarray
     values: np.ndarray
 
     def __init__(self, knots: Any, values: Any) -> None:
-        super().__init__()
-        self.keep("knots", knots)
-        self.keep("values", values)
+        self.keep_all(knots=knots, values=values)
         fits = self.knots.ndim == 2 and self.knots.shape == self.values.shape
         if not fits or not (np.diff(self.knots, axis=1) >= 0).all() or not np.isfinite(self.values).all():
             shapes = f"{tuple(self.knots.shape)} and {tuple(self.values.shape)}"
@@ -143,7 +131,7 @@ class SmoothingSpline(Calibrator):
             fold[held_out] = number
         curves: list[tuple[np.ndarray, ...]] = []
         for classes, log_p, log_rest, share in class_blocks(z, w):
-            targets, odds = platt_targets(y, classes, share), log_p - log_rest
+            targets, odds = class_targets(y, classes, share), log_p - log_rest
             for k in range(len(classes)):
                 if z.shape[1] == 2 and curves:  # the mirror image of the first
                     curves.append(tuple(-part[::-1] for part in curves[0]))
@@ -163,7 +151,6 @@ def _curve(odds: np.ndarray, targets: np.ndarray, fold: np.ndarray, w: np.ndarra
     if not np.isfinite(width):
         raise InputError("logits", "have a finite spread", f"log-odds up to {np.abs(odds).max():.3g} from 0")
     distinct = np.unique(odds)
-    level = np.log(mean / (1 - mean))
     if len(distinct) < 4 or width <= 1e-9 * (1 + abs(middle)):
         # Too few places for a curve: the frequency at each, drawn in.
         where = np.searchsorted(distinct, odds)
@@ -172,14 +159,14 @@ def _curve(odds: np.ndarray, targets: np.ndarray, fold: np.ndarray, w: np.ndarra
     x = (odds - middle) / width
     knots, rough = _basis((distinct - middle) / width)
     design = BSpline.design_matrix(x, knots, 3).toarray()
-    start = np.full(design.shape[1], level)
+    start = np.full(design.shape[1], np.log(mean / (1 - mean)))
     losses = np.zeros(len(PENALTIES))
     for number in np.unique(fold):
         train, held_out, weights = fold != number, fold == number, start
         rows = design[train], targets[train], w[train]
         for i, penalty in enumerate(PENALTIES):
             weights = _solve(*rows, penalty * rough, weights, tolerance=1e-6)
-            losses[i] += _loss(design[held_out] @ weights, targets[held_out]) @ w[held_out]
+            losses[i] += cross_entropy(design[held_out] @ weights, targets[held_out]) @ w[held_out]
     weights = _solve(design, targets, w, PENALTIES[int(losses.argmin())] * rough, start, tolerance=1e-10)
     ends = np.linspace(x.min(), x.max(), _GRID // 2)
     grid = np.unique(np.concatenate([np.quantile(x, np.linspace(0, 1, _GRID // 2)), ends]))
@@ -211,7 +198,7 @@ def _solve(
     share = w / w.sum()
 
     def value(theta: np.ndarray) -> float:
-        return float(_loss(design @ theta, targets) @ share + theta @ ridge @ theta)
+        return float(cross_entropy(design @ theta, targets) @ share + theta @ ridge @ theta)
 
     theta, now = start, value(start)
     for _ in range(50):
@@ -233,8 +220,3 @@ def _solve(
         if gain < tolerance:
             break
     return theta
-
-
-def _loss(odds: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    losses: np.ndarray = NUMPY.softplus(odds) - targets * odds
-    return losses

@@ -16,13 +16,16 @@ from trueup._core.loss_sums import temperature_sums
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import Certificate, halley, newton, warn_at_bound
 from trueup._core.row_scores import confidences, confidences_and_hits
-from trueup.calibrators.base import Calibrator, check_positive
+from trueup.calibrators.base import Calibrator, check_positive, row_count
 
 FINE_GRID = tuple(i / 1000 for i in range(1, 5001))
 """0.001 … 5.000, the grid of Neural Clamping's baseline."""
 WIDE_GRID = tuple(i / 100 for i in range(1, 1001))
 """0.01 … 10.00, the grid of Rethinking Calibration."""
 Loss = Callable[[float], tuple[float, float, float]]
+"""A function of 1/T: its value and its first two derivatives."""
+Optimum = tuple[float, Certificate]
+"""The best 1/T, and how its search ended."""
 
 MAX_SCALE_RATIO = 1e6
 """How far from the logits' own scale 1/T may go before the likelihood's fit stops at a bound."""
@@ -50,9 +53,7 @@ class Temperature(Calibrator):
     """
 
     keeps_argmax = True
-    shift_invariant = True
     sample_invariant = True
-    differentiable = True
 
     temperature: float
 
@@ -78,10 +79,10 @@ class Temperature(Calibrator):
         return cls.from_search(beta, certificate, scale_of(z))
 
     @classmethod
-    def from_search(cls, beta: float, certificate: Certificate, scale: float) -> Self:
-        """The end of a search for 1/T by likelihood, of logits of this scale; at a bound it warns."""
+    def from_search(cls, beta: float, certificate: Certificate, scale: float | None = None) -> Self:
+        """The end of a search for 1/T; at a bound it warns, by likelihood with the reason for logits of this scale."""
         if certificate.status == "bound":
-            warn_at_bound("temperature", 1 / beta, bound_reason(beta, scale), stacklevel=3)
+            warn_at_bound("temperature", 1 / beta, "" if scale is None else bound_reason(beta, scale), stacklevel=3)
         return cls(1 / beta).with_certificate(certificate)
 
     @classmethod
@@ -120,18 +121,12 @@ class Temperature(Calibrator):
         if not gamma >= 0 or math.isinf(gamma):
             raise ValueError(f"gamma must be a number from 0 on, got {gamma}")
         z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
-        beta, certificate = focal_inverse_temperature(z, y, gamma, w=w)
-        if certificate.status == "bound":
-            warn_at_bound("temperature", 1 / beta)
-        return cls(1 / beta).with_certificate(certificate)
+        return cls.from_search(*focal_inverse_temperature(z, y, gamma, w=w))
 
     @classmethod
     def fit_brier(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Temperature scaling (Brier score): minimise the mean squared distance from the one-hot label."""
-        beta, certificate = brier_inverse_temperature(*as_weighted(logits, labels, sample_weight, at_least=1))
-        if certificate.status == "bound":
-            warn_at_bound("temperature", 1 / beta)
-        return cls(1 / beta).with_certificate(certificate)
+        return cls.from_search(*brier_inverse_temperature(*as_weighted(logits, labels, sample_weight, at_least=1)))
 
 
 def grid_errors(
@@ -143,17 +138,16 @@ def grid_errors(
     accuracy, walk outwards until that gap alone exceeds the least ECE found.
     """
     correct = confidences_and_hits(z, y)[1]
-    weights = None if w is None else to_array(w, "sample_weight")
-    accuracy, edges, unit = np.average(correct, weights=weights), equal_width(bins), rounding_error(z)
+    accuracy, edges, unit = np.average(correct, weights=w), equal_width(bins), rounding_error(z)
     order = np.argsort(temperatures, kind="stable")
     errors = np.full(len(order), np.inf)
 
     def gap(place: int) -> float:
         """Mean confidence − accuracy at a place of the sorted grid, where the ECE is noted."""
         confidence, _ = confidences(z, beta=1 / float(temperatures[order[place]]))
-        tally = Bins.from_scores(confidence, correct, edges, rounding=unit, sample_weight=weights)
+        tally = Bins.from_scores(confidence, correct, edges, rounding=unit, sample_weight=w)
         errors[order[place]] = tally.ece()
-        return float(np.average(confidence, weights=weights) - accuracy)
+        return float(np.average(confidence, weights=w) - accuracy)
 
     low, high = 0, len(order) - 1
     while low < high:
@@ -166,9 +160,7 @@ def grid_errors(
     return errors
 
 
-def inverse_temperature(
-    z: np.ndarray, y: np.ndarray, w: np.ndarray | None = None, *, smooth: float = 0.0
-) -> tuple[float, Certificate]:
+def inverse_temperature(z: np.ndarray, y: np.ndarray, w: np.ndarray | None = None, *, smooth: float = 0.0) -> Optimum:
     """1/T of most likelihood, in trusted arrays: Newton on some rows, on all of them quickly, then exactly.
 
     With `smooth` the labels are smoothed as if so many rows had all classes alike, ε = smooth/(n + smooth): the best
@@ -179,30 +171,25 @@ def inverse_temperature(
     if scale == 0:  # constant rows: every T is as good
         return 1.0, Certificate("converged", 0.0, 0, 0, float(np.mean(np.log(count_options(z)))))
     rise = _rise(z, y, w, smooth)
-    quick = None if z.dtype == np.float64 else _tilt(_mean_loss(z, y, w, quick=True), rise)
-    return search_beta(_tilt(_mean_loss(z, y, w), rise), quick, _estimate_from_few(z, y, w, scale), scale)
+    quick = None if z.dtype == np.float64 else _mean_loss(z, y, w, rise, quick=True)
+    return search_beta(_mean_loss(z, y, w, rise), quick, _estimate_from_few(z, y, w, scale), scale)
 
 
 def smoothed_loss(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, smooth: float) -> Loss:
     """The mean loss of labels smoothed as in `inverse_temperature`, as a function of 1/T, with two derivatives."""
-    z, y, w = _as_arrays(z, y, w)
-    return _tilt(_mean_loss(z, y, w), _rise(z, y, w, smooth))
+    return _mean_loss(z, y, w, _rise(z, y, w, smooth))
 
 
 def _rise(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, smooth: float) -> float:
     """The slope that smoothed labels add to the mean loss."""
     if not smooth:
         return 0.0
-    n = len(z) if w is None else float(w.sum())
-    ahead = np.concatenate([_label_above_mean(z[rows], y[rows]) for rows in native.row_chunks(len(z), z.shape[1])])
-    return smooth / (n + smooth) * float(ahead.mean() if w is None else w @ ahead / n)
-
-
-def _label_above_mean(z: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The label's logit less the mean of its row."""
-    double = z.astype(np.float64)
-    above: np.ndarray = double[np.arange(len(y)), y] - fill_absent(double, find_absent(z)).mean(axis=1)
-    return above
+    above_mean = np.empty(len(z))  # the label's logit less the mean of its row
+    for rows in native.row_chunks(len(z), z.shape[1]):
+        part = z[rows].astype(np.float64)
+        label = np.take_along_axis(part, y[rows, None], axis=1)[:, 0]
+        above_mean[rows] = label - fill_absent(part, find_absent(part)).mean(axis=1)
+    return smooth / (row_count(z, w) + smooth) * float(np.average(above_mean, weights=w))
 
 
 def finite_inverse_temperature(z: np.ndarray, y: np.ndarray, w: np.ndarray | None = None) -> float:
@@ -213,19 +200,7 @@ def finite_inverse_temperature(z: np.ndarray, y: np.ndarray, w: np.ndarray | Non
     return beta
 
 
-def _tilt(loss: Loss, rise: float) -> Loss:
-    """The loss with a straight line added."""
-
-    def tilted(beta: float) -> tuple[float, float, float]:
-        value, slope, curvature = loss(beta)
-        return value + rise * beta, slope + rise, curvature
-
-    return tilted
-
-
-def search_beta(
-    loss: Loss, quick: Loss | None, few: SubsampleEstimate | None, scale: float
-) -> tuple[float, Certificate]:
+def search_beta(loss: Loss, quick: Loss | None, few: Estimate | None, scale: float) -> Optimum:
     """The best 1/T by what some rows say, then a quick loss of all rows if there is one, then the exact one.
 
     Where some rows say nothing it may be at a bound.
@@ -257,7 +232,7 @@ def bound_reason(beta: float, scale: float) -> str:
     return "the logits tell labels apart no better than chance"
 
 
-def _refine(loss: Loss, few: SubsampleEstimate, low: float, high: float) -> tuple[float, tuple[float, float], int]:
+def _refine(loss: Loss, few: Estimate, low: float, high: float) -> tuple[float, tuple[float, float], int]:
     """A better 1/T, where the loss was last asked with its curvature there, and how often it was asked."""
     recorded, seen = _record(loss)
     _, slope, curvature = recorded(few.near)
@@ -282,7 +257,6 @@ def _record(loss: Loss) -> tuple[Loss, list[tuple[float, float]]]:
 
 def near_inverse_temperature(z: np.ndarray, y: np.ndarray, w: np.ndarray | None = None) -> float:
     """1/T to a few percent, where a search of more than a temperature may begin."""
-    z, y, w = _as_arrays(z, y, w)
     scale = scale_of(z)
     if scale == 0:
         return 1.0
@@ -290,7 +264,7 @@ def near_inverse_temperature(z: np.ndarray, y: np.ndarray, w: np.ndarray | None 
     return finite_inverse_temperature(z, y, w) if few is None else few.near
 
 
-class SubsampleEstimate(NamedTuple):
+class Estimate(NamedTuple):
     """What some rows say."""
 
     near: float
@@ -299,7 +273,7 @@ class SubsampleEstimate(NamedTuple):
     """The loss's third derivative over its second there, about."""
 
 
-def _estimate_from_few(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, scale: float) -> SubsampleEstimate | None:
+def _estimate_from_few(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, scale: float) -> Estimate | None:
     """1/T of some rows; none if there are hardly more, or it is at a bound, where that of all rows need not be."""
     # As many as save a pass over all: a hundredth of them costs little, and brings the search near enough.
     least = _FEW if z.shape[1] < _WIDE else _FEW_WIDE
@@ -310,9 +284,7 @@ def _estimate_from_few(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, scale
     return subsample_estimate(z[some].copy(), y[some].copy(), scale, None if w is None else w[some].copy())
 
 
-def subsample_estimate(
-    z: np.ndarray, y: np.ndarray, scale: float, w: np.ndarray | None = None
-) -> SubsampleEstimate | None:
+def subsample_estimate(z: np.ndarray, y: np.ndarray, scale: float, w: np.ndarray | None = None) -> Estimate | None:
     """What some rows say; none if their best is at a bound."""
     low, high = 1 / (MAX_SCALE_RATIO * scale), MAX_SCALE_RATIO / scale
     if _bound(_mean_loss(z, y, w), low, high) is not None:
@@ -322,12 +294,11 @@ def subsample_estimate(
     if found.status != "converged":
         return None
     (before, first), (last, second) = seen[-2:] if len(seen) > 1 else (seen[0], seen[0])
-    return SubsampleEstimate(
-        near, (second - first) / (last - before) / second if last != before and second > 0 else 0.0
-    )
+    third = (second - first) / (last - before) / second if last != before and second > 0 else 0.0
+    return Estimate(near, third)
 
 
-def brier_inverse_temperature(z: np.ndarray, y: np.ndarray, w: np.ndarray | None = None) -> tuple[float, Certificate]:
+def brier_inverse_temperature(z: np.ndarray, y: np.ndarray, w: np.ndarray | None = None) -> Optimum:
     """1/T of least Brier score, in trusted arrays.
 
     The score may have more than one valley: a grid over some rows finds the deepest, Newton its bottom over all rows.
@@ -351,7 +322,7 @@ def brier_inverse_temperature(z: np.ndarray, y: np.ndarray, w: np.ndarray | None
 
 def focal_inverse_temperature(
     z: np.ndarray, y: np.ndarray, gamma: float, *, near: float | None = None, w: np.ndarray | None = None
-) -> tuple[float, Certificate]:
+) -> Optimum:
     """1/T of least focal loss −(1 − p_y)^γ ln p_y, in trusted arrays; `near` is where it is searched first.
 
     The loss need not be convex in 1/T: a coarse walk about the likelihood's optimum finds the valley, Newton its
@@ -377,9 +348,7 @@ _LEAST_REST = 1e-12
 """The least 1 − p that is raised to a power: the slope of a power below 1 has no bound at 0."""
 
 
-def _focal(
-    z: np.ndarray, y: np.ndarray, beta: float, gamma: float, w: np.ndarray | None = None
-) -> tuple[float, float, float]:
+def _focal(z: np.ndarray, y: np.ndarray, beta: float, gamma: float, w: np.ndarray | None) -> tuple[float, float, float]:
     """The mean focal loss of softmax(βz), and its first two derivatives in β."""
     sums = np.zeros(3)
     for part, labels, share in shifted_chunks(z, y, w):
@@ -408,12 +377,13 @@ def _bound(loss: Loss, low: float, high: float) -> float | None:
     return low if loss(low)[1] >= 0 else None
 
 
-def _mean_loss(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, *, quick: bool = False) -> Loss:
-    n = len(z) if w is None else float(w.sum())
+def _mean_loss(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, rise: float = 0.0, *, quick: bool = False) -> Loss:
+    """The mean loss of softmax(βz) plus a straight line, and its first two derivatives in β."""
+    n = row_count(z, w)
 
     def derivatives(beta: float) -> tuple[float, float, float]:
         value, slope, curvature = temperature_sums(z, y, beta, w, quick=quick)
-        return value / n, slope / n, curvature / n
+        return value / n + rise * beta, slope / n + rise, curvature / n
 
     return derivatives
 
@@ -459,7 +429,6 @@ def shifted_chunks(
     z: np.ndarray, y: np.ndarray, w: np.ndarray | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Rows in double, less their largest logit, with their labels and their shares of all weight as columns."""
-    z, y, w = _as_arrays(z, y, w)
     share = np.full(len(z), 1 / len(z)) if w is None else w / w.sum()
     for rows in native.row_chunks(len(z), z.shape[1], native.STEP):
         double = z[rows].astype(np.float64)

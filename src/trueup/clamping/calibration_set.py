@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from collections.abc import Set as AbstractSet
 from copy import copy
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -28,6 +29,7 @@ Position = tuple[Any, ...]
 """The keys in (args, kwargs) that lead to an argument."""
 
 
+@dataclass(frozen=True, eq=False)
 class CalibrationSet:
     """Samples in an order that never changes, on the device that wants them.
 
@@ -40,24 +42,18 @@ class CalibrationSet:
     [[0, 1]]
     """
 
-    def __init__(
-        self,
-        chunks: Iterable[Any],
-        labels: Tensor,
-        device: Device,
-        *,
-        kept: bool,
-        shared: frozenset[Position] = frozenset(),
-        size: int = 0,
-    ) -> None:
-        self._chunks = chunks
-        self._shared = shared
-        self._kept = kept
-        self._size = size
-        self._index: Tensor | None = None
-        self.device = device
-        self.labels = labels
-        """Of this rank, on the CPU."""
+    chunks: Iterable[Any]
+    """Batches in memory, or the loader."""
+    labels: Tensor
+    """Of this rank, on the CPU."""
+    device: Device
+    kept: bool
+    """Whether the samples are in memory, and not read again each time."""
+    shared: frozenset[Position]
+    batch_size: int = 0
+    """Of samples in memory."""
+    index: Tensor | None = None
+    """Numbers of the samples in the loader; None for all."""
 
     @classmethod
     def read(cls, loader: Iterable[Any], *, device: Device, limit: int = MEMORY) -> CalibrationSet:
@@ -82,12 +78,9 @@ class CalibrationSet:
                     f"kept; got an iterator, {type(loader).__name__}"
                 )
         y = torch.cat(labels) if labels else torch.empty(0, dtype=torch.int64)
-        common = frozenset[Position]().union(
-            *all_gather_object(shared)
-        )  # one rank's batches may tell what another's do not
-        if kept is None:
-            return cls(loader, y, device, kept=False, shared=common)
-        return cls(_merge(kept, common), y, device, kept=True, shared=common, size=size)
+        # One rank's batches may tell what another's do not.
+        common = frozenset[Position]().union(*all_gather_object(shared))
+        return cls(loader if kept is None else _merge(kept, common), y, device, kept is not None, common, size)
 
     @property
     def n(self) -> int:
@@ -100,29 +93,26 @@ class CalibrationSet:
         return int(all_reduce_sum(torch.tensor(self.n)))
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._slices() if self._kept else self._again()
+        slices = (part for chunk in self.chunks for part in self.split(chunk, self.batch_size))
+        return slices if self.kept else self._again()
 
     def subset(self, index: Tensor) -> CalibrationSet:
         """These samples alone, in their own order."""
         index = index.sort().values
         labels = self.labels[index]
-        if not self._kept:
-            subset = CalibrationSet(self._chunks, labels, self.device, kept=False, shared=self._shared)
-            subset._index = index if self._index is None else self._index[index]
-            return subset
+        if not self.kept:
+            return replace(self, labels=labels, index=index if self.index is None else self.index[index])
         chunks, start = [], 0
-        for chunk in self._chunks:
+        for chunk in self.chunks:
             rows = index[(index >= start) & (index < start + len(chunk.labels))] - start
             start += len(chunk.labels)
             if len(rows):
                 chunks.append(self.rows(chunk, rows))
-        return CalibrationSet(chunks, labels, self.device, kept=True, shared=self._shared, size=self._size)
+        return replace(self, chunks=chunks, labels=labels)
 
     def with_batch_size(self, size: int) -> CalibrationSet:
         """The same samples in batches of another size, where they are kept."""
-        other = copy(self)
-        other._size = size
-        return other
+        return replace(self, batch_size=size)
 
     def shuffled_batches(self, size: int, generator: torch.Generator) -> Iterator[Batch]:
         """One epoch of mini-batches in a new order.
@@ -131,19 +121,17 @@ class CalibrationSet:
         the samples of any number; inputs of several shapes come in their own batches, in a new order of these, and a
         set that can only be read from end to end in the loader's order.
         """
-        chunks = list(self._chunks) if self._kept else []
-        samples = None if self._kept else batches_of(self._chunks)
+        chunks = list(self.chunks) if self.kept else []
+        samples = None if self.kept else batches_of(self.chunks)
         if samples is not None:
-            numbers = torch.arange(self.n) if self._index is None else self._index
+            numbers = torch.arange(self.n) if self.index is None else self.index
             parts = torch.split(torch.randperm(self.n, generator=generator), size)
             drawn = batches(samples([numbers[index].tolist() for index in parts]), device=self.device)
             for index, batch in zip(parts, drawn, strict=True):
                 self._check_labels(batch, self.labels[index])
                 yield batch
-            return
-        if len(chunks) == 1:
-            order = torch.randperm(self.n, generator=generator)
-            for index in torch.split(order, size):
+        elif len(chunks) == 1:
+            for index in torch.split(torch.randperm(self.n, generator=generator), size):
                 yield self.rows(chunks[0], index)
         elif chunks:
             for number in torch.randperm(len(chunks), generator=generator).tolist():
@@ -151,15 +139,11 @@ class CalibrationSet:
         else:
             yield from self
 
-    def _slices(self) -> Iterator[Batch]:
-        for chunk in self._chunks:
-            yield from self.split(chunk, self._size)
-
     def _again(self) -> Iterator[Batch]:
         """Read the loader once more, and check that it gives the labels that it gave before."""
-        index = torch.arange(self.n) if self._index is None else self._index
+        index = torch.arange(self.n) if self.index is None else self.index
         start = 0
-        for batch in batches(self._chunks, device=self.device):
+        for batch in batches(self.chunks, device=self.device):
             at = (index >= start) & (index < start + len(batch.labels))
             rows = index[at] - start
             start += len(batch.labels)
@@ -178,14 +162,9 @@ class CalibrationSet:
                 "to be kept; got other labels than before: turn shuffling off"
             )
 
-    @property
-    def kept(self) -> bool:
-        """Whether the samples are in memory, and not read again each time."""
-        return self._kept
-
     def copied(self, batch: Batch) -> Batch:
         """The same batch with tensors of its own, but for what the samples share."""
-        return _map_rows(batch, torch.clone, self._shared)
+        return _map_rows(batch, torch.clone, self.shared)
 
     def split(self, batch: Batch, size: int) -> Iterator[Batch]:
         """The rows of a batch in their order, at most `size` at a time."""
@@ -193,11 +172,11 @@ class CalibrationSet:
         # One that is over goes with some before it: networks that call squeeze take no batch of one.
         ends = [end - 1 if n - end == 1 < size - 1 else end for end in range(size, n, size)]
         for start, end in itertools.pairwise([0, *ends, n]):
-            yield _map_rows(batch, itemgetter(slice(start, end)), self._shared)
+            yield _map_rows(batch, itemgetter(slice(start, end)), self.shared)
 
     def rows(self, batch: Batch, rows: Tensor) -> Batch:
         """Some rows of a batch."""
-        return _map_rows(batch, lambda tensor: tensor[rows.to(tensor.device)], self._shared)
+        return _map_rows(batch, lambda tensor: tensor[rows.to(tensor.device)], self.shared)
 
 
 def graph_rows(values: int) -> int:
@@ -290,12 +269,9 @@ def _merge(chunks: list[Batch], shared: AbstractSet[Position]) -> list[Batch]:
     for chunk in chunks:
         for position, tensor in tensors_in((chunk.args, chunk.kwargs)):
             columns.setdefault(position, []).append(tensor)
-    first = chunks[0]
-    labels = torch.cat([chunk.labels for chunk in chunks])
-    chunks.clear()
-    joined = {}
-    for position in list(columns):
-        joined[position] = torch.cat(columns.pop(position))
+    first, labels = chunks[0], torch.cat([chunk.labels for chunk in chunks])
+    chunks.clear()  # the memory of what is joined is free again
+    joined = {position: torch.cat(columns.pop(position)) for position in list(columns)}
     args = tuple(joined[0, i] for i in range(len(first.args)))
     return [Batch(args, {name: joined[1, name] for name in first.kwargs}, labels)]
 

@@ -8,13 +8,13 @@ before another one.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping.maps import Affine, Shift
@@ -25,7 +25,7 @@ from trueup.models.freezing import unwrap
 
 _TABLES = ("candidates", "gammas")
 _KINDS: Mapping[str, type[Shift]] = {"Shift": Shift, "Affine": Affine}
-_WEIGHTS = "weights"
+WEIGHTS = "weights"
 """An entry that files of former versions do not have."""
 
 
@@ -97,20 +97,28 @@ def to_artifact(clamped: Clamped) -> tuple[dict[str, Any], dict[str, Any]]:
     content = {
         "before": type(before).__name__,
         "record": pack(record, "record", None),
-        "model": model_shapes(clamped.model),
-        _WEIGHTS: project_weights(clamped.model),
+        **identify_model(clamped.model),
     }
     return content, {**dict(before.named_buffers()), "temperature": np.array(after.temperature)}
 
 
 def from_artifact(content: Any, arrays: dict[str, np.ndarray], model: nn.Module) -> Clamped:
     """A clamped network around the model that was clamped; if the model is another one, an error names what differs."""
-    if not isinstance(content, dict) or set(content) - {_WEIGHTS} != {"before", "record", "model"}:
+    if not isinstance(content, dict) or set(content) - {WEIGHTS} != {"before", "record", "model"}:
         raise ValueError("the header must have before, record and model")
-    compare_shapes(content["model"], model_shapes(model), "clamped")
-    if _WEIGHTS in content:
-        compare_weights(content[_WEIGHTS], project_weights(model), "clamped")
-    before, after = _parts(content["before"], {name: torch.as_tensor(array) for name, array in arrays.items()})
+    require_model(content, model, "clamped")
+    kind, tensors = content["before"], {name: torch.as_tensor(array) for name, array in arrays.items()}
+    if kind not in _KINDS:
+        raise ValueError(f"no input map is called {kind!r}; there are: {', '.join(_KINDS)}")
+    wanted = {"delta", "temperature"} | ({"scale"} if kind == "Affine" else set())
+    box = {"low", "high"} if tensors.keys() & {"low", "high"} else set()
+    if set(tensors) != wanted | box:
+        raise ValueError(f"the tensors must be {', '.join(sorted(wanted))}, got {', '.join(sorted(tensors))}")
+    for name, tensor in tensors.items():  # a box may be open, at infinity
+        if not bool((torch.isfinite(tensor) if name in wanted else ~torch.isnan(tensor)).all()):
+            raise ValueError(f"the tensor {name} must be finite")
+    after = Temperature(float(tensors.pop("temperature")))
+    before = _KINDS[kind](box=(tensors.pop("low"), tensors.pop("high")) if box else None, **tensors)
     record = unpack(content["record"], {})
     if "lam" in record:  # the penalty's name in older files
         record["penalty"] = record.pop("lam")
@@ -124,40 +132,35 @@ def from_artifact(content: Any, arrays: dict[str, np.ndarray], model: nn.Module)
     return clamped
 
 
-def _parts(kind: str, tensors: dict[str, Tensor]) -> tuple[Shift, Temperature]:
-    if kind not in _KINDS:
-        raise ValueError(f"no input map is called {kind!r}; there are: {', '.join(_KINDS)}")
-    wanted = {"delta", "temperature"} | ({"scale"} if kind == "Affine" else set())
-    optional = {"low", "high"} if "low" in tensors or "high" in tensors else set()
-    if set(tensors) != wanted | optional:
-        raise ValueError(f"the tensors must be {', '.join(sorted(wanted))}, got {', '.join(sorted(tensors))}")
-    for name, tensor in tensors.items():  # a box may be open, at infinity
-        if not bool((torch.isfinite(tensor) if name in wanted else ~torch.isnan(tensor)).all()):
-            raise ValueError(f"the tensor {name} must be finite")
-    after = Temperature(float(tensors.pop("temperature")))
-    box = (tensors.pop("low"), tensors.pop("high")) if optional else None
-    return _KINDS[kind](**tensors, box=box), after
+def identify_model(model: nn.Module, without: Collection[str] = ()) -> dict[str, Any]:
+    """The entries of a header by which a network is known again, but for tensors that were changed."""
+    tensors = unwrap(model, compiled=True).state_dict()
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items() if name not in without}
+    return {"model": shapes, WEIGHTS: project_weights(model, without)}
 
 
-def model_shapes(model: nn.Module) -> dict[str, list[int]]:
-    """The shape of every parameter and buffer of a network, by name."""
-    return {name: list(tensor.shape) for name, tensor in unwrap(model, compiled=True).state_dict().items()}
-
-
-def compare_shapes(wanted: Mapping[str, list[int]], found: Mapping[str, list[int]], participle: str) -> None:
-    """Refuse a model whose parameters have other names or shapes than those of the one that was fitted to."""
+def require_model(content: Mapping[str, Any], model: nn.Module, participle: str, without: Collection[str] = ()) -> None:
+    """Refuse a model whose parameters have other names, shapes or weights than the one that was fitted to."""
+    entries = identify_model(model, without)
+    shapes, fitted = ({name: f"{tuple(s)}" for name, s in header["model"].items()} for header in (entries, content))
     differing = [
-        f"{name} {_shape(found, name)} instead of {_shape(wanted, name)}"
-        for name in {**wanted, **found}
-        if wanted.get(name) != found.get(name)
+        f"{name} {shapes.get(name, 'missing')} instead of {fitted.get(name, 'missing')}"
+        for name in {**fitted, **shapes}
+        if fitted.get(name) != shapes.get(name)
     ]
     if differing:
         more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
         raise ValueError(f"model must be the one that was {participle}, got {'; '.join(differing[:_SHOWN])}{more}")
-
-
-def _shape(shapes: Mapping[str, list[int]], name: str) -> str:
-    return f"{tuple(shapes[name])}" if name in shapes else "missing"
+    if WEIGHTS not in content:
+        return
+    projections, stored = entries[WEIGHTS], content[WEIGHTS]
+    if isinstance(stored, list) and len(stored) == _PROJECTIONS:  # files of former versions have no sizes
+        projections = projections[:_PROJECTIONS]
+    is_valid = isinstance(stored, list) and all(isinstance(number, float) for number in stored)
+    if not is_valid or len(stored) != len(projections):
+        raise ValueError(f"the header must have {len(projections)} numbers for the weights")
+    if not all(abs(a - b) <= _ALIKE for a, b in zip(stored, projections, strict=True)):
+        raise ValueError(f"model must be the one that was {participle}, got one of the same shapes but other weights")
 
 
 def project_weights(model: nn.Module, without: Collection[str] = ()) -> list[float]:
@@ -182,16 +185,6 @@ def project_weights(model: nn.Module, without: Collection[str] = ()) -> list[flo
     return [float(total) for total in sums / math.sqrt(max(tensors, 1))]
 
 
-def compare_weights(wanted: Any, found: Sequence[float], participle: str) -> None:
-    """Refuse a model whose weights are others, though their shapes are the same."""
-    if isinstance(wanted, list) and len(wanted) == _PROJECTIONS:  # files of former versions have no sizes
-        found = found[:_PROJECTIONS]
-    if not isinstance(wanted, list) or len(wanted) != len(found) or not all(isinstance(w, float) for w in wanted):
-        raise ValueError(f"the header must have {len(found)} numbers for the weights")
-    if not all(abs(a - b) <= _ALIKE for a, b in zip(wanted, found, strict=True)):
-        raise ValueError(f"model must be the one that was {participle}, got one of the same shapes but other weights")
-
-
 def _all_names(model: nn.Module, names: Collection[str]) -> set[str]:
     """These tensors by every name that they have, since a network may hold a module twice.
 
@@ -200,10 +193,6 @@ def _all_names(model: nn.Module, names: Collection[str]) -> set[str]:
     ['0.running_mean', '2.running_mean']
     """
     modules = dict(unwrap(model, compiled=True).named_modules(remove_duplicate=False))
-    wanted = [name.rpartition(".") for name in names]
-    return {
-        f"{path}.{leaf}" if path else leaf
-        for own, _, leaf in wanted
-        for path, module in modules.items()
-        if module is modules.get(own)
-    }
+    parts = [name.rpartition(".") for name in names]
+    pairs = [(path, leaf) for base, _, leaf in parts for path, module in modules.items() if module is modules.get(base)]
+    return {f"{path}.{leaf}" if path else leaf for path, leaf in pairs}

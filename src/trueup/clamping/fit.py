@@ -47,13 +47,8 @@ from trueup.models.batches import Device
 from trueup.models.calibrated import device_of
 from trueup.models.freezing import frozen, unwrap
 
-RECIPES: Mapping[str, Recipe] = {
-    "subspace": subspace,
-    "varpro": varpro,
-    "paper": paper,
-    "code": code,
-    "closed_form": closed_form,
-}
+_RECIPES: tuple[Recipe, ...] = (subspace, varpro, paper, code, closed_form)
+RECIPES: Mapping[str, Recipe] = {recipe.__name__: recipe for recipe in _RECIPES}
 """Ways to fit, by name; `functools.partial` binds the options of each."""
 
 
@@ -101,9 +96,8 @@ def clamp(
         network = Network(inner, CalibrationSet.read(loader, device=target), box=input_map.box, finite=True)
         check_box(network)
         pool, start = objective.gammas, input_map.start_function(seed)
-        problem = Problem(
-            network, Loss(pool[0]), objective.penalty, objective.norm, start, input_map.kind, seed, show_progress
-        )
+        loss, kind = Loss(pool[0]), input_map.kind
+        problem = Problem(network, loss, objective.penalty, objective.norm, start, kind, seed, show_progress)
         errors = {} if len(pool) == 1 else _ece_by_gamma(problem, fit, pool, objective.gamma_folds)
         # A tie goes to the smaller γ.
         best = min(pool) if not errors else min(errors, key=lambda gamma: (errors[gamma], gamma))
@@ -119,11 +113,11 @@ def clamp(
 
 def check_model(model: Any) -> nn.Module:
     """Check that a model is one."""
+    if isinstance(model, type):
+        raise InputError("model", "be an nn.Module", f"the class {model.__name__}")
     if not isinstance(model, nn.Module):
-        got = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
-        is_function = callable(model) and not isinstance(model, type)
-        hint = "a function can be the forward of one" if is_function else None
-        raise InputError("model", "be an nn.Module", got, hint)
+        hint = "a function can be the forward of one" if callable(model) else None
+        raise InputError("model", "be an nn.Module", type(model).__name__, hint)
     if any(not is_lazy(parameter) and parameter.is_inference() for parameter in model.parameters()):
         hint = "gradients of the input cannot be had through these"
         raise InputError("model", "be made outside of inference mode", "parameters made inside of it", hint)
@@ -138,24 +132,18 @@ def check_loader(loader: Any) -> Iterable[Any]:
 
 
 def _recipe(recipe: str | Recipe) -> tuple[Recipe, str]:
-    if isinstance(recipe, str) and recipe in RECIPES:
-        return _with_checks(RECIPES[recipe], recipe), recipe
-    if isinstance(recipe, str) or not callable(recipe):
+    """A recipe whose solution is checked, and its name."""
+    chosen = RECIPES.get(recipe) if isinstance(recipe, str) else recipe
+    if not callable(chosen):
         raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, or a function, got {recipe!r}")
-    inner = recipe.func if isinstance(recipe, partial) else recipe
-    name = getattr(inner, "__name__", type(inner).__name__)
-    return _with_checks(recipe, name), name
-
-
-def _with_checks(recipe: Recipe, name: str) -> Recipe:
-    """The same recipe, whose solution is checked."""
+    function = chosen.func if isinstance(chosen, partial) else chosen
+    name = getattr(function, "__name__", type(function).__name__)
 
     def fit(problem: Problem) -> Solution:
-        solution = recipe(problem)
+        solution = chosen(problem)
         if not isinstance(solution, Solution):
-            raise ValueError(
-                f"recipe must be a function that returns a Solution, got {type(solution).__name__} of {name}"
-            )
+            got = f"{type(solution).__name__} of {name}"
+            raise ValueError(f"recipe must be a function that returns a Solution, got {got}")
         tensors = [solution.logits, solution.before.delta, getattr(solution.before, "scale", solution.before.delta)]
         numbers = math.isfinite(solution.temperature) and math.isfinite(solution.penalty_value or 0.0)
         if not numbers or solution.temperature <= 0 or not all(bool(torch.isfinite(t).all()) for t in tensors):
@@ -165,7 +153,7 @@ def _with_checks(recipe: Recipe, name: str) -> Recipe:
             )
         return solution
 
-    return fit
+    return fit, name
 
 
 def _ece_by_gamma(problem: Problem, fit: Recipe, pool: Sequence[float], folds: Any) -> dict[float, float]:
@@ -177,22 +165,22 @@ def _ece_by_gamma(problem: Problem, fit: Recipe, pool: Sequence[float], folds: A
         with_gamma = replace(problem, loss=Loss(gamma))
         if folds is None:
             solution = fit(with_gamma)
-            errors[gamma] = ece(solution.logits / solution.temperature, problem.network.labels, bins=BINS)
+            logits = solution.logits / solution.temperature
         else:
-            errors[gamma] = _cross_fitted_ece(with_gamma, fit, folds)
+            logits = _cross_fitted_logits(with_gamma, fit, folds)
+        errors[gamma] = ece(logits, problem.network.labels, bins=BINS)
     return errors
 
 
-def _cross_fitted_ece(problem: Problem, fit: Recipe, n_folds: int) -> float:
-    network, labels = problem.network, problem.network.labels
-    order = sample_order(network, Loss())
+def _cross_fitted_logits(problem: Problem, fit: Recipe, n_folds: int) -> Tensor:
+    network, order = problem.network, sample_order(problem.network, Loss())
     logits = torch.zeros_like(network.plain_logits(), dtype=torch.float64)
     for fold in range(n_folds):
         out = fold_mask(order, fold, n_folds)
         solution = fit(replace(problem, network=network.subset(local_subset(network.inputs, ~out))))
         held_out = network.logits(solution.before, inputs=local_subset(network.inputs, out))
         logits[out] = held_out.double() / solution.temperature
-    return ece(logits, labels, bins=BINS)
+    return logits
 
 
 def _record(problem: Problem, solution: Solution, name: str, loss: str, gammas: Mapping[float, float]) -> FitRecord:
@@ -206,6 +194,9 @@ def _record(problem: Problem, solution: Solution, name: str, loss: str, gammas: 
         penalty = Penalty(solution.penalty, norm).value(delta.numpy()) if math.isfinite(solution.penalty) else 0.0
     plain = network.plain_logits()
     baseline = fitted.mean(plain, network.labels, fitted.temperature(plain, network.labels))
+    temperature = solution.temperature
+    residual = lemma_residual(solution.logits, network.labels, temperature=temperature, gamma=fitted.gamma)
+    not_asked = "Not asked: on the samples of the fit themselves the loss went"
     return FitRecord(
         recipe=name,
         loss=loss,
@@ -223,12 +214,9 @@ def _record(problem: Problem, solution: Solution, name: str, loss: str, gammas: 
         backwards=cost.backwards,
         backward_cost=cost.backward,
         equivalents=cost.equivalents,
-        lemma_residual=lemma_residual(
-            solution.logits, network.labels, temperature=solution.temperature, gamma=fitted.gamma
-        ).relative,
+        lemma_residual=residual.relative,
         evidence=solution.evidence,
-        verdict=solution.verdict
-        or f"Not asked: on the samples of the fit themselves the loss went from {baseline:.4f} to {mean:.4f}.",
+        verdict=solution.verdict or f"{not_asked} from {baseline:.4f} to {mean:.4f}.",
         samples=len(network.labels),
         seed=problem.seed,
         notes=solution.notes,

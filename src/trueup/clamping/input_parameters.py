@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
 import torch
@@ -52,18 +52,15 @@ class InputParameters:
         """The input map at θ, and the tensors in it that gradients are wanted of."""
         network = self.network
         c, a = torch.from_numpy(theta[: self._shift_size]), torch.from_numpy(theta[self._shift_size :])
-        delta = c.reshape(network.shape) if self.basis is None else torch.tensordot(c, self.basis, dims=1)
-        leaves = [delta.to(network.device, network.dtype).requires_grad_()]
-        if not self.has_scale:
-            return network.mapping(*leaves), leaves
-        scale = torch.exp(a / self.channel_norms).reshape(scale_shape(network.shape))
-        leaves.append(scale.to(network.device, network.dtype).requires_grad_())
+        values = [c.reshape(network.shape) if self.basis is None else torch.tensordot(c, self.basis, dims=1)]
+        if self.has_scale:
+            values.append(torch.exp(a / self.channel_norms).reshape(scale_shape(network.shape)))
+        leaves = [value.to(network.device, network.dtype).requires_grad_() for value in values]
         return network.mapping(*leaves), leaves
 
     def gradient(self, theta: np.ndarray, gradients: list[Tensor]) -> np.ndarray:
         """The gradient by θ, of those by the shift and the scales."""
-        by_delta = gradients[0].cpu().reshape(-1)
-        parts = [by_delta if self.basis is None else self.basis.reshape(len(self.basis), -1) @ by_delta]
+        parts = [self._along_basis(gradients[0].cpu())]
         if self.has_scale:
             a = torch.from_numpy(theta[self._shift_size :])
             parts.append(gradients[1].cpu().reshape(-1) * torch.exp(a / self.channel_norms) / self.channel_norms)
@@ -71,9 +68,12 @@ class InputParameters:
 
     def theta_of(self, delta: Tensor) -> np.ndarray:
         """The coordinates of the shift nearest to δ, without scaling."""
-        flat = delta.detach().double().cpu().reshape(-1)
-        c = flat if self.basis is None else self.basis.reshape(len(self.basis), -1) @ flat
+        c = self._along_basis(delta.detach().double().cpu())
         return np.concatenate([c.numpy(), np.zeros(self.size - self._shift_size)])
+
+    def _along_basis(self, values: Tensor) -> Tensor:
+        flat = values.reshape(-1)
+        return flat if self.basis is None else self.basis.reshape(len(self.basis), -1) @ flat
 
 
 def channel_norms(network: Network) -> Tensor:
@@ -102,14 +102,9 @@ def cosines(shape: tuple[int, ...], frequencies: int) -> Tensor:
         position = (torch.arange(size, dtype=torch.float64) + 0.5) / size
         table = torch.stack([torch.cos(math.pi * k * position) for k in range(min(frequencies, size))])
         waves.append(table / table.norm(dim=1, keepdim=True))
-    blocks = [
-        torch.einsum("h,w->hw", waves[0][a], waves[1][b]) for a, b in product(*(range(len(wave)) for wave in waves))
-    ]
-    basis = torch.zeros(len(blocks), channels, channels, *sizes, dtype=torch.float64)
-    for number, block in enumerate(blocks):
-        for channel in range(channels):
-            basis[number, channel, channel] = block
-    return basis.reshape(-1, *shape)
+    blocks = torch.einsum("ah,bw->abhw", *waves).reshape(-1, *sizes)
+    # Each basis vector has one frequency, in one channel.
+    return torch.einsum("fhw,cd->fcdhw", blocks, torch.eye(channels, dtype=torch.float64)).reshape(-1, *shape)
 
 
 def directions(network: Network, gradient: Tensor, *, frequencies: int = 2, seed: int = 0) -> Tensor:
@@ -135,20 +130,20 @@ def principal(network: Network, number: int, *, seed: int = 0) -> Tensor:
     Halko, Martinsson & Tropp, "Finding structure with randomness" (2011).
     """
     size = int(np.prod(network.shape))
+
+    def rows() -> Iterator[Tensor]:
+        return (points.double().cpu().reshape(-1, size) for points in network.points())
+
     total, count = torch.zeros(size, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-    for points in network.points():
-        flat = points.detach().double().cpu().reshape(-1, size)
+    for flat in rows():
         total += flat.sum(dim=0)
         count += len(flat)
-    count = all_reduce_sum(count)
-    mean = all_reduce_sum(total) / count
-    number = min(number, size)
+    mean, number = all_reduce_sum(total) / all_reduce_sum(count), min(number, size)
     generator = torch.Generator().manual_seed(seed)
     basis = torch.linalg.qr(torch.randn(size, number, dtype=torch.float64, generator=generator))[0]
     for _ in range(_ROUNDS):
         image = torch.zeros(size, number, dtype=torch.float64)
-        for points in network.points():
-            centred = points.detach().double().cpu().reshape(-1, size) - mean
+        for centred in (flat - mean for flat in rows()):
             image += centred.T @ (centred @ basis)
         basis = torch.linalg.qr(all_reduce_sum(image))[0]
     return torch.cat([mean[None], basis.T]).reshape(-1, *network.shape)

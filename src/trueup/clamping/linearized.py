@@ -34,6 +34,10 @@ class LinearizedModel:
     """(n, classes, r)."""
     labels: Tensor
 
+    def rows(self, index: Tensor) -> LinearizedModel:
+        """Some of the samples."""
+        return LinearizedModel(self.logits[index], self.jacobian[index], self.labels[index])
+
     def scores(self, loss: Loss, temperature: float) -> tuple[np.ndarray, np.ndarray]:
         """Each sample's gradient by θ, (n, r), and by the inverse temperature, (n,)."""
         slope = loss.slope(self.logits, self.labels, temperature)
@@ -153,22 +157,33 @@ def gradient_test(
         centred = nuisance - nuisance.mean()
         scores = scores - np.outer(centred, centred @ scores / max(float(centred @ centred), 1e-300))
     n, r = scores.shape
-    if n <= r + 1:
-        return 1.0
-    spread = scores.std(axis=0)
-    scores = scores / np.where(spread > 0, spread, 1.0)
-    mean = scores.mean(axis=0)
-    centred = scores - mean
-    covariance = centred.T @ centred / (n - 1)
+    return score_test(scores, scores - scores.mean(axis=0), seed=seed, n_resamples=n_resamples) if n > r + 1 else 1.0
+
+
+def score_test(slope: np.ndarray, null: np.ndarray, *, seed: int = 0, n_resamples: int = N_RESAMPLES) -> float:
+    """The p-value of the hypothesis that per-sample gradients (n, r) have mean zero.
+
+    The statistic is n·ḡᵀM⁻¹ḡ, M the second moment of the rows of `null` (m, r), gradients as the hypothesis has them.
+    Its distribution is resampled by giving these random signs, which leaves M as it is. With `null` the gradients
+    themselves it is a sign test, exact where they are symmetric about zero.
+
+    >>> noise = np.random.default_rng(0).standard_t(3, size=(500, 4))
+    >>> print(f"{score_test(noise, noise):.4f} {score_test(noise + [0.3, 0, 0, 0], noise):.4f}")
+    0.9245 0.0010
+    """
+    n, m = len(slope), len(null)
+    spread = np.sqrt((null**2).mean(axis=0))
+    spread = np.where(spread > 0, spread, 1.0)
+    slope, null = slope / spread, null / spread
     # Directions without any spread of their own can say nothing.
-    inverse = np.linalg.pinv(covariance, rcond=1e-10, hermitian=True)
+    inverse = np.linalg.pinv(null.T @ null / m, rcond=1e-10, hermitian=True)
+    mean = slope.mean(axis=0)
     observed = n * float(mean @ inverse @ mean)
-    rng = np.random.default_rng(seed)
-    at_least = 0
+    rng, at_least = np.random.default_rng(seed), 0
     for start in range(0, n_resamples, _AT_ONCE):
-        signs = rng.integers(0, 2, size=(min(_AT_ONCE, n_resamples - start), n)) * 2.0 - 1.0
-        resampled = signs @ centred / n
-        at_least += int((n * np.einsum("ij,jk,ik->i", resampled, inverse, resampled) >= observed).sum())
+        signs = rng.integers(0, 2, size=(min(_AT_ONCE, n_resamples - start), m)) * 2.0 - 1.0
+        drawn = signs @ null / math.sqrt(m)
+        at_least += int((np.einsum("ij,jk,ik->i", drawn, inverse, drawn) >= observed * (1 - 1e-9)).sum())
     return (1 + at_least) / (1 + n_resamples)
 
 
@@ -196,12 +211,10 @@ def _solve(features: Tensor, labels: Tensor, loss: Loss, penalty: Penalty, start
     curvature[1:, 1:] += (2 * penalty.weight / start[0] ** 2) * np.eye(len(start) - 1)
     curvature += 1e-10 * np.trace(curvature) / len(curvature) * np.eye(len(curvature))
     inverse = np.linalg.inv(curvature)
-    best = start
     try:
-        best, _ = lbfgs(Stage(objective, 1e-8), start, precondition=lambda g: inverse @ g, tolerance=1e-9)
+        return lbfgs(Stage(objective, 1e-8), start, precondition=lambda g: inverse @ g, tolerance=1e-9)[0]
     except FitError:  # separable folds have no minimum: the largest penalty's solution is as good as any
         return start
-    return best
 
 
 def _covariance(p: Tensor, features: Tensor) -> np.ndarray:

@@ -108,9 +108,7 @@ class Network:
         if not len(self.labels):
             raise ValueError("loader must give at least one sample, got none; an iterator can be read only once")
         self._n = len(self.labels)
-        self._rows = [0, 0]
-        self._seconds = [0.0, 0.0]
-        self._timed = [0, 0]
+        self._passes = np.zeros((3, 2))  # rows, seconds and timed rows of forward and of backward passes
         self._plain: Tensor | None = None
         self._layout = torch.channels_last
         self._finite = finite  # whether masked classes, whose logits are not, are refused
@@ -128,18 +126,15 @@ class Network:
 
     def cost(self) -> Cost:
         """What the passes so far have cost: of all ranks together, so that every rank says the same."""
-        rows, seconds, timed = (
-            all_reduce_sum(torch.tensor(pair, dtype=torch.float64)).tolist()
-            for pair in (self._rows, self._seconds, self._timed)
-        )
+        rows, seconds, timed = all_reduce_sum(torch.from_numpy(self._passes)).tolist()
         forward, backward = (s / r if r else 0.0 for s, r in zip(seconds, timed, strict=True))
         ratio = min(max(backward / forward, 1.0), 2.0) if forward and backward else 1.5
         return Cost(rows[0] / self._n, rows[1] / self._n, ratio)
 
     def subset(self, inputs: CalibrationSet) -> Network:
         """The same network over some of the samples; what it costs is added to this one's, in whole passes."""
-        network = copy(self)
-        network.inputs, network.labels, network._plain = inputs, all_gather_rows(inputs.labels), None
+        network = self.with_model(self.model)
+        network.inputs, network.labels = inputs, all_gather_rows(inputs.labels)
         return network
 
     def with_model(self, model: nn.Module) -> Network:
@@ -150,8 +145,7 @@ class Network:
 
     def count(self, *, forward: int = 0, backward: int = 0) -> None:
         """Note rows that went through the network outside of the passes below."""
-        self._rows[0] += forward
-        self._rows[1] += backward
+        self._passes[0] += forward, backward
 
     def mapping(self, delta: Tensor, scale: Tensor | None = None) -> Shift:
         """The map with this shift, and scale, into the network's box."""
@@ -171,7 +165,7 @@ class Network:
             for batch in self.inputs if inputs is None else inputs:
                 with self._clock(0, batch):
                     z = self.call(batch, before)
-                parts.append(_to_cpu(z))
+                parts.append(to_cpu(z))
         return self._gathered(parts)
 
     def plain_logits(self) -> Tensor:
@@ -205,7 +199,7 @@ class Network:
                     gradients = gradients_of(z, parameters, cotangent)
                 for total, gradient in zip(sums, gradients, strict=True):
                     total += gradient
-                parts.append(_to_cpu(z))
+                parts.append(to_cpu(z))
         return self._gathered(parts), [all_reduce_sum(total) for total in sums]
 
     def _gathered(self, parts: Sequence[Tensor]) -> Tensor:
@@ -241,10 +235,8 @@ class Network:
             (point,) = self.points([batch])
             shape = tuple(point.shape[-1:] if tokens else point.shape[1:])
             if not shape or 0 in shape:
-                raise ValueError(
-                    "the model's input must have numbers for each sample, (n, features) or (n, channels, …), "
-                    f"got shape {tuple(point.shape)}"
-                )
+                wanted = "the model's input must have numbers for each sample, (n, features) or (n, channels, …)"
+                raise ValueError(f"{wanted}, got shape {tuple(point.shape)}")
             return shape, upcast_half(point[:0]).dtype, bool(torch.isinf(z).any())
         return None
 
@@ -302,9 +294,8 @@ class Network:
     def _clock(self, kind: int, batch: Batch) -> Iterator[None]:
         start = _now(self.device)
         yield
-        self._seconds[kind] += _now(self.device) - start
-        self._timed[kind] += len(batch.labels)
-        self._rows[kind] += len(batch.labels)
+        n = len(batch.labels)
+        self._passes[:, kind] += n, _now(self.device) - start, n
 
 
 def _check_tokens(model: nn.Module, batch: Batch) -> None:
@@ -317,12 +308,12 @@ def _check_tokens(model: nn.Module, batch: Batch) -> None:
             raise ValueError("the model's inputs are images of whole numbers")
     except ValueError as error:
         given = {f"{tensor.dtype}".replace("torch.", "") for tensor in tensors}
-        raise ValueError(
-            f"{error}; images must come as floating-point numbers, got {', '.join(sorted(given))}"
-        ) from None
+        wanted = "images must come as floating-point numbers"
+        raise ValueError(f"{error}; {wanted}, got {', '.join(sorted(given))}") from None
 
 
-def _to_cpu(z: Tensor) -> Tensor:
+def to_cpu(z: Tensor) -> Tensor:
+    """A copy of a tensor on the CPU, in float32 where it is of half precision."""
     return upcast_half(z.detach()).to("cpu", copy=True)
 
 
@@ -378,14 +369,12 @@ def box_ends(network: Network) -> tuple[Tensor, Tensor]:
             ends.append(torch.as_tensor(end, dtype=torch.float64).cpu().expand(network.shape))
         except (TypeError, ValueError, RuntimeError):
             got = f"shape {tuple(end.shape)}" if hasattr(end, "shape") else repr(end)
-            raise ValueError(
-                f"box must have ends that are numbers or broadcast to one input {network.shape}, got {got}"
-            ) from None
+            wanted = f"have ends that are numbers or broadcast to one input {network.shape}"
+            raise ValueError(f"box must {wanted}, got {got}") from None
     low, high = ends
     if not bool((low <= high).all()):  # which NaN is not
-        raise ValueError(
-            f"box must have its lower end below its upper one, got {float(low.max()):.4g} and {float(high.min()):.4g}"
-        )
+        got = f"{float(low.max()):.4g} and {float(high.min()):.4g}"
+        raise ValueError(f"box must have its lower end below its upper one, got {got}")
     return low, high
 
 

@@ -11,17 +11,10 @@ import torch
 from torch import Tensor
 
 from trueup._core.splits import fold_mask
+from trueup.clamping import linearized
 from trueup.clamping.calibration_set import local_subset
 from trueup.clamping.input_parameters import InputParameters, channel_norms, directions
-from trueup.clamping.linearized import (
-    CrossValidation,
-    LinearizedModel,
-    cross_validate,
-    gradient_test,
-    linearize,
-    max_samples_in_memory,
-)
-from trueup.clamping.maps import detach_map
+from trueup.clamping.linearized import CrossValidation, LinearizedModel, cross_validate, gradient_test
 from trueup.clamping.problem import Problem, Solution, paired_gain, penalty_weight, sample_order, temperature_alone
 from trueup.clamping.theory import entropy_gradient
 from trueup.clamping.varpro import HELD_OUT, Point, VarProObjective, descend, penalty_grid
@@ -93,10 +86,12 @@ def subspace(
     plain, labels = network.plain_logits(), network.labels
     temperature = loss.temperature(plain, labels)
     order = sample_order(network, loss)
-    most = max_samples_in_memory(min(subsample, len(order)), plain.shape[1], parameters.size)
+    most = linearized.max_samples_in_memory(min(subsample, len(order)), plain.shape[1], parameters.size)
     chosen = order[torch.arange(most) * len(order) // most]
     problem.progress(f"derivatives of the logits along {parameters.size} directions")
-    linear = _linearize_chosen(parameters, chosen, plain, labels)
+    numbers, back = chosen.sort()  # passes over the network give the samples by number
+    inputs = local_subset(network.inputs, numbers)
+    linear = linearized.linearize(parameters, inputs, plain[numbers], labels[numbers]).rows(torch.argsort(back))
     evidence = gradient_test(*linear.scores(loss, temperature), seed=problem.seed)
     context = SearchContext(problem, parameters, order, linear, plain, temperature, evidence)
     passes = affordable(parameters.size * most / len(order)) if passes is None else passes
@@ -132,14 +127,6 @@ def affordable(differences: float) -> float:
     """
     judging = (len(PARTS) + 1) / HELD_OUT
     return min(PASSES, max(PASSES / 2, (AFFORDED - 3 - differences - judging) / 3))
-
-
-def _linearize_chosen(parameters: InputParameters, chosen: Tensor, plain: Tensor, labels: Tensor) -> LinearizedModel:
-    """Derivatives of the chosen samples, in their given order; passes over the network give them by number."""
-    sorted_, back = chosen.sort()
-    model = linearize(parameters, local_subset(parameters.network.inputs, sorted_), plain[sorted_], labels[sorted_])
-    again = torch.argsort(back)
-    return LinearizedModel(model.logits[again], model.jacobian[again], model.labels[again])
 
 
 def _smallest_comparable_penalty(validation: CrossValidation, best: float) -> float:
@@ -178,8 +165,8 @@ def _search_and_judge(context: SearchContext, validation: CrossValidation, penal
             raise _NoGain
 
     try:
-        result = search(context, penalty, ~out, passes=passes, check=check)
-        z, gain, error = held_out_gain(result.point)
+        point, used = search(context, penalty, ~out, passes=passes, check=check)
+        z, gain, error = held_out_gain(point)
         if gain <= STANDARD_ERRORS * error:
             raise _NoGain
     except _NoGain:
@@ -188,54 +175,33 @@ def _search_and_judge(context: SearchContext, validation: CrossValidation, penal
             f"samples, left out until the end, by {STANDARD_ERRORS:g} standard errors."
         )
         return context.temperature_alone(why, validation.candidates())
-    if passes - result.used >= WORTHWHILE:
-        result = refit_on_all(result, passes=passes - result.used)
-    else:
-        result = replace(result, point=_over_all_samples(context, result.point, out, z))
-    return _solution(
-        result,
-        validation.candidates(),
+    if passes - used >= WORTHWHILE:
+        everything = torch.ones_like(out)
+        objective = _objective(context, penalty, everything, passes - used, point.temperature)
+        point = descend(objective, point.theta, precondition=_inverse(context, penalty, point.temperature))
+    else:  # the same map over all samples, with the temperature that is best for them
+        logits = torch.empty(len(out), z.shape[1], dtype=z.dtype)
+        logits[out], logits[~out] = z, point.logits
+        point = replace(point, logits=logits, temperature=loss.temperature(logits, labels, near=point.temperature))
+    verdict = (
         f"Yes: on a fifth of the samples that was left out, the input map lowered "
-        f"the loss from {before.mean():.4f} to {before.mean() - gain:.4f} (standard error {error:.4f}).",
-        {"held_out_gain": gain, "held_out_error": error},
+        f"the loss from {before.mean():.4f} to {before.mean() - gain:.4f} (standard error {error:.4f})."
     )
-
-
-def _over_all_samples(context: SearchContext, point: Point, out: Tensor, held: Tensor) -> Point:
-    """The same map over all samples, with the temperature that is best for them."""
-    loss, labels = context.problem.loss, context.problem.network.labels
-    logits = torch.empty(len(out), held.shape[1], dtype=held.dtype)
-    logits[out], logits[~out] = held, point.logits
-    temperature = loss.temperature(logits, labels, near=point.temperature)
-    return replace(point, logits=logits, temperature=temperature, loss=loss.mean(logits, labels, temperature))
+    notes = {"held_out_gain": gain, "held_out_error": error}
+    return context.solution(point, penalty, verdict, notes, validation.candidates())
 
 
 def _search_at_given_penalty(context: SearchContext, penalty: float, passes: float) -> Solution:
-    result = search(context, penalty, torch.ones(len(context.order), dtype=torch.bool), passes=passes)
+    point, _ = search(context, penalty, torch.ones(len(context.order), dtype=torch.bool), passes=passes)
     alone = context.problem.loss.mean(context.plain, context.problem.network.labels, context.temperature)
-    if result.point.value > alone:
+    if point.value > alone:
         return context.temperature_alone(f"No: no input map is worth its penalty at λ = {penalty:.3g}.")
     verdict = "Not asked, since λ was given" + (
         f", though the mean input gradient is what noise gives (p = {context.evidence:.2g})."
         if context.evidence > SIGNIFICANCE
         else f"; the mean input gradient is more than noise (p = {context.evidence:.2g})."
     )
-    return _solution(result, {}, verdict, {})
-
-
-def _solution(result: SearchResult, candidates: dict[float, float], verdict: str, notes: dict[str, object]) -> Solution:
-    context, point = result.context, result.point
-    return Solution(
-        before=detach_map(context.parameters.map(point.theta)[0]),
-        temperature=point.temperature,
-        penalty=result.penalty,
-        logits=point.logits,
-        penalty_value=point.penalty,
-        candidates=candidates,
-        evidence=context.evidence,
-        verdict=verdict,
-        notes={"directions": context.parameters.size, **notes},
-    )
+    return context.solution(point, penalty, verdict, {}, {})
 
 
 @dataclass(frozen=True)
@@ -259,16 +225,12 @@ class SearchContext:
         more = {"candidates": candidates or {}, "notes": {"directions": self.parameters.size}}
         return temperature_alone(self.problem, self.temperature, verdict, evidence=self.evidence, **more)
 
-
-@dataclass(frozen=True)
-class SearchResult:
-    """Where a search ended."""
-
-    context: SearchContext
-    penalty: float
-    point: Point
-    used: float
-    """Passes forward and backward, in units of all samples."""
+    def solution(
+        self, point: Point, penalty: float, verdict: str, notes: Mapping[str, float], candidates: Mapping[float, float]
+    ) -> Solution:
+        """The solution with an input map."""
+        more = {"candidates": candidates, "notes": {"directions": self.parameters.size, **notes}}
+        return point.solution(self.parameters, penalty, verdict=verdict, evidence=self.evidence, **more)
 
 
 def search(
@@ -278,9 +240,11 @@ def search(
     *,
     passes: float,
     check: Callable[[Point], None] | None = None,
-) -> SearchResult:
-    """Minimise over the samples of a mask from the problem's start; `check` may raise after the first part."""
-    problem, parameters = context.problem, context.parameters
+) -> tuple[Point, float]:
+    """Minimise over the samples of a mask from the problem's start; `check` may raise after the first part.
+
+    Returns the point, and the passes forward and backward in units of all samples.
+    """
     candidates = context.order[which[context.order]]
     number = min(len(candidates), max(FEW, len(which) // 5))
     few = torch.zeros_like(which)
@@ -288,33 +252,20 @@ def search(
     first = max(SHARE * passes, FEWEST_PASSES * number / len(which)) if number < len(candidates) else 0.0
     coarse = _objective(context, penalty, few, first, context.temperature) if first else None
     objective = _objective(context, penalty, which, passes - first, context.temperature)
-    point = descend(
-        objective,
-        parameters.theta_of(problem.start_delta()),
-        precondition=_inverse(context, penalty, context.temperature),
-        coarse=coarse,
-        check=check,
-    )
-    return SearchResult(context, penalty, point, objective.used + (coarse.used if coarse else 0.0))
-
-
-def refit_on_all(result: SearchResult, *, passes: float) -> SearchResult:
-    """Go on from where a search ended, over all samples."""
-    context, point = result.context, result.point
-    everything = torch.ones(len(context.order), dtype=torch.bool)
-    objective = _objective(context, result.penalty, everything, passes, point.temperature)
-    point = descend(objective, point.theta, precondition=_inverse(context, result.penalty, point.temperature))
-    return SearchResult(context, result.penalty, point, result.used + objective.used)
+    start = context.parameters.theta_of(context.problem.start_delta())
+    inverse = _inverse(context, penalty, context.temperature)
+    point = descend(objective, start, precondition=inverse, coarse=coarse, check=check)
+    return point, objective.used + (coarse.used if coarse else 0.0)
 
 
 def _objective(
     context: SearchContext, penalty: float, which: Tensor, budget: float, temperature: float
 ) -> VarProObjective:
-    problem = context.problem
+    problem, parameters = context.problem, context.parameters
     inputs = None if bool(which.all()) else local_subset(problem.network.inputs, which)
     return VarProObjective(
         problem,
-        context.parameters,
+        parameters,
         penalty,
         temperature=temperature,
         inputs=inputs,
@@ -329,9 +280,7 @@ def _inverse(context: SearchContext, penalty: float, temperature: float) -> np.n
     curvature = fall * context.linear.curvature(context.temperature)
     level = float(np.trace(curvature)) / len(curvature)
     # The plain norm has no curvature along δ, but a slope that may point where the logits have none either.
-    damping = (
-        2 * penalty + 1e-6 * level
-        if context.problem.norm == "l2sq"
-        else penalty / context.parameters.input_norm + 1e-3 * level
-    )
+    damping = penalty / context.parameters.input_norm + 1e-3 * level
+    if context.problem.norm == "l2sq":
+        damping = 2 * penalty + 1e-6 * level
     return np.linalg.inv(curvature + (damping or 1.0) * np.eye(len(curvature)))

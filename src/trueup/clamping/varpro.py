@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,11 +43,9 @@ def varpro(problem: Problem, *, passes: float = 18.0, penalties: Sequence[float]
     alone. Unless they are given, they are `STRENGTHS` over the mean square norm of the inputs.
     Golub & Pereyra, "Separable nonlinear least squares: the variable projection method and its applications" (2003).
     """
-    network, loss = problem.network, problem.loss
+    network, loss, delta = problem.network, problem.loss, problem.start_delta()
     parameters = InputParameters(network, None, channel_norms(network), has_scale=problem.input_map == "affine")
-    delta = problem.start_delta()
-    start = parameters.theta_of(delta)
-    plain = network.plain_logits()
+    start, plain = parameters.theta_of(delta), network.plain_logits()
     temperature = loss.temperature(plain, network.labels)
     candidates: dict[float, float] = {}
     if problem.penalty == "auto":
@@ -59,14 +59,7 @@ def varpro(problem: Problem, *, passes: float = 18.0, penalties: Sequence[float]
         objective = VarProObjective(problem, parameters, penalty, temperature=temperature, budget=passes)
         point = descend(objective, start, step_length=first_step_length(objective, start))
         if point.value <= loss.mean(plain, network.labels, temperature):
-            return Solution(
-                before=detach_map(parameters.map(point.theta)[0]),
-                temperature=point.temperature,
-                penalty=penalty,
-                logits=point.logits,
-                penalty_value=point.penalty,
-                candidates=candidates,
-            )
+            return point.solution(parameters, penalty, candidates=candidates)
         verdict = f"No input map is worth its penalty at λ = {penalty:.3g}: temperature alone is kept."
     return temperature_alone(problem, temperature, verdict, candidates=candidates)
 
@@ -124,6 +117,11 @@ class Point:
         """The objective."""
         return self.loss + self.penalty
 
+    def solution(self, parameters: InputParameters, penalty: float, **more: Any) -> Solution:
+        """The solution of this map with a penalty of weight λ; `more` are further fields of it."""
+        before = detach_map(parameters.map(self.theta)[0])
+        return Solution(before, self.temperature, penalty, self.logits, penalty_value=self.penalty, **more)
+
 
 class VarProObjective:
     """The objective min_T L(θ, T) + λ‖θ‖² of a problem, with its gradient; it remembers the best point it saw.
@@ -149,11 +147,8 @@ class VarProObjective:
         self.labels = all_gather_rows(self.inputs.labels)
         self.share = len(self.labels) / len(self.network.labels)
         """What part of a whole pass one over these samples is."""
-        self.left = budget
-        self.used = 0.0
-        self.min_decrease = min_decrease
-        self.temperature = temperature
-        self.progress = problem.progress
+        self.left, self.used, self.min_decrease = budget, 0.0, min_decrease
+        self.temperature, self.progress = temperature, problem.progress
         self.best: Point | None = None
         self._last: tuple[np.ndarray, float, np.ndarray] | None = None
         self._best_values: list[float] = []
@@ -192,13 +187,14 @@ class VarProObjective:
         self.left -= self.share
         self.used += self.share
         before, leaves = self.parameters.map(theta)
-        temperature = self.temperature
-        z, gradients = self.network.forward_backward(
-            before, leaves, lambda z, y: self.loss.slope(z, y, temperature), inputs=self.inputs
-        )
+
+        def slope(z: Tensor, y: Tensor) -> Tensor:
+            return self.loss.slope(z, y, self.temperature)
+
+        z, gradients = self.network.forward_backward(before, leaves, slope, inputs=self.inputs)
         if not bool(torch.isfinite(z).all()):
             return None, theta
-        best = self.loss.temperature(z, self.labels, near=temperature)
+        best = self.loss.temperature(z, self.labels, near=self.temperature)
         loss, penalty = self.loss.mean(z, self.labels, best), self.penalty.value(theta)
         return Point(theta.copy(), best, loss, penalty, z), self.parameters.gradient(theta, gradients) / len(z)
 
@@ -228,34 +224,35 @@ def descend(
     """
     noise = 1e-6 if objective.network.dtype == torch.float32 else 1e-12
 
+    def scaled(objective: VarProObjective, x: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = objective(step_length * x)
+        return value, step_length * gradient
+
     def exact(x: np.ndarray) -> tuple[float, np.ndarray]:
         if coarse is not None and coarse.best is not None and objective.best is None:
             objective.temperature = coarse.best.temperature
             if check is not None:
                 check(coarse.best)
-        value, gradient = objective(step_length * x)
-        return value, step_length * gradient
+        return scaled(objective, x)
 
     def coarse_value(x: np.ndarray) -> tuple[float, np.ndarray]:
         assert coarse is not None
-        try:
-            value, gradient = coarse(step_length * x)
-        except BudgetExhausted:
-            return math.inf, np.zeros_like(x)  # so that its part of the way ends here
-        return value, step_length * gradient
+        with suppress(BudgetExhausted):
+            return scaled(coarse, x)
+        return math.inf, np.zeros_like(x)  # so that its part of the way ends here
 
+    inverse = None if precondition is None else lambda g: precondition @ g / step_length**2
+    first = None if coarse is None else Stage(coarse_value, 10 * decrement, noise)
     try:
         lbfgs(
             Stage(exact, decrement, noise),
             start / step_length,
             tolerance=1e-9 * step_length,
-            precondition=None if precondition is None else lambda g: precondition @ g / step_length**2,
-            coarse=None if coarse is None else Stage(coarse_value, 10 * decrement, noise),
+            precondition=inverse,
+            coarse=first,
             step_growth=3.0,
         )
-    except BudgetExhausted:
-        pass
-    except FitError:
+    except (BudgetExhausted, FitError):
         if objective.best is None:
             raise
     assert objective.best is not None
@@ -268,10 +265,9 @@ def first_step_length(objective: VarProObjective, start: np.ndarray) -> float:
     size = float(np.linalg.norm(gradient))
     if not size or objective.best is None:
         return 1.0
-    best = objective.best
-    step = STEP * objective.parameters.input_norm
-    moved = start - step * gradient / size
-    z = objective.network.logits(objective.parameters.map(moved)[0], inputs=objective.inputs)
+    best, step = objective.best, STEP * objective.parameters.input_norm
+    before, _ = objective.parameters.map(start - step * gradient / size)
+    z = objective.network.logits(before, inputs=objective.inputs)
     rise = (z.double() - best.logits.double()) / step
     p = torch.softmax(best.logits.double() / best.temperature, dim=1)
     variance = (p * rise.square()).sum(dim=1) - (p * rise).sum(dim=1).square()

@@ -18,7 +18,7 @@ class Files:
     new: Path | None = o.argument(
         "NEW", "Logits without labels: their class frequencies and expected accuracy.", default=None
     )
-    out: Path | None = o.option("FILE", "With NEW: a calibrator for its class frequencies.", "--output", "-o")
+    out: Path | None = o.output_file("FILE", "With NEW: a calibrator for its class frequencies.")
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,14 @@ def decide(
     The threshold is chosen so that, with the certainty, no more than the stated share of what is answered is wrong; the
     rest is for review. With --event, what is flagged counts instead, and the net benefit of acting on it is shown. With
     NEW, also estimate what its labels would show.
+
+    Examples:
+      $ trueup decide val.npz --max-risk 0.02
+      $ trueup decide risk.csv --event ill --class-names well,ill --max-risk 0.1
+      $ trueup decide val.npz --risk false_positive_rate --max-risk 0.01 --event 1
+      $ trueup decide answers.csv --confidence stated --max-risk 0.1 --groups category
+      $ trueup decide val.npz --max-risk 0.05 -m temperature
+      $ trueup decide val.npz traffic.npz -o corrected.safetensors
     """
     from trueup._core.registry import METHODS
     from trueup.decisions import EventRisk
@@ -72,7 +80,7 @@ def decide(
     with working("deciding", quiet=output.quiet):
         table = reader.load(val, split.split) if split.split else reader.load_half(val, "val")
         number, names = reader.event_number(table.class_names), reader.names(table.class_names)
-        options = o.set_options(promise, "risk", "max_risk", "level", "method")
+        options = o.set_options(promise)
         if number is not None:
             options["risk"] = EventRisk(options.get("risk", "false_discovery_rate"), number, names)
         chosen = _threshold(table, reader.confidence is not None, options)
@@ -82,14 +90,13 @@ def decide(
 
             parts["net_benefit"] = net_benefit(*table.pair, event=number, class_names=names)
         if new is not None:
-            parts["prior"], parts["performance"] = _without_labels(
-                reader, new, table.pair, number, o.drop_unset(seed=seed)
-            )
+            estimates = _without_labels(reader, new, table.pair, number, o.drop_unset(seed=seed))
+            parts["prior"], parts["performance"] = estimates
             if out is not None:
                 from trueup.io.load_save import save
 
-                summary = {"made for": new.name}
-                save(parts["prior"].calibrator, out, n_classes=table.logits.shape[1], summary=summary)
+                n_classes = table.logits.shape[1]
+                save(parts["prior"].calibrator, out, n_classes=n_classes, summary={"made for": new.name})
     if output.as_json:
         print_json(
             "decide", val=val, new=new, output=out, threshold=chosen.to_dict(), text=str(chosen),
@@ -140,12 +147,4 @@ def _without_labels(
     return prior, estimate_performance(rows, val=tuple(pair), shift=prior.moved, **options)
 
 
-EXAMPLES = (
-    "trueup decide val.npz --max-risk 0.02",
-    "trueup decide risk.csv --event ill --class-names well,ill --max-risk 0.1",
-    "trueup decide val.npz --risk false_positive_rate --max-risk 0.01 --event 1",
-    "trueup decide answers.csv --confidence stated --max-risk 0.1 --groups category",
-    "trueup decide val.npz --max-risk 0.05 -m temperature",
-    "trueup decide val.npz traffic.npz -o corrected.safetensors",
-)
-register = o.commands((decide, "Decide", EXAMPLES))
+register = o.commands("Decide", decide)

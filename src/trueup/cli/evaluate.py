@@ -5,16 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from trueup.cli import forecasts
 from trueup.cli import options as o
 from trueup.cli.output import print_json, print_remarks, print_scores, print_table, working
 
 
 def evaluate(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="Logits and labels; or a folder, pattern or address of shards.")
-    ],
+    file: Annotated[str, o.argument("FILE", "Logits and labels; or a folder, pattern or address of shards.")],
     *,
     reader: o.Reader,
     columns: o.ForecastColumns,
@@ -26,19 +23,29 @@ def evaluate(
 
     Shards are read once, in chunks, so that they need not fit in memory. Forecasts of a number are read by --mean,
     --std and --target, or by --quantiles and --target.
+
+    Examples:
+      $ trueup evaluate test.npz
+      $ trueup evaluate test.csv --probs --labels target
+      $ trueup evaluate both.npz --split test --json
+      $ trueup evaluate test.parquet --metric ece --metric smooth_ece --bins 20
+      $ trueup evaluate answers.jsonl --confidence stated --correct right --groups category
+      $ trueup evaluate risk.csv --probs --logits well,ill --labels outcome --event ill --sample-weight w
+      $ trueup evaluate visits.csv --clusters patient
+      $ trueup evaluate segmentation.npz --class-axis first --ignore-index 255
+      $ trueup evaluate tags.npz --multilabel
+      $ trueup evaluate 'predictions/*.parquet' --scheduler local:2 --skip-bad
+      $ trueup evaluate demand.csv --mean mu --std sigma --target sold
+      $ trueup evaluate demand.csv --quantiles q05,q50,q95 --target sold
     """
-    if columns:
-        from trueup.cli import forecasts
-
-        forecast_reader = forecasts.ForecastReader.of(columns, reader, sharding, scoring)
-        forecasts.evaluate(file, forecast_reader, scoring, output)
-        return
-    from trueup.metrics import table
-
-    options = _scoring_options(scoring)
-    of_labels = None
+    options = {} if columns else _scoring_options(scoring)
+    scores: Any
+    of_labels: Any = None
     with working("measuring", quiet=output.quiet):
-        if reader.is_sharded(file, sharding.scheduler):
+        if columns:
+            forecasts.require_only(reader, sharding, scoring)
+            scores = forecasts.evaluate(file, columns, reader, scoring)
+        elif reader.is_sharded(file, sharding.scheduler):
             from trueup.metrics.sharded import evaluate_shards
 
             with reader.open_shards(file, sharding) as (shards, executor):
@@ -46,6 +53,8 @@ def evaluate(
                 options |= {"executor": executor, "skip_bad": sharding.skip_bad, "progress": not output.quiet}
                 scores = evaluate_shards(shards, **options)
         else:
+            from trueup.metrics import table
+
             pair = reader.load(file, sharding.split)
             if not len(pair.labels):
                 raise ValueError(f"{file}: there are no rows")
@@ -57,9 +66,9 @@ def evaluate(
             options |= o.drop_unset(class_names=reader.names(pair.class_names))
             scores = table.evaluate(pair.logits, pair.labels, **(options | pair.options()))
     if output.as_json:
+        split = {} if columns else {"split": sharding.split}
         labelled = {} if of_labels is None else {"labels": of_labels.to_dict()}
-        content = {"verdict": scores.verdict(), "scores": scores.to_dict(), **labelled}
-        print_json("evaluate", file=file, split=sharding.split, **content)
+        print_json("evaluate", file=file, **split, verdict=scores.verdict(), scores=scores.to_dict(), **labelled)
         return
     print_scores(scores, quiet=output.quiet)
     if of_labels is not None:
@@ -70,8 +79,7 @@ def evaluate(
 
 def compare(
     files: Annotated[
-        list[str],
-        typer.Argument(metavar="A B", help="Logits and labels of each model, for the same rows in the same order."),
+        list[str], o.argument("A B", "Logits and labels of each model, for the same rows in the same order.")
     ],
     *,
     reader: Annotated[o.Reader, o.without(o.Reader, "confidence", "correct", "multilabel")],
@@ -82,6 +90,11 @@ def compare(
     """Score two models on the same rows, with paired differences from the first.
 
     Further files are further models. Weights, groups and clusters are read from the first file.
+
+    Examples:
+      $ trueup compare resnet.npz vit.npz
+      $ trueup compare test.npz calibrated.npz --json
+      $ trueup compare old.csv new.csv --probs --event 1 --clusters patient
     """
     if len(files) < 2:
         raise ValueError(f"two files are needed, one for each model, got {files[0]} alone; `trueup evaluate` scores it")
@@ -93,12 +106,11 @@ def compare(
         raise ValueError("each model needs its own file, got the same file twice")
     options = _scoring_options(scoring)
     with working("comparing", quiet=output.quiet):
-        first, *others = (reader.load(file, split.split) for file in files)
-        options |= first.options() | o.drop_unset(
-            event=reader.event_number(first.class_names), class_names=reader.names(first.class_names)
-        )
-        pairs = {name: model.pair for name, model in zip(names, (first, *others), strict=True)}
-        scores = table.compare(pairs, **options)
+        tables = [reader.load(file, split.split) for file in files]
+        stored = tables[0].class_names
+        options |= tables[0].options()
+        options |= o.drop_unset(event=reader.event_number(stored), class_names=reader.names(stored))
+        scores = table.compare({name: model.pair for name, model in zip(names, tables, strict=True)}, **options)
     if output.as_json:
         print_json("compare", files=files, split=split.split, scores=scores.to_dict())
         return
@@ -114,23 +126,4 @@ def _scoring_options(scoring: o.Scoring) -> dict[str, Any]:
     return o.set_options(scoring, "bins", "level", "n_resamples", "seed") | o.drop_unset(metrics=scoring.metric)
 
 
-EVALUATE_EXAMPLES = (
-    "trueup evaluate test.npz",
-    "trueup evaluate test.csv --probs --labels target",
-    "trueup evaluate both.npz --split test --json",
-    "trueup evaluate test.parquet --metric ece --metric smooth_ece --bins 20",
-    "trueup evaluate answers.jsonl --confidence stated --correct right --groups category",
-    "trueup evaluate risk.csv --probs --logits well,ill --labels outcome --event ill --sample-weight w",
-    "trueup evaluate visits.csv --clusters patient",
-    "trueup evaluate segmentation.npz --class-axis first --ignore-index 255",
-    "trueup evaluate tags.npz --multilabel",
-    "trueup evaluate 'predictions/*.parquet' --scheduler local:2 --skip-bad",
-    "trueup evaluate demand.csv --mean mu --std sigma --target sold",
-    "trueup evaluate demand.csv --quantiles q05,q50,q95 --target sold",
-)
-COMPARE_EXAMPLES = (
-    "trueup compare resnet.npz vit.npz",
-    "trueup compare test.npz calibrated.npz --json",
-    "trueup compare old.csv new.csv --probs --event 1 --clusters patient",
-)
-register = o.commands((evaluate, "Measure", EVALUATE_EXAMPLES), (compare, "Measure", COMPARE_EXAMPLES))
+register = o.commands("Measure", evaluate, compare)

@@ -6,10 +6,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from trueup._core.errors import InputError
 from trueup._core.formatting import format_number
+from trueup.cli import forecasts
 from trueup.cli import options as o
 from trueup.cli.output import print_json, print_remarks, print_table, require_output, working
 
@@ -17,18 +16,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trueup.calibrators.base import Calibrator
-    from trueup.io.predictions import PredictionTable
+    from trueup.io.predictions import PredictionFile, PredictionTable
 
 
 def fit(
     val: Annotated[
         str,
-        typer.Argument(
-            metavar="VAL",
-            help="Logits and labels that the network was not trained on; or a folder, pattern or address of shards.",
+        o.argument(
+            "VAL", "Logits and labels that the network was not trained on; or a folder, pattern or address of shards."
         ),
     ],
-    out: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The calibrator, .safetensors.")],
+    out: Annotated[Path, o.output_file("FILE", "The calibrator, .safetensors.")],
     *,
     chosen: o.Methods,
     reader: Annotated[o.Reader, o.without(o.Reader, "groups")],
@@ -43,11 +41,16 @@ def fit(
     need not fit in memory; they take one method: temperature, vector, matrix, svs, sms or a histogram. With
     `--multilabel` one method of two classes, else platt, is fitted to every label and drawn towards that of all.
     Forecasts of a number (--mean, --std, --target) take the methods variance and quantiles.
+
+    Examples:
+      $ trueup fit val.npz -m temperature -o calibrator.safetensors
+      $ trueup fit val.csv --labels target -o calibrator.safetensors
+      $ trueup fit val.npz -m temperature -m svs -m dirichlet_odir -o calibrator.safetensors
+      $ trueup fit 'predictions/*.parquet' -m vector --scheduler local:2 -o calibrator.safetensors
     """
     if columns:
-        from trueup.cli import forecasts
-
-        forecasts.fit(val, out, forecasts.ForecastReader.of(columns, reader, sharding), chosen.method, output)
+        forecasts.require_only(reader, sharding)
+        forecasts.fit(val, out, columns, reader, chosen.method, output)
         return
     from trueup._core.registry import METHODS
 
@@ -88,14 +91,11 @@ def fit(
             "fit", file=val, output=out, rows=rows, n_classes=n_classes, methods=methods, chosen=method,
             losses=losses, failures={} if choice is None else choice.reasons, calibrator=repr(calibrator),
         )  # fmt: skip
-        return
-    if output.quiet:
-        return
-    if choice is not None:
-        _print_choice(choice, n_classes)
-        print()
-    print(f"{calibrator!r}\n")
-    print(f"Written: {out}")
+    elif not output.quiet:
+        if choice is not None:
+            _print_choice(choice, n_classes)
+            print()
+        print(f"{calibrator!r}\n\nWritten: {out}")
 
 
 def _print_choice(choice: Any, classes: int) -> None:
@@ -115,13 +115,10 @@ def _fit(methods: list[str], table: PredictionTable, event: int | None) -> Calib
     from trueup.calibrators.compose import choose, for_event, takes
 
     fit = METHODS[methods[0]] if len(methods) == 1 else choose(methods)
+    names = ("sample_weight", "clusters") if takes(fit, "clusters") else ("sample_weight",)
+    options = {name: value for name, value in table.options().items() if name in names}
     fit = fit if event is None else for_event(fit, event)
-    given = table.options()
-    options = {name: given[name] for name in ("sample_weight", "clusters") if name in given}
-    if not takes(METHODS[methods[0]] if len(methods) == 1 else choose(methods), "clusters"):
-        options.pop("clusters", None)
-    calibrator: Calibrator = fit(*table.pair, **options)
-    return calibrator
+    return fit(*table.pair, **options)
 
 
 def _fit_labels(method: str, table: PredictionTable, class_names: tuple[str, ...] | None, labels: int) -> Calibrator:
@@ -131,11 +128,9 @@ def _fit_labels(method: str, table: PredictionTable, class_names: tuple[str, ...
     from trueup.calibrators.multilabel import fit_events
 
     known = {name: k for k, name in enumerate(class_names or range(labels))}
-    label = table.groups["label"]
-    numbers = [known[name] for name in label.tolist()]
-    return fit_events(
-        per_group(method), table.logits, table.labels, np.array(numbers), labels=labels, clusters=table.clusters
-    )
+    numbers = np.array([known[name] for name in table.groups["label"].tolist()])
+    options: dict[str, Any] = {"labels": labels, "clusters": table.clusters}
+    return fit_events(per_group(method), table.logits, table.labels, numbers, **options)
 
 
 def _fit_shards(
@@ -158,16 +153,11 @@ def _fit_shards(
 
 
 def apply(
-    calibrator: Annotated[Path, typer.Argument(metavar="CALIBRATOR", help="A calibrator that `trueup fit` saved.")],
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="Logits, with or without labels; or a folder, pattern or address.")
-    ],
+    calibrator: Annotated[Path, o.argument("CALIBRATOR", "A calibrator that `trueup fit` saved.")],
+    file: Annotated[str, o.argument("FILE", "Logits, with or without labels; or a folder, pattern or address.")],
     out: Annotated[
         str,
-        typer.Option(
-            "--output", "-o", metavar="OUT",
-            help="File of the calibrated logits, whose suffix is the format; of shards, a folder.",
-        ),
+        o.output_file("OUT", "File of the calibrated logits, whose suffix is the format; of shards, a folder."),
     ],
     *,
     reader: Annotated[
@@ -177,22 +167,27 @@ def apply(
         o.ForecastColumns, o.only("mean", "std", levels="Of forecasts: also write the quantiles of these levels.")
     ],
     split: Annotated[o.Sharding, o.only("split")],
-    output_probs: Annotated[
-        bool, typer.Option("--output-probs", help="Write calibrated probabilities instead of logits.")
-    ] = False,
+    output_probs: Annotated[bool, o.switch("Write calibrated probabilities instead of logits.")] = False,
     output: o.Output,
-) -> None:  # fmt: skip
+) -> None:
     """Calibrate the logits of a file with a saved calibrator, and keep its other columns.
 
     The output holds logits again, whose softmax is the calibrated probability, or with --output-probs these
     probabilities, which `--probs` reads. A file must have the classes of the fit. With --confidence the new confidence
     stands beside the old one. Of shards, each becomes a file of the same name in the folder OUT. Forecasts of a number
     (--mean, --std) stay, with the recalibrated ones beside them.
+
+    Examples:
+      $ trueup apply calibrator.safetensors test.npz -o calibrated.npz
+      $ trueup apply calibrator.safetensors both.npz --split test -o calibrated.csv
+      $ trueup apply calibrator.safetensors answers.jsonl --confidence stated -o calibrated.jsonl
+      $ trueup apply calibrator.safetensors predictions/ -o calibrated/
+      $ trueup apply calibrator.safetensors test.npz --output-probs -o probabilities.npz
+      $ trueup apply recalibrator.safetensors demand.csv --mean mu --std sigma --levels 0.05,0.95 -o new.csv
     """
     if columns:
-        from trueup.cli import forecasts
-
-        forecasts.apply(calibrator, file, out, forecasts.ForecastReader.of(columns, reader, split), output)
+        forecasts.require_only(reader, split)
+        forecasts.apply(calibrator, file, out, columns, reader, output)
         return
     from trueup.io.artifacts import load_artifact, read_header
     from trueup.io.source import is_address
@@ -201,15 +196,14 @@ def apply(
     with working("calibrating", quiet=output.quiet):
         fitted = load_artifact(calibrator, "calibrator")
         header = read_header(calibrator)
-        function = _of_same_classes(_on_event(fitted, header), header)
-        function = function if reader.class_axis is None else _on_pixels(function, reader.class_axis)
+        function = _calibration(fitted, header, reader.class_axis)
         rows = n_classes = 0
         for source, target in targets.items():
             with reader.open(source) as opened:
                 header.check_class_names(opened.class_names, source)
-            if not is_address(target):
-                Path(target).parent.mkdir(parents=True, exist_ok=True)
-            n, n_classes = _rewrite(reader, source, target, function, split.split, output_probs)
+                if not is_address(target):
+                    Path(target).parent.mkdir(parents=True, exist_ok=True)
+                n, n_classes = _rewrite(reader, opened, target, function, split.split, output_probs)
             rows += n
     if output.as_json:
         print_json(
@@ -222,7 +216,7 @@ def apply(
 
 
 def _rewrite(
-    reader: o.Reader, source: str, target: str, function: Callable[[Any], Any], split: str | None, probs: bool
+    reader: o.Reader, file: PredictionFile, target: str, function: Callable[[Any], Any], split: str | None, probs: bool
 ) -> tuple[int, int]:
     from trueup.io.predictions import ROWS_LOOKED_AT
     from trueup.io.rewrite import rewrite
@@ -232,50 +226,38 @@ def _rewrite(
     def doubt_first(values: Any) -> Any:
         nonlocal first
         if first:
-            reader.warn_of_probabilities(source, values[:ROWS_LOOKED_AT])
+            reader.warn_of_probabilities(file.name, values[:ROWS_LOOKED_AT])
         first = False
         return function(values)
 
-    with reader.open(source) as opened:
-        return rewrite(opened, target, doubt_first, split=split, probs=probs, storage_options=reader.storage_options)
+    return rewrite(file, target, doubt_first, split=split, probs=probs, storage_options=reader.storage_options)
 
 
-def _of_same_classes(function: Callable[[Any], Any], header: Any) -> Callable[[Any], Any]:
-    """The map, refusing another number of classes than that of the fit, which a temperature would take silently."""
-    if header.n_classes is None or (header.summary or {}).get("event") is not None:
-        return function
+def _calibration(fitted: Calibrator, header: Any, class_axis: str | None) -> Callable[[Any], Any]:
+    """The calibrator as a map of arrays (n, K), or with `class_axis` of tokens or pixels (n, K, …) or (n, …, K).
 
-    def checked(logits: Any) -> Any:
-        if logits.shape[1] != header.n_classes:
-            raise InputError("logits", f"have the {header.n_classes} classes of the fit", f"{logits.shape[1]}")
-        return function(logits)
+    It maps the event that it was fitted to, if it was. It refuses another number of classes than that of the fit, which
+    a temperature would take silently.
+    """
+    import numpy as np
 
-    return checked
-
-
-def _on_event(fitted: Calibrator, header: Any) -> Callable[[Any], Any]:
-    """The calibrator, behind the event that it was fitted to, if it was."""
     from trueup.calibrators.compose import OneEvent
     from trueup.convert import event_logits
 
     event = (header.summary or {}).get("event")
-    if event is None or isinstance(fitted, OneEvent):
-        return fitted
 
-    return lambda logits: fitted(event_logits(logits, int(event)))
-
-
-def _on_pixels(function: Callable[[Any], Any], class_axis: str) -> Callable[[Any], Any]:
-    """The calibrator for each token or pixel of arrays (n, K, …) or (n, …, K), which keep their shape."""
-
-    import numpy as np
-
-    def calibrated(logits: Any) -> Any:
+    def calibrate(logits: Any) -> Any:
         last = np.moveaxis(logits, 1, -1) if class_axis == "first" else logits
-        after = np.asarray(function(last.reshape(-1, last.shape[-1]))).reshape(last.shape)
+        z = last.reshape(-1, last.shape[-1])
+        if event is None and header.n_classes not in (None, z.shape[1]):
+            raise InputError("logits", f"have the {header.n_classes} classes of the fit", f"{z.shape[1]}")
+        if event is not None and not isinstance(fitted, OneEvent):
+            z = event_logits(z, int(event))
+        after = np.asarray(fitted(z))
+        after = after.reshape(*last.shape[:-1], after.shape[1])
         return np.moveaxis(after, -1, 1) if class_axis == "first" else after
 
-    return calibrated
+    return calibrate
 
 
 def _targets(reader: o.Reader, source: str, out: str, calibrator: Path) -> dict[str, str]:
@@ -285,11 +267,9 @@ def _targets(reader: o.Reader, source: str, out: str, calibrator: Path) -> dict[
     from trueup.io.rewrite import rewritten_name
     from trueup.io.source import is_address, suffix_of
 
-    one = suffix_of(out) in FORMATS
-    if not one and not reader.is_sharded(source):
-        one = True
-    if one:
-        if reader.is_sharded(source) and suffix_of(source) not in FORMATS:
+    sharded = reader.is_sharded(source)
+    if suffix_of(out) in FORMATS or not sharded:
+        if sharded and suffix_of(source) not in FORMATS:
             raise ValueError(f"-o must be a folder, since {source} means several files, got the file {out}")
         if is_address(out):
             if suffix_of(out) not in FORMATS:
@@ -298,8 +278,7 @@ def _targets(reader: o.Reader, source: str, out: str, calibrator: Path) -> dict[
             reads = (calibrator,) if is_address(source) else (calibrator, Path(source))
             require_output(Path(out), *FORMATS, reads=reads)
         return {source: out}
-    shards = reader.find_shards(source)
-    targets = {path: rewritten_name(path, source, out) for path in shards.paths}
+    targets = {path: rewritten_name(path, source, out) for path in reader.find_shards(source).paths}
     if len(set(targets.values())) < len(targets):
         raise ValueError(f"files of {source} have the same name in different folders: name one folder at a time")
     if not is_address(out):
@@ -310,18 +289,4 @@ def _targets(reader: o.Reader, source: str, out: str, calibrator: Path) -> dict[
     return targets
 
 
-FIT_EXAMPLES = (
-    "trueup fit val.npz -m temperature -o calibrator.safetensors",
-    "trueup fit val.csv --labels target -o calibrator.safetensors",
-    "trueup fit val.npz -m temperature -m svs -m dirichlet_odir -o calibrator.safetensors",
-    "trueup fit 'predictions/*.parquet' -m vector --scheduler local:2 -o calibrator.safetensors",
-)
-APPLY_EXAMPLES = (
-    "trueup apply calibrator.safetensors test.npz -o calibrated.npz",
-    "trueup apply calibrator.safetensors both.npz --split test -o calibrated.csv",
-    "trueup apply calibrator.safetensors answers.jsonl --confidence stated -o calibrated.jsonl",
-    "trueup apply calibrator.safetensors predictions/ -o calibrated/",
-    "trueup apply calibrator.safetensors test.npz --output-probs -o probabilities.npz",
-    "trueup apply recalibrator.safetensors demand.csv --mean mu --std sigma --levels 0.05,0.95 -o new.csv",
-)
-register = o.commands((fit, "Calibrate", FIT_EXAMPLES), (apply, "Calibrate", APPLY_EXAMPLES))
+register = o.commands("Calibrate", fit, apply)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trueup._core.formatting import format_number
 from trueup.cli import options as o
-from trueup.cli.output import print_json, print_remarks, print_table, require_output, working
-from trueup.cli.rank import Halves, ReportFiles, print_report, select_metrics
+from trueup.cli.output import (
+    print_caption,
+    print_json,
+    print_remarks,
+    print_scores,
+    print_table,
+    require_output,
+    select_metrics,
+    working,
+)
 
 if TYPE_CHECKING:
+    from trueup.cli.rank import Halves, Ranking
     from trueup.io.forecasts import ForecastTable
     from trueup.metrics.forecast_table import ForecastScores
     from trueup.reports.forecasts import ForecastAudit
@@ -21,195 +29,142 @@ TAKEN = ("sample_weight", "storage", "clusters", "method", "level", "n_resamples
 """The options of verbs that also hold for forecasts."""
 
 
-@dataclass(frozen=True)
-class ForecastReader:
-    """Reads forecasts from files whose columns the user named."""
-
-    columns: o.ForecastColumns
-    reader: o.Reader
-
-    @classmethod
-    def of(cls, columns: o.ForecastColumns, reader: o.Reader, *records: Any) -> ForecastReader:
-        """With what a reader of classes shares; its other options, and those of other records, must not be set."""
-        for record in (reader, *records):
-            for name, value in o.set_options(record).items():
-                if name not in TAKEN and value is not False:
-                    raise ValueError(f"{o.flag_of(record, name)} is not for forecasts of a number: leave it out")
-        return cls(columns, reader)
-
-    @property
-    def level_list(self) -> list[float] | None:
-        """The levels that the user gave."""
-        levels = self.columns.levels
-        if levels is None:
-            return None
-        try:
-            return [float(level) for level in levels.split(",")]
-        except ValueError:
-            raise ValueError(f"--levels must be numbers separated by commas, got {levels!r}") from None
-
-    def load(self, path: str | Path, *, every_column: bool = False, labelled: bool = True) -> ForecastTable:
-        """The forecasts of a file."""
-        from trueup.io.forecasts import load_forecasts
-
-        named = self.columns
-        quantiles = None if named.quantiles is None else named.quantiles.split(",")
-        options = o.drop_unset(
-            mean=named.mean,
-            std=named.std,
-            targets=named.target,
-            quantiles=quantiles[0] if quantiles is not None and len(quantiles) == 1 else quantiles,
-            levels=self.level_list if quantiles is not None else None,
-            sample_weight=self.reader.sample_weight,
-            clusters=self.reader.clusters,
-            storage_options=self.reader.storage_options,
-        )
-        table = load_forecasts(path, **options, every_column=every_column, labelled=labelled)
-        if not len(table.targets):
-            raise ValueError(f"{path}: there are no rows")
-        return table
+def require_only(*records: Any) -> None:
+    """Refuse options that do not hold for forecasts."""
+    for record in records:
+        for name, value in o.set_options(record).items():
+            if name not in TAKEN and value is not False:
+                raise ValueError(f"{o.flag_of(record, name)} is not for forecasts of a number: leave it out")
 
 
-def evaluate(file: str, reader: ForecastReader, scoring: o.Scoring, output: o.Output) -> None:
-    """Print the table of a file's forecasts."""
+def list_levels(columns: o.ForecastColumns) -> list[float]:
+    """The levels that the user set."""
+    try:
+        return [float(level) for level in columns.levels.split(",")] if columns.levels is not None else []
+    except ValueError:
+        raise ValueError(f"--levels must be numbers separated by commas, got {columns.levels!r}") from None
+
+
+def load(path: str, columns: o.ForecastColumns, reader: o.Reader, **options: Any) -> ForecastTable:
+    """The forecasts of a file, in the columns that the user named."""
+    from trueup.io.forecasts import load_forecasts
+
+    options |= o.set_options(columns, "mean", "std") | o.set_options(reader, "sample_weight", "clusters")
+    options |= o.drop_unset(targets=columns.target, storage_options=reader.storage_options)
+    if columns.quantiles is not None:
+        quantiles = columns.quantiles.split(",")
+        options["quantiles"] = quantiles[0] if len(quantiles) == 1 else quantiles
+        options |= o.drop_unset(levels=list_levels(columns))
+    table = load_forecasts(path, **options)
+    if not len(table.targets):
+        raise ValueError(f"{path}: there are no rows")
+    return table
+
+
+def evaluate(file: str, columns: o.ForecastColumns, reader: o.Reader, scoring: o.Scoring) -> ForecastScores:
+    """The table of a file's forecasts."""
     from trueup.metrics.forecast_table import evaluate_forecasts
 
-    with working("measuring", quiet=output.quiet):
-        table = reader.load(file)
-        scores = evaluate_forecasts(*table.triple, **(o.set_options(scoring) | table.options()))
-    if output.as_json:
-        print_json("evaluate", file=file, verdict=scores.verdict(), scores=scores.to_dict())
-        return
-    _print_scores(scores, output.quiet)
+    table = load(file, columns, reader)
+    return evaluate_forecasts(*table.triple, **(o.set_options(scoring) | table.options()))
 
 
-def _print_scores(scores: ForecastScores, quiet: bool) -> None:
-    if not quiet:
-        print(f"{scores.caption()}\n")
-    print_table(scores.table())
-    print_remarks(*scores.notes(), quiet=quiet)
-
-
-def rank(
-    halves: Halves, reader: ForecastReader, methods: list[str] | None, scoring: o.Scoring, output: o.Output
-) -> None:
-    """Print the table of the recalibrations."""
-    audit = _report(halves, reader, methods, scoring, output.quiet).audit
-    if output.as_json:
-        print_json("rank", val=halves.val, test=halves.test, audit=audit.to_dict())
-        return
-    _print_audit(audit, output.quiet)
-
-
-def report(
+def make_report(
     halves: Halves,
-    files: ReportFiles,
-    reader: ForecastReader,
-    methods: list[str] | None,
+    columns: o.ForecastColumns,
+    reader: o.Reader,
+    ranking: Ranking,
     scoring: o.Scoring,
-    output: o.Output,
-) -> None:
-    """Write the page about a file's forecasts."""
-    page = _report(halves, reader, methods, scoring, output.quiet, **o.drop_unset(title=files.title))
-    audit = page.audit
-    chosen = None if audit.choice is None else audit.choice.recalibrator
-    if files.calibrator is not None and chosen is None:
+    quiet: bool,
+    **title: Any,
+) -> Any:
+    """The page about recalibrations of a file's forecasts."""
+    from trueup.reports.forecasts import report_forecasts
+
+    require_only(reader, ranking, scoring)
+    methods = _check_methods(ranking.method)
+    with working("comparing", quiet=quiet):
+        val = load(halves.val, columns, reader)
+        test = None if halves.test is None else load(halves.test, columns, reader)
+        return report_forecasts(val, test, **o.drop_unset(methods=methods), **o.set_options(scoring), **title)
+
+
+def chosen_recalibrator(audit: ForecastAudit) -> Any:
+    """The recalibrator of the method that was chosen."""
+    recalibrator = None if audit.choice is None else audit.choice.recalibrator
+    if recalibrator is None:
         why = audit.failure or "the forecasts are best as they are"
         raise ValueError(f"there is no recalibrator to save with --calibrator: {why}")
-    page.save(files.page)
-    if files.calibrator is not None and chosen is not None:
-        _save(chosen, files.calibrator, audit.chosen, halves.val, audit.calibration_rows)
-    if output.as_json:
-        print_report(halves, files, audit)
-    elif not output.quiet:
-        _print_audit(audit, output.quiet)
-        print_remarks(f"Written: {files.written}")
+    return recalibrator
 
 
-def fit(val: str, out: Path, reader: ForecastReader, methods: list[str] | None, output: o.Output) -> None:
+def fit(
+    val: str, out: Path, columns: o.ForecastColumns, reader: o.Reader, methods: list[str] | None, output: o.Output
+) -> None:
     """Fit a recalibration to a file's forecasts, and save it."""
+    from trueup._core.registry import FORECAST_METHODS
     from trueup.calibrators.forecasts import RAW, choose_recalibration
+    from trueup.io.load_save import save
 
     require_output(out, ".safetensors", reads=(Path(val),))
     names = _check_methods(methods)
+    losses: dict[str, float] = {}
     with working("fitting", quiet=output.quiet):
-        table = reader.load(val)
+        table = load(val, columns, reader)
         if not table.is_gaussian:
             raise ValueError("a recalibration is fitted to --mean and --std, not to --quantiles")
         if names is not None and len(names) == 1:
-            from trueup._core.registry import FORECAST_METHODS
-
-            chosen, losses, why = names[0], None, ""
+            chosen = names[0]
             recalibrator = FORECAST_METHODS[chosen](*table.triple, sample_weight=table.sample_weight)
         else:
             choice = choose_recalibration(*table.triple, **(o.drop_unset(methods=names) | table.options()))
-            chosen, losses, why = choice.chosen, dict(choice.losses), choice.why()
-            recalibrator = choice.recalibrator
+            chosen, losses, recalibrator = choice.chosen, dict(choice.losses), choice.recalibrator
     rows = len(table.targets)
     if recalibrator is None:
-        best = min((name for name in losses or {} if name != RAW), key=lambda name: (losses or {})[name])
+        best = min((name for name in losses if name != RAW), key=losses.__getitem__)
         raise ValueError(
             f"no recalibration predicts held-out rows better than the forecasts as they are; -m {best} fits one anyway"
         )
-    _save(recalibrator, out, chosen, val, rows)
+    save(recalibrator, out, summary={"method": chosen, "fitted to": Path(val).name, "rows": rows})
     if output.as_json:
         print_json(
-            "fit", file=val, output=out, rows=rows, methods=names, chosen=chosen, losses=losses,
+            "fit", file=val, output=out, rows=rows, methods=names, chosen=chosen, losses=losses or None,
             recalibrator=repr(recalibrator),
         )  # fmt: skip
-        return
-    if output.quiet:
-        return
-    if losses is not None:
-        print_table(
-            [["recalibration", "cross-validated pinball loss"], *([n, format_number(x)] for n, x in losses.items())]
-        )
-        print_remarks(f"Chosen: {chosen}{why}.")
-        print()
-    print(f"{recalibrator!r}\n\nWritten: {out}")
+    elif not output.quiet:
+        if losses:
+            cells = ([name, format_number(loss)] for name, loss in losses.items())
+            print_table([["recalibration", "cross-validated pinball loss"], *cells])
+            print_remarks(f"Chosen: {chosen}{choice.why()}.")
+            print()
+        print(f"{recalibrator!r}\n\nWritten: {out}")
 
 
-def apply(path: Path, file: str, out: str, reader: ForecastReader, output: o.Output) -> None:
+def apply(path: Path, file: str, out: str, columns: o.ForecastColumns, reader: o.Reader, output: o.Output) -> None:
     """Write a file again with its recalibrated forecasts beside the old ones."""
     from trueup.io.artifacts import load_artifact, read_header
     from trueup.io.forecasts import save_columns
 
     require_output(Path(out), reads=(path, Path(file)))
-    if reader.columns.quantiles is not None:
-        raise ValueError("a recalibration is applied to --mean and --std, not to --quantiles")
     with working("recalibrating", quiet=output.quiet):
         recalibrator = load_artifact(path, "recalibrator")
         header = read_header(path, "recalibrator")
-        table = reader.load(file, every_column=True, labelled=False)
-        names = reader.columns.mean or "mean", reader.columns.std or "std"
+        table = load(file, columns, reader, every_column=True, labelled=False)
         after = recalibrator(table.forecast, table.spread)
-        columns = dict(table.columns)
-        for name, values in zip(names, after, strict=True):
-            columns[f"{name}_calibrated"] = values
-        levels = reader.level_list or []
-        if levels:
+        names = columns.mean or "mean", columns.std or "std"
+        written = dict(table.columns)
+        written |= {f"{name}_calibrated": values for name, values in zip(names, after, strict=True)}
+        if levels := list_levels(columns):
             quantiles = recalibrator.quantiles(table.forecast, table.spread, levels=levels)
-            columns |= {f"q{level:g}": quantiles[:, k] for k, level in enumerate(levels)}
-        save_columns(out, columns)
+            written |= {f"q{level:g}": quantiles[:, k] for k, level in enumerate(levels)}
+        save_columns(out, written)
     if output.as_json:
         print_json(
             "apply", calibrator=path, file=file, output=out, rows=len(table.targets), method=header.class_name,
-            columns=list(columns), summary=header.summary,
+            columns=list(written), summary=header.summary,
         )  # fmt: skip
     elif not output.quiet:
         print(f"{header.class_name} on {len(table.targets):,} rows\n\nWritten: {out}")
-
-
-def _report(
-    halves: Halves, reader: ForecastReader, methods: list[str] | None, scoring: o.Scoring, quiet: bool, **title: Any
-) -> Any:
-    from trueup.reports.forecasts import report_forecasts
-
-    names = _check_methods(methods)
-    with working("comparing", quiet=quiet):
-        val = reader.load(halves.val)
-        test = None if halves.test is None else reader.load(halves.test)
-        return report_forecasts(val, test, **o.drop_unset(methods=names), **o.set_options(scoring), **title)
 
 
 def _check_methods(methods: list[str] | None) -> list[str] | None:
@@ -218,23 +173,14 @@ def _check_methods(methods: list[str] | None) -> list[str] | None:
     return None if not methods else [o.require_name("recalibration", FORECAST_METHODS, name) for name in methods]
 
 
-def _print_audit(audit: ForecastAudit, quiet: bool) -> None:
-    if audit.comparison is None:
-        _print_scores(audit.scores, quiet)
+def print_audit(audit: ForecastAudit, *, quiet: bool = False) -> None:
+    """Print the table of the recalibrations, and the verdict."""
+    scores = audit.comparison
+    if scores is None:
+        print_scores(audit.scores, quiet=quiet)
         return
     if not quiet:
-        how = (
-            f"cross-fitted in {audit.n_folds} folds" if audit.cross_fitted else f"fitted to {audit.calibration_rows:,}"
-        )
-        print(f"{audit.comparison.caption()}; {how}\n")
+        print_caption(scores, audit)
     few = ("crps", "mae", "coverage_50", "coverage_90", "width_90", "pit_error")
-    table = select_metrics(audit.comparison, [metric for metric in few if metric in audit.comparison.metrics])
-    print_table(table.table())
-    legend = audit.comparison.notes()[0] if len(audit.comparison.methods) > 2 else ""
-    print_remarks(legend, audit.verdict(), quiet=quiet)
-
-
-def _save(recalibrator: Any, path: Path, method: str, val: str, rows: int) -> None:
-    from trueup.io.load_save import save
-
-    save(recalibrator, path, summary={"method": method, "fitted to": Path(val).name, "rows": rows})
+    print_table(select_metrics(scores, [metric for metric in few if metric in scores.metrics]).table())
+    print_remarks(scores.notes()[0] if len(scores.methods) > 2 else "", audit.verdict(), quiet=quiet)

@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import typer
-
 from trueup._core.registry import LOSSES, METHODS, METRICS
 from trueup.cli import options as o
 from trueup.cli.output import print_json, print_table
@@ -20,17 +18,32 @@ COMMON = ("weight", "sample_weight", "ignore_index", "reduction")
 
 
 def methods(as_json: o.Json = False) -> None:
-    """List the calibration methods, with their options and defaults."""
+    """List the calibration methods, with their options and defaults.
+
+    Examples:
+      $ trueup methods
+      $ trueup methods --json
+    """
     print_registry("methods", METHODS, as_json)
 
 
 def metrics(as_json: o.Json = False) -> None:
-    """List the metrics, with their options and defaults."""
+    """List the metrics, with their options and defaults.
+
+    Examples:
+      $ trueup metrics
+      $ trueup metrics --json
+    """
     print_registry("metrics", METRICS, as_json)
 
 
 def losses(as_json: o.Json = False) -> None:
-    """List the training losses, with their options and defaults."""
+    """List the training losses, with their options and defaults.
+
+    Examples:
+      $ trueup losses
+      $ trueup losses --json
+    """
     print_registry("losses", LOSSES, as_json)
 
 
@@ -83,7 +96,10 @@ def print_registry(verb: str, registry: Mapping[str, Any], as_json: bool) -> Non
         }
         print_json(verb, **{verb: entries})
         return
-    rows = [[name, _format_options(defaults(entry)), summary(entry)] for name, entry in registry.items()]
+    rows = []
+    for name, entry in registry.items():
+        options = ", ".join(f"{key}={value}" for key, value in defaults(entry).items() if value is not None)
+        rows.append([name, options, summary(entry)])
     if sys.stdout.isatty():  # three columns of words would be too narrow
         rows = [[name, f"{text}\n{options}".strip()] for name, options, text in rows]
         print_table([["name", "what it is, and its defaults"], *rows], words=True)
@@ -91,20 +107,8 @@ def print_registry(verb: str, registry: Mapping[str, Any], as_json: bool) -> Non
     print_table([["name", "defaults", "what it is"], *rows], words=True)
 
 
-def _format_options(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
-
-
 def _to_json(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str | list | tuple) else str(value)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verbs to the application."""
-    add_listings(app, methods, metrics, losses)
-
-
-def add_listings(app: typer.Typer, *verbs: Callable[..., None]) -> None:
-    """Add verbs that list something."""
-    for verb in verbs:
-        o.add_command(app, verb, "Look up", f"trueup {verb.__name__}", f"trueup {verb.__name__} --json")
+register = o.commands("Look up", methods, metrics, losses)

@@ -12,7 +12,7 @@ import typer
 from trueup._core.errors import silence_warnings
 from trueup._core.formatting import format_evidence, format_number, format_p
 from trueup.cli import options as o
-from trueup.cli.output import print_json, print_remarks, print_table, require_output
+from trueup.cli.output import print_groups, print_json, print_remarks, print_table, require_output
 
 if TYPE_CHECKING:
     from trueup.monitor import Monitor, Status
@@ -32,25 +32,14 @@ class Settings:
     threshold: float | None = o.option("SHARE", "With --max-risk: answers begin at this confidence.")
     max_risk: float | None = o.option("SHARE", "The share of wrong answers that was promised, checked again.")
 
-    def options(self) -> dict[str, Any]:
-        """What `Monitor` takes of them."""
-        if (self.threshold is None) != (self.max_risk is None):
-            raise ValueError("--threshold and --max-risk make a promise: give both")
-        options = o.set_options(self, "level", "window", "bins")
-        if self.threshold is not None:
-            options["promise"] = {"threshold": self.threshold, "max_risk": self.max_risk}
-        return options
-
 
 def monitor(
     files: Annotated[
-        list[str],
-        typer.Argument(metavar="FILE…", help="Logged logits and labels, the oldest first; patterns are sorted."),
+        list[str], o.argument("FILE…", "Logged logits and labels, the oldest first; patterns are sorted.")
     ],
     *,
     state: Annotated[
-        Path | None,
-        typer.Option("--state", metavar="FILE", help="Checkpoint of the monitor: resumed if it exists, and updated."),
+        Path | None, o.option("FILE", "Checkpoint of the monitor: resumed if it exists, and updated.")
     ] = None,
     settings: Settings,
     reader: Annotated[o.Reader, o.without(o.Reader, "class_axis", "ignore_index", "multilabel")],
@@ -61,13 +50,24 @@ def monitor(
     The test is valid at any time: a calibrated network never raises the alarm with a probability of at least --level.
     The exit code is 3 if the alarm was raised, or if the promise of --threshold and --max-risk was broken. With
     --clusters each file holds whole clusters, and one counts as one bet.
+
+    Examples:
+      $ trueup monitor monday.npz tuesday.npz
+      $ trueup monitor 'logs/*.parquet' --level 0.999
+      $ trueup monitor today.npz --state watch.safetensors --json
+      $ trueup monitor 'logs/*.parquet' --groups region
+      $ trueup monitor today.npz --threshold 0.83 --max-risk 0.02
     """
     from trueup.io.artifacts import load_artifact
     from trueup.io.load_save import save
 
     if state is not None:
         require_output(state, ".safetensors")
-    options = settings.options()
+    promise = {"threshold": settings.threshold, "max_risk": settings.max_risk}
+    if len(o.drop_unset(**promise)) == 1:
+        raise ValueError("--threshold and --max-risk make a promise: give both")
+    options = o.set_options(settings, "level", "window", "bins")
+    options |= {} if settings.threshold is None else {"promise": promise}
     running = load_artifact(state, "monitor") if state is not None and state.exists() else None
     if running is not None and options:
         flags = ", ".join(o.flag_of(settings, name) for name in o.set_options(settings))
@@ -97,7 +97,7 @@ def _replay(
     reader: o.Reader, sources: list[str], running: Monitor | None, options: dict[str, Any], quiet: bool
 ) -> tuple[Monitor, list[str]]:
     from trueup._core.progress import track
-    from trueup.io.predictions import warn_of_skipped
+    from trueup.io.atomic import warn_of_skipped
     from trueup.monitor import Monitor
 
     seen: list[str] = []
@@ -137,17 +137,7 @@ def _print(status: Status, running: Monitor, quiet: bool) -> None:
         print_remarks(f"ALARM at row {status.alarm.row:,}: {status.alarm.reason} {held.capitalize()}.")
     if status.promise is not None:
         print_remarks(status.promise["text"], quiet=quiet and not status.promise["broken"])
-    if (groups := running.by_group()) is not None:
-        print()
-        print_table(groups.table())
-        print_remarks(groups.verdict(), quiet=quiet)
+    print_groups(running.by_group(), quiet)
 
 
-EXAMPLES = (
-    "trueup monitor monday.npz tuesday.npz",
-    "trueup monitor 'logs/*.parquet' --level 0.999",
-    "trueup monitor today.npz --state watch.safetensors --json",
-    "trueup monitor 'logs/*.parquet' --groups region",
-    "trueup monitor today.npz --threshold 0.83 --max-risk 0.02",
-)
-register = o.commands((monitor, "Measure", EXAMPLES))
+register = o.commands("Measure", monitor)

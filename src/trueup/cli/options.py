@@ -12,7 +12,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
@@ -35,22 +35,24 @@ PARAMETER = "parameter"
 def option(
     metavar: str | None, help: str, *flags: str, default: Any = None, complete: Iterable[str] | None = None
 ) -> Any:
-    """A field of a record as an option: `--` and the field's name, unless `flags` name it otherwise."""
-    settings = {
-        "metavar": metavar,
-        "help": help,
-        "autocompletion": None if complete is None else complete_from(complete),
-    }
+    """A field of a record, or in `Annotated` a parameter of a verb, as an option: `--` and its name, or `flags`."""
+    completion = None if complete is None else complete_from(complete)
+    settings = {"metavar": metavar, "help": help, "autocompletion": completion}
     return field(default=default, metadata={PARAMETER: (typer.Option, flags, settings)})
 
 
 def switch(help: str, *flags: str) -> Any:
-    """A field of a record as an option without a value."""
+    """An option without a value."""
     return option(None, help, *flags, default=False)
 
 
+def output_file(metavar: str, help: str, default: Any = None) -> Any:
+    """The option --output, or -o."""
+    return option(metavar, help, "--output", "-o", default=default)
+
+
 def argument(metavar: str, help: str, *, default: Any = MISSING) -> Any:
-    """A field of a record as an argument of the command line."""
+    """A field of a record, or in `Annotated` a parameter of a verb, as an argument of the command line."""
     return field(default=default, metadata={PARAMETER: (typer.Argument, (), {"metavar": metavar, "help": help})})
 
 
@@ -64,19 +66,20 @@ def without(record: type[Any], *names: str) -> Mapping[str, str | None]:
     return only(*(field.name for field in fields(record) if field.name not in names))
 
 
-def add_command(app: typer.Typer, verb: Callable[..., None], panel: str, *examples: str) -> None:
-    """Add a verb to the application, under a heading of the help page and with examples at the end of its own."""
-    app.command(rich_help_panel=panel, epilog=format_examples(*examples))(_expand(verb))
-
-
-def commands(*verbs: tuple[Callable[..., None], str, tuple[str, ...]]) -> Callable[[typer.Typer], None]:
-    """The `register` of a module: adds each verb under its heading, with its examples."""
+def commands(panel: str, *verbs: Callable[..., None]) -> Callable[[typer.Typer], None]:
+    """The `register` of a module: it adds verbs to the application, under a heading of the help page."""
 
     def register(app: typer.Typer) -> None:
-        for verb, panel, examples in verbs:
-            add_command(app, verb, panel, *examples)
+        for verb in verbs:
+            app.command(rich_help_panel=panel, **help_page(verb))(_expand(verb))
 
     return register
+
+
+def help_page(verb: Callable[..., None]) -> dict[str, Any]:
+    """The docstring of a verb as typer takes it: the text, and the examples that end it."""
+    text, _, examples = inspect.cleandoc(verb.__doc__ or "").partition("\n\nExamples:\n")
+    return {"help": text, "epilog": f"\b\nExamples:\n{examples}"}
 
 
 def _expand(verb: Callable[..., None]) -> Callable[..., None]:
@@ -84,32 +87,32 @@ def _expand(verb: Callable[..., None]) -> Callable[..., None]:
     records: dict[str, tuple[type, list[str]]] = {}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(verb, eval_str=True).parameters.values():
-        record, *chosen = get_args(parameter.annotation) or (parameter.annotation,)
-        if not is_dataclass(record):
+        kind, *details = get_args(parameter.annotation) or (parameter.annotation,)
+        if is_dataclass(kind):
+            assert isinstance(kind, type)
+            types, described = get_type_hints(kind), {f.name: f for f in fields(kind)}
+            helps = details[0] if details else dict.fromkeys(described)
+            parameters += [_parameter(described[name], name, types[name], helps[name]) for name in helps]
+            records[parameter.name] = kind, list(helps)
+        elif details and isinstance(details[0], Field):
+            parameters.append(_parameter(details[0], parameter.name, kind).replace(default=parameter.default))
+        else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-            continue
-        assert isinstance(record, type)
-        helps = chosen[0] if chosen else {}
-        made = [_parameter(record, name, helps.get(name)) for name in helps or [f.name for f in fields(record)]]
-        records[parameter.name] = record, [p.name for p in made]
-        parameters += made
 
     def run(**values: Any) -> None:
         made = {key: record(**{name: values.pop(name) for name in names}) for key, (record, names) in records.items()}
         verb(**values, **made)
 
-    run.__name__, run.__doc__, run.__annotations__ = verb.__name__, verb.__doc__, {}
+    run.__name__, run.__annotations__ = verb.__name__, {}
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
 
 
-def _parameter(record: type, name: str, help: str | None) -> inspect.Parameter:
-    """A field of a record as typer takes it, with its own help text or another."""
-    described = next(f for f in fields(record) if f.name == name)
+def _parameter(described: Field[Any], name: str, kind: Any, help: str | None = None) -> inspect.Parameter:
+    """A field as typer takes it, with its help text or another."""
     make, flags, settings = described.metadata[PARAMETER]
-    flags = () if make is typer.Argument else flags or (flag_of(record, name),)
-    settings = settings if help is None else settings | {"help": help}
-    annotation = Annotated[get_type_hints(record)[name], make(*flags, **settings)]  # type: ignore[valid-type]
+    flags = () if make is typer.Argument else flags or (f"--{name.replace('_', '-')}",)
+    annotation = Annotated[kind, make(*flags, **settings | drop_unset(help=help))]
     default = inspect.Parameter.empty if described.default is MISSING else described.default
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
@@ -118,11 +121,6 @@ def flag_of(record: Any, name: str) -> str:
     """What the command line calls a field of a record, such as `--class-names`."""
     _, flags, _ = next(f for f in fields(record) if f.name == name).metadata[PARAMETER]
     return flags[0] if flags else f"--{name.replace('_', '-')}"
-
-
-def format_examples(*lines: str) -> str:
-    """The examples at the end of a help page."""
-    return "\n".join(["\b", "Examples:", *(f"  $ {line}" for line in lines)])
 
 
 def drop_unset(**options: Any) -> dict[str, Any]:
@@ -154,13 +152,8 @@ def complete_from(names: Iterable[str]) -> Callable[[str], list[str]]:
     return complete
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result: no progress, no remarks.")]
-Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Random seed (default 0).")]
-Device = Annotated[str | None, typer.Option("--device", metavar="NAME", help="Device of the network, such as cuda.")]
-DataFolder = Annotated[
-    Path | None, typer.Option("--data-dir", metavar="FOLDER", help="Folder of the data sets (default $TRUEUP_DATA).")
-]
+Json = Annotated[bool, switch("Print JSON on stdout, and nothing else.", "--json")]
+Seed = Annotated[int | None, option("N", "Random seed (default 0).")]
 
 
 @dataclass(frozen=True)
@@ -260,9 +253,7 @@ class Reader:
         event, known = self.event, self.class_list or class_names or ()
         if event is None:
             return None
-        if event in known:
-            return known.index(event)
-        if event.isdecimal():
+        if event.isdecimal() and event not in known:
             return int(event)
         if not known:
             raise ValueError(
@@ -277,12 +268,12 @@ class Reader:
         with self.open(path) as file:
             return self._load(file, split)
 
-    def load_unlabelled(self, path: str | Path, split: str | None = None) -> Array | None:
+    def load_unlabelled(self, path: str | Path) -> Array | None:
         """The logits of a file without labels; None if it has labels."""
         with self.open(path) as file:
-            if self.labels is not None or self.correct is not None or file.has_labels(split):
+            if self.labels is not None or self.correct is not None or file.has_labels():
                 return None
-            logits = file.load_logits(split)
+            logits = file.load_logits()
         self.warn_of_probabilities(path, logits)
         return logits
 
@@ -328,7 +319,7 @@ class Reader:
         """The files that a name means, one or several."""
         from trueup.io.shards import Shards
 
-        return Shards.of(source, **self._fields(), **drop_unset(split=split), storage_options=self.storage_options)
+        return Shards.of(source, **self._fields(), **drop_unset(split=split))
 
     @contextmanager
     def open_shards(self, source: str, sharding: Sharding) -> Iterator[tuple[Shards, Executor | None]]:
@@ -344,33 +335,29 @@ class Reader:
         """An open file."""
         from trueup.io.predictions import open_predictions
 
-        return open_predictions(path, **self._fields(), storage_options=self.storage_options)
+        return open_predictions(path, **self._fields())
 
     @property
     def storage_options(self) -> dict[str, Any] | None:
         """The options of fsspec."""
-        if not self.storage:
-            return None
-        options = {}
-        for entry in self.storage:
+        options: dict[str, Any] = {}
+        for entry in self.storage or ():
             key, equals, value = entry.partition("=")
             if not equals:
                 raise ValueError(f"--storage must be KEY=VALUE, got {entry!r}")
-            try:
+            options[key] = value
+            with suppress(ValueError):
                 options[key] = json.loads(value)
-            except ValueError:
-                options[key] = value
-        return options
+        return options or None
 
     def _fields(self) -> dict[str, Any]:
         """What the user said of a file, as `load` takes it."""
-        same = ("labels", "probs", "confidence", "correct", "clusters", "class_axis", "ignore_index")
-        return set_options(self, *same) | drop_unset(
-            logits=tuple(self.logits.split(",")) if self.logits and "," in self.logits else self.logits,
+        columns = tuple((self.logits or "").split(","))
+        plain = (f.name for f in fields(self) if f.name not in ("event", "storage"))
+        return set_options(self, *plain) | drop_unset(
+            logits=columns if len(columns) > 1 else None,
             class_names=self.class_list,
-            sample_weight=self.sample_weight,
-            groups=tuple(self.groups) if self.groups else None,
-            multilabel=self.multilabel or None,
+            storage_options=self.storage_options,
         )
 
     def _load(self, file: PredictionFile, split: str | None) -> PredictionTable:

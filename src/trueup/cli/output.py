@@ -6,8 +6,9 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from trueup._core.formatting import Row, text_table
 from trueup._core.progress import clear_line, waiting
 
 if TYPE_CHECKING:
+    from trueup.metrics.forecast_table import ForecastScores
     from trueup.metrics.table import Scores
 
 SCHEMA = 1
@@ -97,12 +99,8 @@ def _print_rich(rows: list[Row], words: bool) -> None:
     head, *body = rows if words else _pad(rows, str.rjust)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for i, name in enumerate(head):
-        table.add_column(
-            Text(name),
-            overflow="fold",
-            no_wrap=not words or i == 0,
-            ratio=2 if words and i == len(head) - 1 else None,
-        )
+        ratio = 2 if words and i == len(head) - 1 else None
+        table.add_column(Text(name), overflow="fold", no_wrap=not words or i == 0, ratio=ratio)
     for row in body:
         table.add_row(*(Text(cell, style="bold" if i == 0 else "") for i, cell in enumerate(row)))
     Console(highlight=False).print(table)
@@ -122,22 +120,38 @@ def print_remarks(*lines: str, quiet: bool = False) -> None:
         Console(highlight=False).print(line, markup=False, emoji=False)
 
 
-def print_scores(scores: Scores, *, quiet: bool = False) -> None:
+def print_scores(scores: Scores | ForecastScores, *, quiet: bool = False) -> None:
     """Print the table, and what it means."""
     if not quiet:
         print(f"{scores.caption()}\n")
     print_table(scores.table())
     notes = scores.notes()
-    print_remarks(*notes[: len(notes) - len(scores.group_tables)], quiet=quiet)  # the groups have a table of their own
-    print_groups(scores, quiet)
+    without_groups = len(notes) - len(getattr(scores, "group_tables", ()))  # which have a table, printed below
+    print_remarks(*notes[:without_groups], quiet=quiet)
+    print_groups(getattr(scores, "groups", None), quiet)
 
 
-def print_groups(scores: Scores, quiet: bool) -> None:
+def print_caption(scores: Any, audit: Any) -> None:
+    """Print what a table of methods is about, and how they were fitted."""
+    how = f"cross-fitted in {audit.n_folds} folds" if audit.cross_fitted else f"fitted to {audit.calibration_rows:,}"
+    print(f"{scores.caption()}; {how}\n")
+
+
+def select_metrics(scores: Any, metrics: Iterable[str]) -> Any:
+    """The same table with some of its metrics."""
+    values, changes = (
+        {name: {metric: row[metric] for metric in metrics} for name, row in table.items()}
+        for table in (scores.values, scores.changes)
+    )
+    return replace(scores, values=values, changes=changes)
+
+
+def print_groups(groups: Any, quiet: bool) -> None:
     """Print the table of the groups, if there are any."""
-    if scores.groups is not None:
+    if groups is not None:
         print()
-        print_table(scores.groups.table())
-        print_remarks(scores.groups.verdict(), quiet=quiet)
+        print_table(groups.table())
+        print_remarks(groups.verdict(), quiet=quiet)
 
 
 def print_stderr(line: str) -> None:
@@ -165,11 +179,8 @@ def require_output(path: Path, *suffixes: str, reads: tuple[Path | None, ...] = 
 
 def _pad(rows: list[Row], pad: Callable[[str, int], str]) -> list[Row]:
     """Cells as wide as their column; rich would strip the blank beside a number that has no mark."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        [
-            cell.ljust(width) if i == 0 else pad(cell, width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        for row in rows
-    ]
+    columns = []
+    for i, column in enumerate(zip(*rows, strict=True)):
+        width = max(map(len, column))
+        columns.append([pad(cell, width) if i else cell.ljust(width) for cell in column])
+    return [list(row) for row in zip(*columns, strict=True)]

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from trueup.cli import options as o
 from trueup.cli.output import print_json, working
 
@@ -26,20 +24,24 @@ class Goals:
 
 
 def plan(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Some logits and labels, to plan with.")],
+    file: Annotated[Path, o.argument("FILE", "Some logits and labels, to plan with.")],
     *,
     goals: Goals,
     other: Annotated[
-        Path | None,
-        typer.Option(
-            "--other", metavar="FILE", help="Rows to detect a difference from this file: another method, same rows."
-        ),
+        Path | None, o.option("FILE", "Rows to detect a difference from this file: another method, same rows.")
     ] = None,
     reader: Annotated[o.Reader, o.only("probs", "logits", "labels")],
     split: Annotated[o.Sharding, o.only("split")],
     output: o.Output,
 ) -> None:
-    """Tell how many labels it takes to see a calibration error, to promise, to compare."""
+    """Tell how many labels it takes to see a calibration error, to promise, to compare.
+
+    Examples:
+      $ trueup plan val.npz
+      $ trueup plan val.npz --rows 1000 --error 0.01
+      $ trueup plan val.npz --max-risk 0.02 --coverage 0.7
+      $ trueup plan val.npz --other calibrated.npz
+    """
     from trueup.decisions.planning import Comparison, Detection, Promise
     from trueup.decisions.planning import plan as make_plan
 
@@ -60,10 +62,4 @@ def plan(
     print(made)
 
 
-EXAMPLES = (
-    "trueup plan val.npz",
-    "trueup plan val.npz --rows 1000 --error 0.01",
-    "trueup plan val.npz --max-risk 0.02 --coverage 0.7",
-    "trueup plan val.npz --other calibrated.npz",
-)
-register = o.commands((plan, "Decide", EXAMPLES))
+register = o.commands("Decide", plan)

@@ -14,20 +14,18 @@ RESOLVE = "trueup.resolve"
 OF_STUDIES = ("train", "study", "networks", "datasets")
 
 
-def _entry_points(**chosen: str) -> Any:
-    from importlib.metadata import entry_points  # slow, and seldom needed
-
-    return entry_points(**chosen)
-
-
 def find_verbs() -> dict[str, EntryPoint]:
     """The verbs of other packages."""
-    return {entry.name: entry for entry in _entry_points(group=VERBS)}
+    from importlib.metadata import entry_points  # slow, and seldom needed
+
+    return {entry.name: entry for entry in entry_points(group=VERBS)}
 
 
 def load_resolver(name: str, wanted: str) -> Any:
     """A function of the group `trueup.resolve`; ImportError says what to install where there is none."""
-    for entry in _entry_points(group=RESOLVE, name=name):
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group=RESOLVE, name=name):
         return entry.load()
     raise ImportError(needs_studies(wanted))
 

@@ -5,27 +5,29 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from trueup._core.formatting import Row, format_number
+from trueup.cli import forecasts
 from trueup.cli import options as o
 from trueup.cli.output import (
+    print_caption,
     print_groups,
     print_json,
     print_remarks,
     print_stderr,
     print_table,
     require_output,
+    select_metrics,
     working,
 )
 
 if TYPE_CHECKING:
+    from trueup.calibrators.base import Calibrator
     from trueup.reports.audit import Audit
     from trueup.reports.page import Report
-
-T = TypeVar("T")
 
 SHOWN = 10
 """The most methods that a table shows, unless --all is set."""
@@ -57,14 +59,9 @@ class Halves:
 class ReportFiles:
     """What `report` writes."""
 
-    page: Path = o.option("HTML", "The page to write.", "--output", "-o", default=Path("report.html"))
+    page: Path = o.output_file("HTML", "The page to write.", Path("report.html"))
     calibrator: Path | None = o.option("FILE", "Also save the chosen calibrator, .safetensors.", "--calibrator", "-c")
     title: str | None = o.option("TEXT", "Title of the page.")
-
-    @property
-    def written(self) -> str:
-        """The files, in words."""
-        return str(self.page) if self.calibrator is None else f"{self.page} and {self.calibrator}"
 
 
 def rank(
@@ -80,22 +77,26 @@ def rank(
 
     VAL may hold both halves (val_logits, test_logits, …). A single file without halves is cross-fitted: each row is
     scored by a fit to the other folds. Of forecasts of a number (--mean, --std, --target) recalibrations are ranked.
+
+    Examples:
+      $ trueup rank val.npz test.npz
+      $ trueup rank val.npz test.npz -m temperature -m svs -m histogram
+      $ trueup rank both.npz --json
     """
     if columns:
-        from trueup.cli import forecasts
+        audit = forecasts.make_report(halves, columns, reader, ranking, scoring, output.quiet).audit
+    else:
+        from trueup.metrics.table import DEFAULT, EVENT_DEFAULT
 
-        forecast_reader = forecasts.ForecastReader.of(columns, reader, ranking, scoring)
-        forecasts.rank(halves, forecast_reader, ranking.method, scoring, output)
-        return
-    from trueup.metrics.table import DEFAULT, EVENT_DEFAULT
-
-    for name in scoring.metric or ():
-        o.require_name("metric of the comparison", dict.fromkeys((*DEFAULT, *EVENT_DEFAULT)), name)
-    audit = _report(halves, ranking, reader, scoring, output.quiet, pooled=False).audit
+        for name in scoring.metric or ():
+            o.require_name("metric of the comparison", dict.fromkeys((*DEFAULT, *EVENT_DEFAULT)), name)
+        audit = _make_report(halves, ranking, reader, scoring, output.quiet, auto=False).audit
     if output.as_json:
         print_json("rank", val=halves.val, test=halves.test, audit=audit.to_dict())
-        return
-    print_audit(audit, scoring.metric, quiet=output.quiet, show_all=ranking.show_all or bool(ranking.method))
+    elif columns:
+        forecasts.print_audit(audit, quiet=output.quiet)
+    else:
+        print_audit(audit, scoring.metric, quiet=output.quiet, show_all=ranking.show_all or bool(ranking.method))
 
 
 def report(
@@ -113,6 +114,13 @@ def report(
     Up to 100,000 logits the automatic choice is among the methods, and the page has the weights of its mixture.
     VAL may hold both halves (val_logits, test_logits, …). A single file without halves is cross-fitted: each row is
     scored by a fit to the other folds.
+
+    Examples:
+      $ trueup report val.npz test.npz -o report.html
+      $ trueup report test.npz -o report.html -c calibrator.safetensors
+      $ trueup report val.npz test.npz --try-all --title 'ResNet-50, March'
+      $ trueup report risk.csv --probs --groups ward --groups sex --sample-weight w
+      $ trueup report demand.csv --mean mu --std sigma --target sold
     """
     read = tuple(Path(name) for name in (halves.val, halves.test) if name is not None)
     require_output(files.page, ".html", ".htm", reads=read)
@@ -120,35 +128,37 @@ def report(
         require_output(files.calibrator, ".safetensors", reads=read)
     import plotly  # noqa: F401, if it is missing, better now than after the audit
 
+    about = o.drop_unset(title=files.title)
     if columns:
-        from trueup.cli import forecasts
+        page = forecasts.make_report(halves, columns, reader, ranking, scoring, output.quiet, **about)
+    else:
+        from trueup.reports.page import describe_file
 
-        forecast_reader = forecasts.ForecastReader.of(columns, reader, ranking, scoring)
-        forecasts.report(halves, files, forecast_reader, ranking.method, scoring, output)
-        return
-    from trueup.reports.page import describe_file
-
-    origin = {"Calibration file": describe_file(halves.val)}
-    origin |= {} if halves.test is None else {"Test file": describe_file(halves.test)}
-    origin["Command"] = shlex.join(["trueup", *sys.argv[1:]])
-    about = o.drop_unset(title=files.title, origin=origin)
-    page = _report(halves, ranking, reader, scoring, output.quiet, **about)
+        about["origin"] = {"Calibration file": describe_file(halves.val)}
+        about["origin"] |= {} if halves.test is None else {"Test file": describe_file(halves.test)}
+        about["origin"]["Command"] = shlex.join(["trueup", *sys.argv[1:]])
+        page = _make_report(halves, ranking, reader, scoring, output.quiet, **about)
+    audit, calibrator, written = page.audit, None, str(files.page)
+    if files.calibrator is not None:
+        calibrator = forecasts.chosen_recalibrator(audit) if columns else _chosen_calibrator(audit)
+        written += f" and {files.calibrator}"
     with working("writing the page", quiet=output.quiet):
         page.save(files.page)
-    audit = page.audit
     if files.calibrator is not None:
-        _save_chosen(audit, files.calibrator, halves.val, reader.event_number())
+        from trueup.io.load_save import save
+
+        summary = {"method": audit.chosen, "fitted to": Path(halves.val).name, "rows": audit.calibration_rows}
+        summary |= o.drop_unset(event=reader.event_number())
+        save(calibrator, files.calibrator, n_classes=getattr(audit.scores, "n_classes", None), summary=summary)
     if output.as_json:
-        print_report(halves, files, audit)
+        outputs = {"output": files.page, "calibrator": files.calibrator}
+        print_json("report", val=halves.val, test=halves.test, **outputs, audit=audit.to_dict())
     elif not output.quiet:
-        print_audit(audit, None, show_all=ranking.show_all or bool(ranking.method))
-        print_remarks(f"Written: {files.written}")
-
-
-def print_report(halves: Halves, files: ReportFiles, audit: Any) -> None:
-    """What `report` did, as JSON."""
-    written = {"output": files.page, "calibrator": files.calibrator}
-    print_json("report", val=halves.val, test=halves.test, **written, audit=audit.to_dict())
+        if columns:
+            forecasts.print_audit(audit)
+        else:
+            print_audit(audit, None, show_all=ranking.show_all or bool(ranking.method))
+        print_remarks(f"Written: {written}")
 
 
 def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False, show_all: bool = False) -> None:
@@ -162,11 +172,8 @@ def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False,
     scores = audit.scores
     many = len(scores.methods) > 2
     if not quiet:
-        how = (
-            f"cross-fitted in {audit.n_folds} folds" if audit.cross_fitted else f"fitted to {audit.calibration_rows:,}"
-        )
-        print(f"{scores.caption()}; {how}\n")
-    if metrics is None or not metrics:
+        print_caption(scores, audit)
+    if not metrics:
         event = scores.is_event
         metrics = list((NARROW_EVENT if event else NARROW) if many else default_metrics(scores.n_classes, not event))
     absent = [metric for metric in metrics if metric not in scores.metrics]
@@ -179,13 +186,12 @@ def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False,
     print_table(table)
     legend = f"held-out: NLL on folds of the calibration rows. {scores.notes()[0]}" if many else ""
     more = f"Not shown, with a larger held-out loss: {', '.join(hidden)}; --all shows them." if hidden else ""
-    chosen = (
-        "" if audit.chosen == "raw" else f"Chosen by cross-validation: {audit.chosen}, {method_title(audit.chosen)}."
-    )
+    chosen = f"Chosen by cross-validation: {audit.chosen}, {method_title(audit.chosen)}."
     from trueup.reports.figures.method_choice import method_choice, more_rows
 
+    chosen = "" if audit.chosen == "raw" else chosen
     print_remarks(more, legend, chosen, more_rows(method_choice(audit.choice)), audit.verdict(), quiet=quiet)
-    print_groups(scores, quiet)
+    print_groups(scores.groups, quiet)
 
 
 def _best_first(table: list[Row], audit: Audit, most: int | None) -> tuple[list[Row], list[str]]:
@@ -198,28 +204,16 @@ def _best_first(table: list[Row], audit: Audit, most: int | None) -> tuple[list[
     return [[head, "held-out", *cells], *shown[:most]], order[most:] if most else []
 
 
-def select_metrics(scores: T, metrics: Any) -> T:
-    """The same table with some of its metrics."""
-
-    def select(table: Any) -> Any:
-        return {name: {metric: row[metric] for metric in metrics} for name, row in table.items()}
-
-    of: Any = scores
-    changed: T = replace(of, values=select(of.values), changes=select(of.changes))
-    return changed
-
-
-def _report(
+def _make_report(
     halves: Halves,
     ranking: Ranking,
     reader: o.Reader,
     scoring: o.Scoring,
     quiet: bool,
-    *,
-    pooled: bool = True,
+    auto: bool = True,
     **about: Any,
 ) -> Report[Audit]:
-    """With `pooled` the automatic choice is among the methods by default, if there are not too many logits."""
+    """With `auto` the automatic choice is among the methods by default, if there are not too many logits."""
     from trueup._core.registry import METHODS
 
     methods = ranking.method
@@ -235,7 +229,7 @@ def _report(
     with working("comparing", quiet=quiet):
         val, test = reader.load_val_and_test(halves.val, halves.test)
         number = reader.event_number(val.class_names)
-        if methods is None and not pooled:
+        if methods is None and not auto:
             rows, classes = val.logits.shape
             methods = list(methods_for(rows, classes if number is None else 2))
         options = o.set_options(scoring, "bins", "level", "n_folds", "seed")
@@ -253,26 +247,10 @@ def _report(
     return page
 
 
-def _save_chosen(audit: Audit, path: Path, val: str, event: int | None) -> None:
+def _chosen_calibrator(audit: Audit) -> Calibrator:
     from trueup.calibrators.base import Identity
-    from trueup.io.load_save import save
 
-    summary = {"method": audit.chosen, "fitted to": Path(val).name, "rows": audit.calibration_rows}
-    summary |= o.drop_unset(event=event)
-    calibrator = audit.calibrators.get(audit.chosen) or Identity()
-    save(calibrator, path, n_classes=audit.scores.n_classes, summary=summary)
+    return audit.calibrators.get(audit.chosen) or Identity()
 
 
-RANK_EXAMPLES = (
-    "trueup rank val.npz test.npz",
-    "trueup rank val.npz test.npz -m temperature -m svs -m histogram",
-    "trueup rank both.npz --json",
-)
-REPORT_EXAMPLES = (
-    "trueup report val.npz test.npz -o report.html",
-    "trueup report test.npz -o report.html -c calibrator.safetensors",
-    "trueup report val.npz test.npz --try-all --title 'ResNet-50, March'",
-    "trueup report risk.csv --probs --groups ward --groups sex --sample-weight w",
-    "trueup report demand.csv --mean mu --std sigma --target sold",
-)
-register = o.commands((rank, "Measure", RANK_EXAMPLES), (report, "Measure", REPORT_EXAMPLES))
+register = o.commands("Measure", rank, report)

@@ -12,7 +12,7 @@ from trueup.cli.plugins import load_resolver
 
 if TYPE_CHECKING:
     from torch import nn
-    from torch.utils.data import DataLoader, Dataset
+    from torch.utils.data import Dataset
 
 RUN = "run.json"
 """In a folder of `train`: the network, its data and its settings."""
@@ -21,8 +21,7 @@ RUN = "run.json"
 def load_model(name: str) -> nn.Module:
     """A network from "package.module:name", a network or a function that makes one, or from a folder of `train`."""
     if is_run(name):
-        trained: nn.Module = _load_run(name)[0]
-        return trained
+        return load_run(name)[0]
     module, colon, attribute = name.partition(":")
     if not colon or not module or not attribute:
         raise ValueError(f"the model must be package.module:make_model or a folder that train wrote, got {name!r}")
@@ -89,8 +88,7 @@ def load_val_and_test(data: str, folder: Path | None, seed: int) -> tuple[Datase
             return parts
     if Path(data).suffix or Path(data).name != data:
         raise ValueError(f"{data}: the data must be a .npz file, a folder of images by class, or a data set's name")
-    named: tuple[Dataset[Any], Dataset[Any]] = load_resolver("data", f"the data set {data!r}")(data, folder, seed)
-    return named
+    return load_resolver("data", f"the data set {data!r}")(data, folder, seed)
 
 
 def is_run(model: str) -> bool:
@@ -98,59 +96,15 @@ def is_run(model: str) -> bool:
     return (Path(model) / RUN).is_file()
 
 
-def _load_run(model: str) -> tuple[nn.Module, str, int | None]:
+def load_run(model: str) -> tuple[nn.Module, str, int | None]:
     """The network of a folder that `train` wrote, the name of its data, and the seed that drew their parts."""
-    run: tuple[nn.Module, str, int | None] = load_resolver("run", f"the folder {model}, which `train` wrote,")(model)
-    return run
-
-
-def require_data(model: str, data: str | None) -> None:
-    """Refuse a network without data, unless it is in a folder of `train`, which names them."""
-    if data is None and not is_run(model):
-        raise ValueError("--data must name a .npz file, a folder of images, or a data set")
-
-
-def load_network_and_data(
-    model: str,
-    data: str | None,
-    weights: Path | None,
-    *,
-    device: str | None,
-    folder: Path | None,
-    seed: int | None,
-    batch_size: int,
-    labels: bool = True,
-) -> tuple[nn.Module, list[DataLoader[Any]], str]:
-    """A network with its weights; loaders of the validation and test parts of its data; and the name of these.
-
-    Unless `labels` are needed, a .npz file may have none: then there is one loader, of inputs alone.
-    """
-    from torch.utils.data import DataLoader
-
-    if data is None:
-        network, data, seed = _load_run(model)
-    else:
-        network = load_model(model)
-    if weights is not None:
-        network = load_weights(network, weights)
-    parts: tuple[Dataset[Any], ...]
-    if not labels and lacks_labels(Path(data)):
-        parts = (load_inputs(Path(data)),)
-    else:
-        parts = load_val_and_test(data, folder, seed or 0)
-    loaders = [DataLoader(part, batch_size=batch_size) for part in parts]
-    network.eval()  # whatever made it: nothing here trains
-    return network if device is None else network.to(device), loaders, data
+    return load_resolver("run", f"the folder {model}, which `train` wrote,")(model)
 
 
 def _load_npz(path: Path, seed: int) -> tuple[Dataset[Any], Dataset[Any]]:
-    import numpy as np
-    import torch
-    from torch.utils.data import TensorDataset
-
     from trueup._core.splits import split_indices
     from trueup.io.atomic import errors_name_file
-    from trueup.models.image_data import npz, pixels, select
+    from trueup.models.image_data import npz, select
 
     inputs = inputs_of(path)
     parts = npz(path, inputs)
@@ -160,64 +114,65 @@ def _load_npz(path: Path, seed: int) -> tuple[Dataset[Any], Dataset[Any]]:
                 raise ValueError(f"wanted val_{inputs} and test_{inputs}, or {inputs} alone, got {', '.join(parts)}")
             val, test = split_indices(len(parts["train"].labels), share=0.5, seed=seed)
             parts = {"val": select(parts["train"], val), "test": select(parts["train"], test)}
-        datasets = []
         for key in ("val", "test"):
             x, y = parts[key]
             if len(x) != len(y):
                 raise ValueError(f"{key} must have a label for each of its {len(x)} inputs, got {len(y)}")
-            x = pixels(x) if inputs == "images" else torch.from_numpy(x)
-            datasets.append(TensorDataset(x, torch.from_numpy(y.astype(np.int64))))
-    return datasets[0], datasets[1]
+        return _dataset(inputs, *parts["val"]), _dataset(inputs, *parts["test"])
+
+
+def _dataset(name: str, inputs: Any, labels: Any = None) -> Dataset[Any]:
+    """Arrays as tensors; those that are called images become pixels in [0, 1]."""
+    import torch
+    from torch.utils.data import TensorDataset
+
+    from trueup.models.image_data import pixels
+
+    tensors = [pixels(inputs) if name.endswith("images") else torch.from_numpy(inputs)]
+    return TensorDataset(*tensors, *(() if labels is None else (torch.from_numpy(labels),)))
+
+
+def _names(path: Path) -> list[str]:
+    """The arrays of a .npz file."""
+    from trueup.io.atomic import errors_name_file, require_file
+    from trueup.models.image_data import arrays_in
+
+    with errors_name_file(require_file(path)), arrays_in(path) as arrays:
+        return list(arrays)
 
 
 def inputs_of(path: Path) -> str:
     """What a .npz file calls its inputs: `images`, which become pixels in [0, 1], or `inputs`."""
-    from trueup.io.atomic import errors_name_file, require_file
-    from trueup.models.image_data import arrays_in
-
-    with errors_name_file(require_file(path)), arrays_in(path) as arrays:
-        return next((name for name in ("images", "inputs") if any(k.endswith(name) for k in arrays)), "images")
+    names = _names(path)
+    return next((name for name in ("images", "inputs") if any(key.endswith(name) for key in names)), "images")
 
 
 def lacks_labels(path: Path) -> bool:
     """Whether this is a .npz file without labels."""
+    return path.suffix.lower() == ".npz" and not any(name.endswith("labels") for name in _names(path))
+
+
+def load_inputs(path: Path, labels: Any = None) -> Dataset[Any]:
+    """The inputs of a .npz file, and `labels` if there are any: `images` or `inputs`, of parts those of validation."""
+    import numpy as np
+
     from trueup.io.atomic import errors_name_file, require_file
     from trueup.models.image_data import arrays_in
-
-    if path.suffix.lower() != ".npz":
-        return False
-    with errors_name_file(require_file(path)), arrays_in(path) as arrays:
-        return not any(name.endswith("labels") for name in arrays)
-
-
-def load_inputs(path: Path) -> Dataset[Any]:
-    """The inputs alone of a .npz file: `images` or `inputs`, where parts are named those of validation."""
-    import numpy as np
-    import torch
-    from torch.utils.data import TensorDataset
-
-    from trueup.io.atomic import errors_name_file, require_file
-    from trueup.models.image_data import arrays_in, pixels
 
     with errors_name_file(require_file(path)), arrays_in(path) as arrays:
         names = ("val_images", "images", "val_inputs", "inputs")
         name = next((name for name in names if name in arrays), None)
         if name is None:
             raise ValueError(f"wanted one of the arrays {', '.join(names)}, got {', '.join(arrays) or 'none'}")
-        x = arrays[name]
-        if not np.isfinite(x).all():
+        inputs = arrays[name]
+        if not np.isfinite(inputs).all():
             raise ValueError(f"{name} must be finite")
-        return TensorDataset(pixels(x) if name.endswith("images") else torch.from_numpy(x))
+        return _dataset(name, inputs, labels)
 
 
 def load_labelled(path: Path) -> Dataset[Any]:
     """All samples of a .npz file with labels, where parts are named those of validation."""
-    import numpy as np
-    import torch
-    from torch.utils.data import TensorDataset
-
     from trueup.models.image_data import npz
 
     parts = npz(path, inputs_of(path))
-    labels = parts["val" if "val" in parts else next(iter(parts))].labels
-    return TensorDataset(*load_inputs(path).tensors, torch.from_numpy(labels.astype(np.int64)))  # type: ignore[attr-defined]
+    return load_inputs(path, parts["val" if "val" in parts else next(iter(parts))].labels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from trueup._core.formatting import format_interval, format_number
 from trueup.cli import options as o
@@ -17,7 +17,7 @@ class Files:
 
     val: Path = o.argument("VAL", "Logits and labels that neither the network nor a calibrator has seen.")
     test: Path | None = o.argument("TEST", "Logits and labels on which the sets are evaluated.", default=None)
-    out: Path | None = o.option("FILE", "The rule of the sets, .safetensors.", "--output", "-o")
+    out: Path | None = o.output_file("FILE", "The rule of the sets, .safetensors.")
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,12 @@ def sets(
 
     The limit comes from VAL; coverage and sizes are measured on TEST. VAL may hold both halves (val_logits,
     test_logits, …).
+
+    Examples:
+      $ trueup sets val.npz test.npz
+      $ trueup sets val.npz test.npz --score raps --coverage 0.95 -o sets.safetensors
+      $ trueup sets both.npz --by-class
+      $ trueup sets val.csv test.csv --groups region
     """
     if files.out is not None:
         require_output(files.out, ".safetensors", reads=(files.val, files.test))
@@ -70,8 +76,7 @@ def sets(
                 rows = [i for i, member in enumerate(members or ()) if member == group]
                 by_group[group] = evaluate_sets(made[rows], test.labels[rows])
         if files.out is not None:
-            summary = {"fitted to": files.val.name, "rows": len(val.labels)}
-            save(fitted, files.out, summary=summary)
+            save(fitted, files.out, summary={"fitted to": files.val.name, "rows": len(val.labels)})
     coverage = fitted.coverage
     if output.as_json:
         print_json(
@@ -89,22 +94,13 @@ def sets(
     print(f"\n{scores}" if scores is not None else f"\nThey have {size:.2f} classes on average on those rows.")
     if by_group:
         print()
-        head = ["group", "rows", "coverage", "95 % interval", "mean size"]
-        print_table([head, *(_row(group, one) for group, one in by_group.items())])
+        table = [["group", "rows", "coverage", "95 % interval", "mean size"]]
+        for group, one in by_group.items():
+            held, interval = one.coverage, format_interval(one.coverage.low, one.coverage.high)
+            table.append([group, f"{held.rows:,}", format_number(held.value), interval, f"{one.size:.2f}"])
+        print_table(table)
     if files.out is not None and not output.quiet:
         print(f"\nWritten: {files.out}")
 
 
-def _row(group: str, scores: Any) -> list[str]:
-    one = scores.coverage
-    interval = format_interval(one.low, one.high)
-    return [group, f"{one.rows:,}", format_number(one.value), interval, f"{scores.size:.2f}"]
-
-
-EXAMPLES = (
-    "trueup sets val.npz test.npz",
-    "trueup sets val.npz test.npz --score raps --coverage 0.95 -o sets.safetensors",
-    "trueup sets both.npz --by-class",
-    "trueup sets val.csv test.csv --groups region",
-)
-register = o.commands((sets, "Decide", EXAMPLES))
+register = o.commands("Decide", sets)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
@@ -23,20 +23,15 @@ from typer.main import get_group
 from trueup._core import __version__
 from trueup._core.errors import Hint, message_of, write_warnings
 from trueup._core.progress import log_lines
-from trueup.cli.options import format_examples
+from trueup.cli.options import help_page
 from trueup.cli.output import print_stderr
 
-MODULES = {
-    **dict.fromkeys(("evaluate", "compare"), "evaluate"),
-    **dict.fromkeys(("rank", "report"), "rank"),
-    "monitor": "monitor",
-    **dict.fromkeys(("fit", "apply"), "fit"),
-    **{verb: verb for verb in ("decide", "sets", "plan")},
-    "clamp": "clamp",
-    "repair": "repair",
-    **dict.fromkeys(("serve", "demo"), "serve"),
-    **dict.fromkeys(("methods", "metrics", "losses"), "listing"),
-}
+_NAMES = (
+    "evaluate compare rank report monitor fit apply decide sets plan clamp repair serve demo methods metrics losses"
+)
+_SHARED = {"compare": "evaluate", "report": "rank", "apply": "fit", "clamp": "networks", "repair": "networks"}
+_SHARED |= {"demo": "serve", "methods": "listing", "metrics": "listing", "losses": "listing"}
+MODULES = {verb: _SHARED.get(verb, verb) for verb in _NAMES.split()}
 """Verb → the module of this package that registers it."""
 SETTINGS: dict[str, Any] = {
     "rich_markup_mode": None,  # rich takes as long to import as all the rest
@@ -69,40 +64,16 @@ HINTS = {
 }
 """The library's hints in the words of the command line; no verb reads a clamped network."""
 
-OPTIONS = {
-    "n_resamples": "--resamples",
-    "sample_weight": "--sample-weight",
-    "class_names": "--class-names",
-    "max_risk": "--max-risk",
-    **{
-        name: f"--{name.replace('_', '-')}"
-        for name in (
-            *("batch_size", "bins", "epochs", "event", "n_folds", "groups", "level", "lr", "patience", "penalty"),
-            *("seed", "weight_decay", "window"),
-        )
-    },
-}
+_SAME_NAME = (
+    "batch_size bins class_names epochs event groups level lr max_risk n_folds patience penalty sample_weight seed "
+    "weight_decay window"
+)
+OPTIONS = {name: f"--{name.replace('_', '-')}" for name in _SAME_NAME.split()} | {"n_resamples": "--resamples"}
 """The library's arguments that are options here."""
 
-_EXTRAS = {
-    "fastapi": "serve",
-    "h5py": "hdf5",
-    "matplotlib": "report",
-    "plotly": "report",
-    "pyarrow": "parquet",
-    "sklearn": "sklearn",
-    "torch": "torch",
-    "uvicorn": "serve",
-}
-_WRONG_INPUT_ERRORS = (
-    ValueError,
-    ImportError,
-    FileNotFoundError,
-    FileExistsError,
-    IsADirectoryError,
-    NotADirectoryError,
-    PermissionError,
-)
+_EXTRAS = {"fastapi": "serve", "uvicorn": "serve", "matplotlib": "report", "plotly": "report", "torch": "torch"}
+_EXTRAS |= {"h5py": "hdf5", "pyarrow": "parquet", "sklearn": "sklearn"}
+_WRONG_PATHS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
 class _Commands(Mapping[str, Any]):
@@ -165,19 +136,11 @@ class Verbs(TyperGroup):
         """Options of the application itself."""
         return _skip_validation(super().get_params(ctx))
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
-    ) -> Any:
+    def main(self, *args: Any, standalone_mode: bool = True, **options: Any) -> Any:
         """Run a command line, and exit with its code; return the code unless in standalone mode."""
         try:
             with _warnings_on_stderr(), log_lines():
-                result = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
+                result = super().main(*args, **options | {"standalone_mode": False})
                 sys.stdout.flush()
             code = result if isinstance(result, int) else 0
         except (KeyboardInterrupt, typer.Abort):
@@ -224,7 +187,7 @@ def describe_error(error: Exception) -> tuple[int, str]:
         package = error.name.partition(".")[0]
         hint = f"{package} is not installed: pip install 'trueup[{_EXTRAS.get(package)}]'"
         return WRONG_INPUT, hint if package in _EXTRAS else message
-    wrong_input = isinstance(error, _WRONG_INPUT_ERRORS)
+    wrong_input = isinstance(error, (ValueError, ImportError, *_WRONG_PATHS))
     if isinstance(error, OSError) and error.filename is not None:
         return WRONG_INPUT if wrong_input else FAILED, f"{error.filename}: {error.strerror}"
     if wrong_input:
@@ -242,9 +205,6 @@ def _warnings_on_stderr() -> AbstractContextManager[None]:
     return write_warnings(lambda message: print_stderr(f"warning: {message}"))
 
 
-app = typer.Typer(name="trueup", cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]}, **SETTINGS)
-
-
 def _print_version(wanted: bool) -> None:
     if wanted:
         fast = "compiled" if find_spec("trueup._core._native") else "not compiled: a C compiler would make it faster"
@@ -252,14 +212,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(
-    invoke_without_command=True,
-    epilog=format_examples(
-        "trueup report val.npz test.npz -o report.html",
-        "trueup fit val.npz -m auto -o calibrator.safetensors",
-        "trueup demo",
-    ),
-)
 def trueup(
     context: typer.Context,
     version: Annotated[
@@ -270,6 +222,15 @@ def trueup(
 
     A file holds logits and labels: .npz, .npy, .csv, .jsonl, .parquet or .safetensors. `trueup VERB --help` has
     examples.
+
+    Examples:
+      $ trueup report val.npz test.npz -o report.html
+      $ trueup fit val.npz -m auto -o calibrator.safetensors
+      $ trueup demo
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
+
+
+app = typer.Typer(name="trueup", cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]}, **SETTINGS)
+app.callback(invoke_without_command=True, **help_page(trueup))(trueup)

@@ -54,11 +54,9 @@ class NetBenefit:
     def __str__(self) -> str:
         at = np.unique(np.linspace(0, len(self.threshold) - 1, min(len(self.threshold), 10)).round().astype(np.int64))
         table = [["threshold", "net benefit", f"{format_percent(self.level)} interval", "treat all"]]
-        table += [
-            [f"{self.threshold[i]:g}", format_number(self.value[i]), format_interval(self.low[i], self.high[i]),
-             format_number(self.treat_all[i])]
-            for i in at.tolist()
-        ]  # fmt: skip
+        for i in at.tolist():
+            value, treat_all = format_number(self.value[i]), format_number(self.treat_all[i])
+            table.append([f"{self.threshold[i]:g}", value, format_interval(self.low[i], self.high[i]), treat_all])
         if spans := self.useful:
             where = " and ".join(f"{a:g} to {b:g}" if a < b else f"at {a:g}" for a, b in spans)
             words = f"Acting on the probability beats acting always and never for thresholds {where}."
@@ -83,7 +81,7 @@ def net_benefit(
 
     A threshold is what one is willing to pay: at t = 0.1, nine false alarms weigh as much as one event found. Rows with
     P(event) ≥ t are acted on. Each value is a mean over the rows, weighted by `sample_weight` if given, and so has a
-    normal interval. With `names` of the classes the event may be one of them.
+    normal interval. With `class_names` of the classes the event may be one of them.
 
     >>> rng = np.random.default_rng(0)
     >>> x = rng.normal(size=2000)
@@ -116,13 +114,10 @@ def net_benefit(
         return mean, mean - error, mean + error
 
     for i in range(len(t)):
-        worth = happened - (1 - happened) * odds[i]
-        acted = worth * (score >= t[i])
-        value[i], low[i], high[i] = ends(acted)
         on = score >= t[i]
-        gain_low[i] = min(
-            _gain(share[on], happened[on], t[i], level)[0], _gain(share[~on], happened[~on], t[i], level)[1]
-        )
+        value[i], low[i], high[i] = ends((happened - (1 - happened) * odds[i]) * on)
+        acting, waiting = (_gain(share[rows], happened[rows], t[i], level) for rows in (on, ~on))
+        gain_low[i] = min(acting[0], waiting[1])
     return NetBenefit(t, value, low, high, treat_all, gain_low, len(score), number, prevalence, level, called)
 
 

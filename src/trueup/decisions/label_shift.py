@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy.special import chdtrc
 
-from trueup._core.arrays import as_arrays, as_logits, as_vector, check_share, take_rows
+from trueup._core.arrays import as_logits, as_vector, take_rows
 from trueup._core.errors import InputError
 from trueup._core.formatting import format_interval, format_number, format_percent, text_table
 from trueup._core.namespace import NUMPY
@@ -22,8 +22,7 @@ from trueup._core.row_scores import confidences
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import Chain
 from trueup.calibrators.linear import Vector
-from trueup.decisions.refits import Refits
-from trueup.metrics.resampling import check_resamples
+from trueup.decisions.refits import Refits, check_rows
 from trueup.metrics.table import plain_record
 
 INDEPENDENT = "Rows are taken as independent here: where they are correlated, these intervals are too narrow."
@@ -31,6 +30,7 @@ INDEPENDENT = "Rows are taken as independent here: where they are correlated, th
 CALIBRATION = "bias_corrected_temperature"
 """The method on which the frequencies are estimated: its mean probabilities are the frequencies of the labels."""
 _LEAST_RATIO = 1e-12
+Pair = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,43 +134,35 @@ def estimate_prior(
 
     Saerens et al. (2002); Alexandari, Kundaje and Shrikumar (2020); Lipton, Wang and Smola (2018).
     """
-    z = as_logits(logits)
-    check_share(level, "level")
-    check_resamples(n_resamples)
+    z, pair = check_rows(logits, val, level, n_resamples)
     if method not in ("em", "bbse"):
         raise InputError("method", "be em or bbse", repr(method))
-    if not len(z):
-        raise InputError("logits", "have rows", "none")
     if (val is None) == (old is None):
         raise ValueError("give either val, labelled rows of the old population, or old, its class frequencies")
-    if val is None:
+    if pair is None:
         if method == "bbse":
             raise ValueError("bbse needs val, labelled rows of the old population")
         return _from_calibrated(z, _check_prior(old, "old", z.shape[1]), level, n_resamples, seed)
-    val_z, val_y = as_arrays(*val, at_least=2)
-    if val_z.shape[1] != z.shape[1]:
-        raise InputError("val", f"have the {z.shape[1]} classes of logits", str(val_z.shape[1]))
+    val_z, val_y = pair
     refits = Refits(calibrate or "identity", val_z, val_y)
     estimate = _em_estimate if method == "em" else _bbse_estimate
-    before = np.bincount(val_y, minlength=z.shape[1]) / len(val_y)
-    calibrator = refits.calibrator
-    prior, base = estimate(calibrator, z, None, val_z, val_y, None)
+    counts, calibrator = np.bincount(val_y, minlength=z.shape[1]), refits.calibrator
+    prior, base = estimate(calibrator, z, pair, None, None)
     rng = np.random.default_rng(seed)
     drawn = []
     # Labelled rows drawn with the frequencies found play the new population: what the estimate makes of them shows its
     # noise, and its bias where the calibrated probabilities are not exact.
-    chance = prior[val_y] / np.maximum(np.bincount(val_y, minlength=z.shape[1])[val_y], 1)
+    chance = prior[val_y] / np.maximum(counts[val_y], 1)
     chance = chance / chance.sum() if chance.sum() > 0 else np.full(len(val_y), 1 / len(val_y))
     for _ in range(n_resamples):
         again, rows = refits.draw(rng)
         part = take_rows(val_z, val_y, rows)
         weight = rng.multinomial(len(z), chance).astype(np.float64)
-        drawn.append(estimate(again if method == "em" else calibrator, val_z, weight, *part, prior)[0])
+        drawn.append(estimate(again if method == "em" else calibrator, val_z, part, weight, prior)[0])
     low, high = _ends(np.array(drawn), prior, level, len(z))
-    shift = shift_prior(prior, np.maximum(base, _LEAST_RATIO))
-    return PriorEstimate(
-        prior, low, high, level, before, method, len(z), _shift_p_value(z, val_z), Chain([calibrator, shift])
-    )
+    corrected = Chain([calibrator, shift_prior(prior, np.maximum(base, _LEAST_RATIO))])
+    old, p_value = counts / len(val_y), _shift_p_value(z, val_z)
+    return PriorEstimate(prior, low, high, level, old, method, len(z), p_value, corrected)
 
 
 def em_prior(
@@ -193,40 +185,27 @@ def em_prior(
         one, before = step(prior)
         two, _ = step(one)
         r, v = one - prior, two - 2 * one + prior
-        size = float(np.abs(two - one).max())
-        if size < 1e-9:
+        if float(np.abs(two - one).max()) < 1e-9:
             return two
         length = -math.sqrt(float(r @ r) / max(float(v @ v), 1e-300))
-        ahead = prior - 2 * length * r + length * length * v
-        ahead = np.maximum(ahead, two * 1e-3)
-        ahead = ahead / ahead.sum()
-        after, value = step(ahead)
+        ahead = np.maximum(prior - 2 * length * r + length * length * v, two * 1e-3)
+        after, value = step(ahead / ahead.sum())
         prior = after if value >= before else two
     return prior
 
 
 def _em_estimate(
-    calibrator: Calibrator,
-    z: np.ndarray,
-    sample_weight: np.ndarray | None,
-    val_z: np.ndarray,
-    val_y: np.ndarray,
-    start: Any,
-) -> tuple[np.ndarray, np.ndarray]:
+    calibrator: Calibrator, z: np.ndarray, val: Pair, sample_weight: np.ndarray | None, start: np.ndarray | None
+) -> Pair:
     # The mean probability on labelled rows, not their labels: consistent also where calibration is imperfect.
-    old = softmax(calibrator(val_z)).mean(axis=0)
+    old = softmax(calibrator(val[0])).mean(axis=0)
     return em_prior(softmax(calibrator(z)), old, sample_weight=sample_weight, start=start), old
 
 
 def _bbse_estimate(
-    calibrator: Calibrator,
-    z: np.ndarray,
-    sample_weight: np.ndarray | None,
-    val_z: np.ndarray,
-    val_y: np.ndarray,
-    start: Any,
-) -> tuple[np.ndarray, np.ndarray]:
-    classes = z.shape[1]
+    calibrator: Calibrator, z: np.ndarray, val: Pair, sample_weight: np.ndarray | None, start: np.ndarray | None
+) -> Pair:
+    (val_z, val_y), classes = val, z.shape[1]
     predicted, target = (confidences(as_logits(calibrator(part)))[1] for part in (val_z, z))
     joint = np.bincount(predicted * classes + val_y, minlength=classes**2).reshape(classes, classes) / len(val_y)
     seen = np.bincount(target, weights=sample_weight, minlength=classes)
@@ -242,10 +221,8 @@ def _from_calibrated(z: np.ndarray, old: np.ndarray, level: float, n_resamples: 
     prior = em_prior(p, old)
     rng = np.random.default_rng(seed)
     chance = np.full(len(p), 1 / len(p))
-    drawn = [
-        em_prior(p, old, sample_weight=rng.multinomial(len(p), chance).astype(np.float64), start=prior)
-        for _ in range(n_resamples)
-    ]
+    weights = (rng.multinomial(len(p), chance).astype(np.float64) for _ in range(n_resamples))
+    drawn = [em_prior(p, old, sample_weight=weight, start=prior) for weight in weights]
     low, high = _ends(np.array(drawn), prior, level, len(z))
     return PriorEstimate(prior, low, high, level, old, "em", len(z), math.nan, shift_prior(prior, old))
 
@@ -264,9 +241,7 @@ def _ends(drawn: np.ndarray, prior: np.ndarray, level: float, rows: int) -> tupl
 
 def _shift_p_value(z: np.ndarray, val_z: np.ndarray) -> float:
     """Of a χ² test of the predicted classes' counts in both samples; rare classes are counted together."""
-    counts = np.array(
-        [np.bincount(confidences(part)[1], minlength=z.shape[1]) for part in (val_z, z)], dtype=np.float64
-    )
+    counts = np.array([np.bincount(confidences(x)[1], minlength=z.shape[1]) for x in (val_z, z)], dtype=np.float64)
     total = counts.sum(axis=0)
     rare = total * counts.sum(axis=1).min() / counts.sum() < 5
     table = np.concatenate([counts[:, ~rare], counts[:, rare].sum(axis=1, keepdims=True)], axis=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 from numbers import Integral
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from scipy.special import ndtri
@@ -14,7 +14,7 @@ from trueup._core.arrays import as_arrays, check_share
 from trueup._core.errors import InputError
 from trueup._core.row_scores import score_rows
 from trueup._core.tally import Tally
-from trueup.decisions.thresholds import rows_to_pass, threshold
+from trueup.decisions.thresholds import round_up, rows_to_pass, threshold
 from trueup.metrics.hypothesis_tests import DetectableError, detectable_error_of_tally
 from trueup.metrics.intervals import bootstrap
 from trueup.metrics.table import plain_record
@@ -51,8 +51,7 @@ class Promise:
         """How many rows it takes, by what these look like; None where no number would do."""
         now = threshold(logits, labels, max_risk=self.max_risk, level=self.level)
         if self.coverage is None and not now.promised:
-            needed: int | None = now.labels_needed
-            return needed
+            return cast("int | None", now.labels_needed)
         share = now.coverage if self.coverage is None else self.coverage
         at = min(int(np.searchsorted(now.curve.coverage, share)), len(now.curve.coverage) - 1)
         kept = float(now.curve.coverage[at])
@@ -105,7 +104,7 @@ class Plan:
             lines = [f"With {d.rows:,} rows a calibration error below {d.error:.2g} may go unseen: {found}."]
 
         def add(question: str, rows: int | None, otherwise: str = "") -> None:
-            lines.append(f"To {question} takes {_about(rows)} rows." if rows else otherwise)
+            lines.append(f"To {question} takes about {round_up(rows):,} rows." if rows else otherwise)
 
         if self.error is not None:
             what = f"see a calibration error of {self.error:g}"
@@ -152,29 +151,23 @@ def plan(
     rows, error = detection.rows, detection.error
     if rows is not None and (not isinstance(rows, Integral) or rows < 1):
         raise InputError("rows", "be a positive whole number", repr(rows))
-    rows_to_detect = rows_for_ece = rows_for_comparison = difference = None
+    rows_to_detect = rows_for_ece = rows_for_promise = rows_for_comparison = difference = None
     if error is not None:
         rows_to_detect = _rows_to_detect(tally, check_share(error, "error"), power, seed)
     if precision is not None:
         interval = bootstrap(z, y, metric="ece", seed=seed)
         half = max((interval.high - interval.low) / 2, 1e-12)
         rows_for_ece = math.ceil(len(z) * (half / check_share(precision, "precision")) ** 2)
+    if promise is not None:
+        rows_for_promise = promise.rows_needed(z, y)
     if comparison is not None:
         gap = score_rows(z, y).nll - score_rows(*as_arrays(comparison.logits, labels)).nll
         difference = abs(float(gap.mean())) if comparison.difference is None else comparison.difference
         reach = float(ndtri(0.975) + ndtri(power))
         rows_for_comparison = math.ceil((reach * float(gap.std()) / difference) ** 2) if difference > 0 else None
-    return Plan(
-        detectable=detectable_error_of_tally(tally, rows=rows, power=power, seed=seed),
-        rows_to_detect=rows_to_detect,
-        error=error,
-        rows_for_ece=rows_for_ece,
-        precision=precision,
-        rows_for_promise=None if promise is None else promise.rows_needed(z, y),
-        promise=promise,
-        rows_for_comparison=rows_for_comparison,
-        difference=difference,
-    )
+    detectable = detectable_error_of_tally(tally, rows=rows, power=power, seed=seed)
+    answers = rows_to_detect, error, rows_for_ece, precision, rows_for_promise, promise, rows_for_comparison, difference
+    return Plan(detectable, *answers)
 
 
 def _rows_to_detect(tally: Tally, error: float, power: float, seed: int) -> int | None:
@@ -193,8 +186,3 @@ def _rows_to_detect(tally: Tally, error: float, power: float, seed: int) -> int 
         middle = round(math.sqrt(low * high))
         low, high = (middle, high) if missed(middle) else (low, middle)
     return high
-
-
-def _about(rows: int) -> str:
-    digits = max(len(str(rows)) - 2, 0)
-    return f"about {math.ceil(rows / 10**digits) * 10**digits:,}"

@@ -145,7 +145,7 @@ class PredictionSets(Value):
         z, y = as_arrays(logits, labels, at_least=1)
         check_share(coverage, "coverage")
         if groups is not None and sample_weight is not None:
-            raise ValueError("give one of groups and weights")
+            raise ValueError("give one of groups and sample_weight")
         by_class = isinstance(groups, str) and groups == "class"
         group = None if groups is None or by_class else as_groups(groups, len(z), complete=True)
         weight = as_weights(sample_weight, len(z))
@@ -182,13 +182,13 @@ class PredictionSets(Value):
         from each row.
         """
         z = upcast_half(as_logits(logits))
+        self._check_classes(z)
         limit = self._limits(len(z), groups, sample_weight)
         u = self._uniform(NUMPY, z, uniform)
         sets = np.empty(z.shape, bool)
         for at in native.row_chunks(len(z), z.shape[1], native.CACHE):
             p = NUMPY.softmax(z[at])
             if self._has_class_limits:
-                self._check_classes(z)
                 sets[at] = self._scores(NUMPY, p, u[at]) <= _widen(limit)
             elif self.score == "lac":
                 sets[at] = p >= (-limit[at, None]).astype(p.dtype)
@@ -203,12 +203,9 @@ class PredictionSets(Value):
         """The sets of logits of the namespace, for modules and exports."""
         p = xp.softmax(xp.upcast_half(z))
         scores = self._scores(xp, p, self._uniform(xp, z, uniform))
-        if self._has_class_limits:
-            self._check_classes(z)
-            limit = self.quantile
-        elif self.groups is None and self.sample_weight is None:
-            limit = self.quantile
-        else:
+        self._check_classes(z)
+        limit = self.quantile
+        if self.groups is not None or self.sample_weight is not None:
             limit = xp.constant(self._limits(z.shape[0], groups, sample_weight), z)[:, None]
         return (scores <= _widen(limit)) & (z > -math.inf)
 
@@ -290,7 +287,7 @@ class PredictionSets(Value):
         return self.groups is None and self.sample_weight is None and np.ndim(self.quantile) == 1
 
     def _check_classes(self, z: Any) -> None:
-        if z.shape[1] != len(self.quantile):
+        if self._has_class_limits and z.shape[1] != len(self.quantile):
             raise InputError("logits", f"have the {len(self.quantile)} classes of the rule", str(z.shape[1]))
 
     def _limits(self, n: int, groups: Any, sample_weight: Any) -> np.ndarray:
@@ -374,27 +371,20 @@ class SetScores:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON; what is not defined is None."""
-        return {
-            "schema": 1,
-            "coverage": plain_record(vars(self.coverage)),
-            **plain_record({"size": self.size, "empty": self.empty}),
-            "by_size": {name: plain_record(vars(one)) for name, one in self.by_size.items()},
-            "by_class": [plain_record(vars(one)) for one in self.by_class],
-        }
+        numbers = {"coverage": plain_record(vars(self.coverage)), "size": self.size, "empty": self.empty}
+        by_size = {name: plain_record(vars(one)) for name, one in self.by_size.items()}
+        by_class = [plain_record(vars(one)) for one in self.by_class]
+        return {"schema": 1, **plain_record(numbers), "by_size": by_size, "by_class": by_class}
 
     def __str__(self) -> str:
         c = self.coverage
-        rows = [
-            [name, f"{one.rows:,}", format_number(one.value), format_interval(one.low, one.high)]
-            for name, one in self.by_size.items()
-        ]
-        lines = [
-            f"The sets hold the truth in {format_percent(c.value, 1)} of {c.rows:,} rows "
-            f"(95 % interval {format_percent(c.low, 1)} to {format_percent(c.high, 1)}) "
-            f"and have {self.size:.2f} classes on average; {format_percent(self.empty, 1)} are empty.",
-            "",
-            text_table([["set size", "rows", "coverage", "95 % interval"], *rows]),
-        ]
+        table = [["set size", "rows", "coverage", "95 % interval"]]
+        for name, one in self.by_size.items():
+            table.append([name, f"{one.rows:,}", format_number(one.value), format_interval(one.low, one.high)])
+        held, low, high, empty = (format_percent(share, 1) for share in (c.value, c.low, c.high, self.empty))
+        head = f"The sets hold the truth in {held} of {c.rows:,} rows (95 % interval {low} to {high}) "
+        head += f"and have {self.size:.2f} classes on average; {empty} are empty."
+        lines = [head, "", text_table(table)]
         if seen := [(one.value, k) for k, one in enumerate(self.by_class) if one.rows]:
             least, worst = min(seen)
             lines += ["", f"The class covered least is {worst}: {format_percent(least, 1)}."]
@@ -422,13 +412,9 @@ def evaluate_sets(sets: Any, labels: Any) -> SetScores:
     size = chosen.sum(axis=1)
     bands = _size_bands(chosen.shape[1])
     by_size = {name: _coverage(held[(size >= low) & (size <= high)]) for name, low, high in bands}
-    return SetScores(
-        _coverage(held),
-        float(size.mean()),
-        float((size == 0).mean()),
-        {name: one for name, one in by_size.items() if one.rows},
-        tuple(_coverage(held[true == k]) for k in range(chosen.shape[1])),
-    )
+    by_size = {name: one for name, one in by_size.items() if one.rows}
+    by_class = tuple(_coverage(held[true == k]) for k in range(chosen.shape[1]))
+    return SetScores(_coverage(held), float(size.mean()), float((size == 0).mean()), by_size, by_class)
 
 
 def _coverage(held: np.ndarray) -> Coverage:
@@ -440,9 +426,6 @@ def _coverage(held: np.ndarray) -> Coverage:
 
 
 def _size_bands(classes: int) -> list[tuple[str, int, int]]:
-    ends = [0, 1, 2, 3, 5, 10, 30, 100, 300, 1000]
-    ends = [*[end for end in ends if end < classes], classes]
-    bands = [("0", 0, 0)]
-    for low, high in pairwise(ends):
-        bands.append((f"{high}" if high == low + 1 else f"{low + 1}–{high}", low + 1, high))
-    return bands
+    ends = [*(end for end in (0, 1, 2, 3, 5, 10, 30, 100, 300, 1000) if end < classes), classes]
+    bands = [(f"{high}" if high == low + 1 else f"{low + 1}–{high}", low + 1, high) for low, high in pairwise(ends)]
+    return [("0", 0, 0), *bands]

@@ -56,9 +56,8 @@ class Recheck:
         x = as_vector(wrong, "wrong")
         if len(x) and not np.isin(x, (0.0, 1.0)).all():
             raise InputError("wrong", "hold 0 and 1 only", f"{x[~np.isin(x, (0.0, 1.0))][0]:g}")
-        errors = np.cumsum(x)
         # A crossing inside the batch counts too: it was valid to look then.
-        log_wealth = self._log_wealth(self.rows + np.arange(1, len(x) + 1), self.wrong + errors)
+        log_wealth = self._log_wealth(self.rows + np.arange(1, len(x) + 1), self.wrong + np.cumsum(x))
         crossed = bool((log_wealth >= -math.log(1 - self.level)).any())
         return replace(self, rows=self.rows + len(x), wrong=self.wrong + int(x.sum()), refuted=self.refuted or crossed)
 

@@ -11,14 +11,31 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trueup._core.arrays import take_rows
+from trueup._core.arrays import as_arrays, as_logits, check_share, take_rows
+from trueup._core.errors import InputError
 from trueup._core.namespace import NUMPY
 from trueup._core.registry import METHODS
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.linear import Vector
 from trueup.calibrators.temperature import Temperature
+from trueup.metrics.resampling import check_resamples
 
 Fit = Callable[..., Calibrator]
+
+
+def check_rows(
+    logits: Any, val: tuple[Any, Any] | None, level: float, n_resamples: int
+) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray] | None]:
+    """Check unlabelled rows, labelled rows of the same classes if there are any, and the options of the intervals."""
+    z = as_logits(logits)
+    check_share(level, "level")
+    check_resamples(n_resamples)
+    if not len(z):
+        raise InputError("logits", "have rows", "none")
+    pair = None if val is None else as_arrays(*val, at_least=2)
+    if pair is not None and pair[0].shape[1] != z.shape[1]:
+        raise InputError("val", f"have the {z.shape[1]} classes of logits", str(pair[0].shape[1]))
+    return z, pair
 
 
 class Resample(NamedTuple):
@@ -35,25 +52,22 @@ class Refits:
         self.fit: Fit = METHODS[method] if isinstance(method, str) else method
         self.pair = logits, labels
         self.calibrator = self.fit(logits, labels)
-        kind = method if isinstance(method, str) else ""
         self.steps: tuple[np.ndarray, np.ndarray] | None = None
-        if kind in ("temperature", "bias_corrected_temperature"):
-            self.steps = _newton(self.calibrator, logits, labels, biased=kind != "temperature")
+        if method in ("temperature", "bias_corrected_temperature"):
+            self.steps = _newton(self.calibrator, logits, labels, biased=method != "temperature")
 
     def draw(self, rng: np.random.Generator) -> Resample:
         """Fit to rows drawn with replacement."""
         n = len(self.pair[0])
         rows = rng.integers(0, n, n)
         if self.steps is None:
-            part = take_rows(*self.pair, rows)
-            return Resample(self.fit(*part), rows)
+            return Resample(self.fit(*take_rows(*self.pair, rows)), rows)
         parameters, influence = self.steps
         moved = parameters + np.bincount(rows, minlength=n) @ influence
         beta = max(float(moved[0]), 1e-6)
         if len(moved) == 1:
             return Resample(Temperature(1 / beta), rows)
-        classes = len(moved) - 1
-        return Resample(Vector(np.full(classes, beta), moved[1:] - moved[1:].mean()), rows)
+        return Resample(Vector(np.full(len(moved) - 1, beta), moved[1:] - moved[1:].mean()), rows)
 
 
 def _newton(calibrator: Any, logits: np.ndarray, labels: np.ndarray, *, biased: bool) -> tuple[np.ndarray, np.ndarray]:

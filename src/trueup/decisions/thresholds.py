@@ -26,14 +26,13 @@ from trueup._core.clusters import as_clusters
 from trueup._core.errors import InputError
 from trueup._core.formatting import format_percent
 from trueup._core.registry import METHODS
-from trueup._core.row_scores import score_and_class
+from trueup._core.row_scores import event_class, event_name, score_and_class
 from trueup._core.splits import stratified_folds
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import cross_fit
 from trueup.metrics.intervals import binomial_bounds
 from trueup.metrics.table import plain_record
 
-Risk = Literal["error", "false_discovery_rate", "false_positive_rate", "cost"]
 RISKS: Mapping[str, str] = {
     "error": "of the answers are wrong",
     "false_discovery_rate": "of the rows flagged as the event are not the event",
@@ -85,8 +84,7 @@ class RiskCurve:
 
     def at(self, places: Any) -> RiskCurve:
         """Some of its points."""
-        kept = {name: value[places] for name, value in vars(self).items() if name in _ARRAYS}
-        return RiskCurve(**kept, level=self.level)
+        return replace(self, **{name: getattr(self, name)[places] for name in _ARRAYS})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON; what is not defined is None."""
@@ -96,8 +94,7 @@ class RiskCurve:
     def thin(self, points: int = _POINTS) -> RiskCurve:
         """At most so many of its points, evenly spread."""
         n = len(self.threshold)
-        at = np.unique(np.linspace(0, n - 1, min(points, n)).round().astype(np.int64)) if n else np.zeros(0, np.int64)
-        return self.at(at)
+        return self.at(np.unique(np.linspace(0, n - 1, min(points, n)).round().astype(np.int64)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,25 +166,23 @@ class Threshold:
         cost = f"the mean cost of an answer is at most {limit}"
         bound = cost if self.risk == "cost" else f"at most {limit} {RISKS[self.risk]}"
         promise = f"{bound}, with {format_percent(self.level)} certainty"
-        verb = "Answer" if self.event is None else "Flag"
-        if not self.promised:
+        if self.promised:
+            verb, done, rest = (
+                ("Flag", "flagged", "are not") if self.event is not None else ("Answer", "answered", "go to review")
+            )
+            seen = f"{self.observed:.4g}" if self.risk == "cost" else format_percent(self.observed, 2)
+            lines = [f"{verb} when the {score} is at least {self.threshold:.4g}: {promise}."]
+            lines.append(f"{format_percent(self.coverage, 1)} of the rows are {done};")
+            lines.append(f"of 1,000 rows {round(1000 * self.review)} {rest}.")
+            lines.append(f"The risk seen there is {seen} ({self.rows:,} labelled rows).")
+        else:
             lines = [f"Nothing can be promised from {self.rows:,} rows: they show of no threshold that {promise}."]
+            advice = "They are too few to tell whether more would help."
             if self.labels_needed is not None:
-                needed = f"About {self.labels_needed:,} labelled rows"
-                lines.append(f"{needed} would do, if the risk stays what it looks like.")
+                advice = f"About {self.labels_needed:,} labelled rows would do, if the risk stays what it looks like."
             elif self.hopeless:
-                lines.append("More labels are not likely to help: even the risk of the highest scores looks too large.")
-            else:
-                lines.append("They are too few to tell whether more would help.")
-            return " ".join([*lines, self.note]).rstrip()
-        done = "answered" if self.event is None else "flagged"
-        lines = [
-            f"{verb} when the {score} is at least {self.threshold:.4g}: {promise}.",
-            f"{format_percent(self.coverage, 1)} of the rows are {done}; "
-            f"of 1,000 rows {round(1000 * self.review)} {'go to review' if self.event is None else 'are not'}.",
-        ]
-        seen = f"{self.observed:.4g}" if self.risk == "cost" else format_percent(self.observed, 2)
-        lines.append(f"The risk seen there is {seen} ({self.rows:,} labelled rows).")
+                advice = "More labels are not likely to help: even the risk of the highest scores looks too large."
+            lines.append(advice)
         return " ".join([*lines, self.note]).rstrip()
 
 
@@ -241,7 +236,7 @@ class EventRisk:
     risk: Literal["false_discovery_rate", "false_positive_rate"] = "false_discovery_rate"
     """P(not the event | flagged), or P(flagged | not the event)."""
     event: int | str = 1
-    """A class by its number, or one of `names`."""
+    """A class by its number, or one of `class_names`."""
     class_names: Sequence[str] | None = None
 
 
@@ -397,8 +392,6 @@ class _Problem(NamedTuple):
         if kind == "error":
             return cls(kind, max_risk, None), None, None
         about = EventRisk() if isinstance(risk, str) else risk
-        from trueup._core.row_scores import event_class, event_name  # most promises are of the predicted class
-
         number = event_class(about.event, classes, about.class_names)
         return cls(kind, max_risk, number), None, event_name(about.event, classes, about.class_names)
 
@@ -414,21 +407,12 @@ class _Problem(NamedTuple):
         risk = steps.losses / np.maximum(steps.trials, 1)
         level = math.nan if self.risk == "cost" else 1 - alpha
         curve = RiskCurve(steps.score, steps.kept / max(n, 1), risk, steps.losses, steps.trials, level)
-        needed = None if last >= 0 else self.labels_needed(steps, n, alpha)
-        passed = last >= 0
-        return Threshold(
-            threshold=float(steps.score[last]) if passed else math.inf,
-            max_risk=self.max_risk,
-            level=1 - alpha,
-            risk=self.risk,
-            event=self.event,
-            rows=n,
-            answered=int(steps.kept[last]) if passed else 0,
-            observed=float(risk[last]) if passed else math.nan,
-            bound=float(curve.at([last]).high[0]) if passed else math.nan,
-            labels_needed=needed,
-            curve=curve,
-        )
+        promise = self.max_risk, 1 - alpha, self.risk, self.event, n
+        if last < 0:
+            needed = self.labels_needed(steps, n, alpha)
+            return Threshold(math.inf, *promise, 0, math.nan, math.nan, needed, curve)
+        answered, observed, bound = int(steps.kept[last]), float(risk[last]), float(curve.at([last]).high[0])
+        return Threshold(float(steps.score[last]), *promise, answered, observed, bound, None, curve)
 
     def sequence(self, score: np.ndarray, loss: np.ndarray) -> _Sequence:
         order = np.argsort(-score, kind="stable")
@@ -500,10 +484,16 @@ class _Problem(NamedTuple):
 
     def labels_needed(self, steps: _Sequence, n: int, alpha: float) -> int | None:
         """The fewest rows with which some threshold would pass in four of five cases, were the risks those seen."""
-        if self.risk == "false_positive_rate":
-            return self.labels_needed_of_false_positives(steps, n, alpha)
         if not n:
             return None
+        if self.risk == "false_positive_rate":  # falls to 0 unless rows without the event tie at the highest score
+            negatives, top = max(float(steps.trials[0]), 1.0), float(steps.losses[0])
+            if top > 1 and top >= 0.9 * self.max_risk * negatives:
+                return None
+            # One such row at the top is left alone there by more rows.
+            few = top <= 1
+            needed = least_rows(self.max_risk, alpha) if few else rows_to_pass(top / negatives, self.max_risk, alpha)
+            return round_up(max(math.ceil(needed * n / negatives), n + 1))
         bound = self.bound
         # Of few rows an error rate of zero shows little: half an error is added.
         risk = (steps.losses / self.largest + 0.5) / (steps.trials + 1.0)
@@ -513,18 +503,7 @@ class _Problem(NamedTuple):
             return None
         hopeful = hopeful[np.unique(np.linspace(0, len(hopeful) - 1, min(len(hopeful), 100)).astype(np.int64))]
         wanted = [rows_to_pass(float(risk[i]), bound, alpha / 2) * n / steps.kept[i] for i in hopeful]
-        return _round_up(max(math.ceil(min(wanted)), n + 1))
-
-    def labels_needed_of_false_positives(self, steps: _Sequence, n: int, alpha: float) -> int | None:
-        """The same for a share of the rows without the event, which falls to 0 unless they tie at the highest score."""
-        if not n:
-            return None
-        negatives, top = max(float(steps.trials[0]), 1.0), float(steps.losses[0])
-        if top <= 1:  # none, or one that more rows would leave alone at the top
-            return _round_up(max(math.ceil(least_rows(self.max_risk, alpha) * n / negatives), n + 1))
-        if top >= 0.9 * self.max_risk * negatives:
-            return None
-        return _round_up(max(math.ceil(rows_to_pass(top / negatives, self.max_risk, alpha) * n / negatives), n + 1))
+        return round_up(max(math.ceil(min(wanted)), n + 1))
 
 
 def _enough(rows: int) -> float:
@@ -532,8 +511,12 @@ def _enough(rows: int) -> float:
     return min(rows, max(20.0, 0.02 * rows))
 
 
-def _round_up(rows: int) -> int:
-    """To two digits."""
+def round_up(rows: int) -> int:
+    """To two digits.
+
+    >>> round_up(1234)
+    1300
+    """
     unit: int = 10 ** max(len(str(rows)) - 2, 0)
     return math.ceil(rows / unit) * unit
 

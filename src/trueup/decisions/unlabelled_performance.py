@@ -10,20 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import expit, stdtrit
 
-from trueup._core.arrays import as_arrays, as_logits, check_share
 from trueup._core.errors import InputError
 from trueup._core.formatting import format_interval, format_number, format_percent, text_table
 from trueup._core.row_scores import event_class
 from trueup.calibrators.base import Calibrator
 from trueup.decisions.label_shift import CALIBRATION, em_prior, shift_prior, softmax
-from trueup.decisions.refits import Refits, Resample
+from trueup.decisions.refits import Refits, Resample, check_rows
 from trueup.metrics.intervals import Interval
-from trueup.metrics.resampling import check_resamples
 from trueup.metrics.table import plain_record
 
 ESTIMATES = ("accuracy", "error_above", "f1", "roc_auc")
@@ -120,42 +120,35 @@ def estimate_performance(
 
     Guerra et al. call it confidence-based performance estimation (CBPE); Garg et al. (2022) for its limits.
     """
-    z = as_logits(logits)
     asked = metrics if isinstance(metrics, PerformanceMetrics) else PerformanceMetrics(metrics)
     wanted = asked.checked_names()
-    check_share(level, "level")
-    check_resamples(n_resamples)
-    if not len(z):
-        raise InputError("logits", "have rows", "none")
+    z, pair = check_rows(logits, val, level, n_resamples)
     number = event_class(asked.event, z.shape[1], asked.class_names)
-    if shift and val is None:
+    if shift and pair is None:
         raise ValueError("shift=True needs val, labelled rows of the old population")
     rng = np.random.default_rng(seed)
-    dispersion = 1.0
-    if val is None:
+    dispersion, labelled = 1.0, 0
+    if pair is None:
         p = softmax(z)
         predicted = p.argmax(axis=1)
-        draws: Any = (p for _ in range(n_resamples))
-        labelled = 0
+        draws: Iterable[np.ndarray] = repeat(p, n_resamples)
     else:
-        pair = as_arrays(*val, at_least=2)
-        if pair[0].shape[1] != z.shape[1]:
-            raise InputError("val", f"have the {z.shape[1]} classes of logits", str(pair[0].shape[1]))
         labelled = len(pair[0])
-        name = calibrate or (CALIBRATION if shift else "temperature")
-        refits = Refits(name, *pair)
-        fit = _calibrate(Resample(refits.calibrator, np.arange(labelled)), refits, z, shift, None, None)
-        p, dispersion, predicted = fit.probs, fit.dispersion, fit.predicted
-        draws = (_resample(refits, z, shift, fit.prior, rng) for _ in range(n_resamples))
-    reader = _Reader(p, predicted, asked.threshold, number)
-    values = {name: reader.expected(name, p) for name in wanted}
+        refits = Refits(calibrate or (CALIBRATION if shift else "temperature"), *pair)
+        fitted = partial(_calibrate, refits, z, shift)
+        p, predicted, prior, dispersion = fitted(Resample(refits.calibrator, np.arange(labelled)))
+        draws = (fitted(refits.draw(rng), prior, rng).probs for _ in range(n_resamples))
+    rows = np.arange(len(p))
+    reader = _Reader(p[rows, predicted] >= asked.threshold, predicted == number, p[:, number])
+    values = {name: reader.read(name, p[rows, predicted], p[:, number]) for name in wanted}
     means: dict[str, list[float]] = {name: [] for name in wanted}
     noise: dict[str, list[float]] = {name: [] for name in wanted}
     for drawn in draws:
         labels = _draw(drawn, rng)
+        right, happens = (labels == predicted).astype(np.float64), (labels == number).astype(np.float64)
         for name in wanted:
-            means[name].append(reader.expected(name, drawn))
-            noise[name].append(reader.realised(name, labels) - means[name][-1])
+            means[name].append(reader.read(name, drawn[rows, predicted], drawn[:, number]))
+            noise[name].append(reader.read(name, right, happens) - means[name][-1])
     # Student's quantile, since so many draws know the spread only so well; and the spread, not the percentiles, which
     # some hundred draws leave too near to each other.
     reach = float(stdtrit(max(n_resamples - 1, 1), 0.5 + level / 2))
@@ -169,23 +162,15 @@ def estimate_performance(
     return PerformanceEstimate(intervals, len(z), level, labelled, shift)
 
 
-class _Reader:
-    """What was predicted, and how a metric reads it: from probabilities, or from labels."""
+class _Reader(NamedTuple):
+    """What was predicted: which rows are at or above the threshold, which are predicted as the event, its score."""
 
-    def __init__(self, p: np.ndarray, predicted: np.ndarray, threshold: float, event: int) -> None:
-        self.predicted = predicted
-        self.kept = p[np.arange(len(p)), predicted] >= threshold
-        self.event, self.positive, self.score = event, self.predicted == event, p[:, event]
+    kept: np.ndarray
+    positive: np.ndarray
+    score: np.ndarray
 
-    def expected(self, metric: str, p: np.ndarray) -> float:
-        return self._read(metric, p[np.arange(len(p)), self.predicted], p[:, self.event])
-
-    def realised(self, metric: str, labels: np.ndarray) -> float:
-        return self._read(
-            metric, (labels == self.predicted).astype(np.float64), (labels == self.event).astype(np.float64)
-        )
-
-    def _read(self, metric: str, right: np.ndarray, happens: np.ndarray) -> float:
+    def read(self, metric: str, right: np.ndarray, happens: np.ndarray) -> float:
+        """A metric, from how far each row is right and is the event: probabilities, or 0 and 1 by its label."""
         if metric == "accuracy":
             return float(right.mean())
         if metric == "error_above":
@@ -228,13 +213,14 @@ class _Calibrated(NamedTuple):
 
 
 def _calibrate(
-    fitted: Resample,
     refits: Refits,
     z: np.ndarray,
     shift: bool,
-    sample_weight: np.ndarray | None,
-    start: np.ndarray | None,
+    fitted: Resample,
+    start: np.ndarray | None = None,
+    rng: np.random.Generator | None = None,
 ) -> _Calibrated:
+    """Calibrate; with a generator the rows are drawn anew where their class frequencies are estimated."""
     val_z, val_y = refits.pair
     labelled = softmax(fitted.calibrator(val_z))[fitted.rows]
     predicted = labelled.argmax(axis=1)
@@ -249,18 +235,10 @@ def _calibrate(
     if not shift:
         return _Calibrated(p, fresh.argmax(axis=1), None, dispersion)
     old = labelled.mean(axis=0)
-    prior = em_prior(p, old, sample_weight=sample_weight, start=start)
-    moved = shift_prior(prior, old)(np.log(np.maximum(p, 1e-300)))
-    p = softmax(moved)
+    weights = None if rng is None else rng.multinomial(len(z), np.full(len(z), 1 / len(z))).astype(np.float64)
+    prior = em_prior(p, old, sample_weight=weights, start=start)
+    p = softmax(shift_prior(prior, old)(np.log(np.maximum(p, 1e-300))))
     return _Calibrated(p, p.argmax(axis=1), prior, dispersion)
-
-
-def _resample(
-    refits: Refits, z: np.ndarray, shift: bool, start: np.ndarray | None, rng: np.random.Generator
-) -> np.ndarray:
-    fitted = refits.draw(rng)
-    weights = rng.multinomial(len(z), np.full(len(z), 1 / len(z))).astype(np.float64) if shift else None
-    return _calibrate(fitted, refits, z, shift, weights, start).probs
 
 
 def match_mean(odds: np.ndarray, wanted: float) -> float:

@@ -121,13 +121,8 @@ def choice(audit: Audit) -> str:
 
 def shift_summary(shift: ShiftResult) -> str:
     """The shift, the table of the ways to calibrate, and the verdicts."""
-    return "\n\n".join(
-        [
-            paragraph(f"{shift.corruption.capitalize()}.", shift_setting(shift)),
-            text_table(shift_rows(shift)),
-            *(paragraph(text) for text in shift_verdicts(shift)),
-        ]
-    )
+    setting = paragraph(f"{shift.corruption.capitalize()}.", shift_setting(shift))
+    return "\n\n".join([setting, text_table(shift_rows(shift)), *map(paragraph, shift_verdicts(shift))])
 
 
 def shift_setting(shift: ShiftResult) -> str:
@@ -138,9 +133,9 @@ def shift_setting(shift: ShiftResult) -> str:
 def shift_rows(shift: ShiftResult) -> list[Row]:
     """A row for each way to calibrate; a star where it differs significantly from temperature scaling."""
     rows: list[Row] = [["calibration", *(f"{metric} " for metric in SHIFT_METRICS)]]
-    return rows + [
-        [role, *(_star(shift.scores, name, metric) for metric in SHIFT_METRICS)] for name, role in ROLES.items()
-    ]
+    for name, role in ROLES.items():
+        rows.append([role, *(_star(shift.scores, name, metric) for metric in SHIFT_METRICS)])
+    return rows
 
 
 def shift_verdicts(shift: ShiftResult) -> list[str]:
@@ -154,17 +149,15 @@ def shift_verdicts(shift: ShiftResult) -> list[str]:
 def shift_verdict(shift: ShiftResult, way: str) -> str:
     """What a way to calibrate changes compared with temperature scaling, on the test digits."""
     scores, parts = shift.scores, []
-    for metric, formatted in (("accuracy", _percent), ("nll", format_number), ("ece", format_number)):
-        before, after = (formatted(scores[name, metric].value) for name in (REFITTED, way))
+    for metric in ("accuracy", "nll", "ece"):
+        values = (scores[name, metric].value for name in (REFITTED, way))
+        share = metric == "accuracy"
+        before, after = (format_percent(value, 1) if share else format_number(value) for value in values)
         significant = _is_significant(scores.changes[way][metric])
-        name = metric if metric == "accuracy" else metric.upper()
+        name = metric if share else metric.upper()
         parts.append(f"{name} goes from {before} to {after}" if significant else f"no significant change of {name}")
     title = "Neural Clamping" if way == CLAMPED else "Repair"
     return f"{title} instead of temperature scaling: {', '.join(parts)}."
-
-
-def _percent(share: float) -> str:
-    return format_percent(share, 1)
 
 
 def _star(scores: Scores, method: str, metric: str) -> str:
@@ -197,8 +190,4 @@ def closing(folder: Path, files: Mapping[str, str]) -> str:
 def usage(folder: Path) -> list[str]:
     """Three lines of Python that use the calibrator."""
     test, calibrator = (json.dumps((folder / name).as_posix()) for name in ("test.npz", "calibrator.safetensors"))
-    return [
-        "import trueup",
-        f"logits, labels = trueup.load({test})",
-        f"calibrated = trueup.load({calibrator})(logits)",
-    ]
+    return ["import trueup", f"logits, labels = trueup.load({test})", f"calibrated = trueup.load({calibrator})(logits)"]

@@ -50,40 +50,24 @@ class ImageRow:
     """What was added to every image of the row, (H, W)."""
 
 
-@dataclass(frozen=True, eq=False)
-class RepairFigure:
-    """Rows of the same images: the clean ones, then of each shift the shifted and the repaired ones."""
-
-    rows: tuple[ImageRow, ...]
-    max_delta: float
-    """The largest |δ|, the end of the colour scale of every δ."""
-
-
-def repair_figure(network: nn.Module, test: Images, shifts: Sequence[ShiftResult]) -> RepairFigure:
-    """The first image of every class, before and after each shift and its repair."""
+def repair_figure(network: nn.Module, test: Images, shifts: Sequence[ShiftResult]) -> list[ImageRow]:
+    """Rows of the first image of every class: clean, then of each shift the shifted and the repaired ones."""
     pixels, labels = test
     first = np.unique(labels.numpy(), return_index=True)[1]
     images, labels = pixels[first], labels[first]
     rows = [_image_row("clean", images, images, network, labels)]
     for shift in shifts:
         inputs = torch.stack([corrupt(image, shift.corruption, shift.severity) for image in images])
-        delta, outputs = _shifted(shift.clamped.before, inputs)
         rows.append(_image_row(shift.corruption, inputs, inputs, network, labels))
-        rows.append(_image_row("+ δ", outputs, inputs, shift.clamped, labels, delta))
-        before = shift.repaired.before
+        before, repair = shift.clamped.before, shift.repaired.before
         with torch.no_grad():
-            mapped = inputs if before is None else before(inputs)
+            mapped = inputs if repair is None else repair(inputs)
+            delta, outputs = torch.zeros_like(inputs[0]), inputs
+            if isinstance(before, Shift):  # else clamping kept no shift
+                delta, outputs = before.delta.cpu(), before(inputs)
+        rows.append(_image_row("+ δ", outputs, inputs, shift.clamped, labels, delta))
         rows.append(_image_row("repaired", mapped, inputs, shift.repaired, labels))
-    max_delta = max((float(np.abs(row.delta).max()) for row in rows if row.delta is not None), default=0.0)
-    return RepairFigure(tuple(rows), max_delta)
-
-
-def _shifted(before: nn.Module | None, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """The shift δ that clamping fitted, zero if it kept none, and the inputs after it."""
-    if not isinstance(before, Shift):
-        return torch.zeros_like(inputs[0]), inputs
-    with torch.no_grad():
-        return before.delta.cpu(), before(inputs)
+    return rows
 
 
 def _image_row(
@@ -91,28 +75,23 @@ def _image_row(
 ) -> ImageRow:
     with torch.no_grad():
         probability, label = torch.softmax(network(inputs), dim=1).max(dim=1)
-    return ImageRow(
-        name=name,
-        images=images[:, 0].numpy(),
-        label=label.numpy(),
-        probability=probability.numpy(),
-        right=(label == labels).numpy(),
-        delta=None if delta is None else delta[0].numpy(),
-    )
+    arrays = (images[:, 0].numpy(), label.numpy(), probability.numpy(), (label == labels).numpy())
+    return ImageRow(name, *arrays, delta=None if delta is None else delta[0].numpy())
 
 
-def draw(record: RepairFigure, ax: Axes | None = None, *, title: str | None = None) -> Axes:
+def draw(rows: Sequence[ImageRow]) -> Figure:
     """Draw the rows of images, each with its δ first; above an image stand its predicted class and probability."""
-    rows, columns = len(record.rows), len(record.rows[0].images) + 1
-    right, down = _STEP
-    if ax is None:
-        ax = style.axes_for(None)
-        _figure(ax).set_size_inches(WIDTH, WIDTH * rows * down / ((columns + 1) * right))
-    for r, row in enumerate(record.rows):
+    columns, (right, down) = len(rows[0].images) + 1, _STEP
+    ax = style.axes_for(None)
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    figure.set_size_inches(WIDTH, WIDTH * len(rows) * down / ((columns + 1) * right))
+    # One colour scale for every δ, up to the largest |δ|.
+    limit = max((float(np.abs(row.delta).max()) for row in rows if row.delta is not None), default=0.0) or 1.0
+    for r, row in enumerate(rows):
         top = -r * down
         ax.text(-0.1, top - 0.5, row.name, ha="right", va="center", fontsize=style.TICK_SIZE)
         if row.delta is not None:
-            limit = record.max_delta or 1.0
             ax.imshow(row.delta, cmap="PuOr", vmin=-limit, vmax=limit, extent=(0, 1, top - 1, top))
             _caption(ax, 0.5, top, f"δ ≈ {row.delta.mean():+.2f}".replace("-", "−"), style.BLACK)
         for i, image in enumerate(row.images):
@@ -120,26 +99,24 @@ def draw(record: RepairFigure, ax: Axes | None = None, *, title: str | None = No
             ax.imshow(image, cmap="gray", vmin=0, vmax=1, extent=(x, x + 1, top - 1, top))
             mark, colour = ("", style.RIGHT) if row.right[i] else ("≠ ", style.WRONG)
             _caption(ax, x + 0.5, top, f"{mark}{row.label[i]}, {100 * row.probability[i]:.0f} %", colour)
-    ax.set(xlim=(-right, columns * right), ylim=(-rows * down + 0.3, 0.4), aspect="equal")
+    ax.set(xlim=(-right, columns * right), ylim=(-len(rows) * down + 0.3, 0.4), aspect="equal")
     ax.set_axis_off()
-    if title:
-        ax.set_title(title, fontsize=style.TITLE_SIZE, loc="left")
-    return ax
+    return figure
 
 
-def save_png(record: RepairFigure, path: Path) -> None:
+def save_png(rows: Sequence[ImageRow], path: Path) -> None:
     """Write the drawing to a PNG file that is either complete or not there."""
     with atomic_write(path) as (draft,):
-        _figure(draw(record)).savefig(draft, format="png", dpi=DPI)
+        draw(rows).savefig(draft, format="png", dpi=DPI)
 
 
-def section_html(shifts: Sequence[ShiftResult], record: RepairFigure, png: bytes) -> str:
+def section_html(shifts: Sequence[ShiftResult], images: Sequence[ImageRow], png: bytes) -> str:
     """The section of the report on the changed camera: the drawing, and the scores of each way to calibrate."""
     source = f"data:image/png;base64,{b64encode(png).decode('ascii')}"
     parts = [
         paragraph(messages.CAMERA),
         '<figure><div class="scroll" role="region" aria-label="Digits and their repair" tabindex="0">'
-        f'<img alt="{escape(alt_text(record))}" src="{source}" style="width:100%;min-width:40rem"></div>'
+        f'<img alt="{escape(alt_text(images))}" src="{source}" style="width:100%;min-width:40rem"></div>'
         f'<figcaption class="words">{escape(messages.CAPTION)}</figcaption></figure>',
     ]
     for shift in shifts:
@@ -151,21 +128,15 @@ def section_html(shifts: Sequence[ShiftResult], record: RepairFigure, png: bytes
     return "".join(parts)
 
 
-def alt_text(record: RepairFigure) -> str:
+def alt_text(rows: Sequence[ImageRow]) -> str:
     """The drawing in words.
 
     >>> row = ImageRow("clean", np.zeros((2, 8, 8)), np.array([3, 1]), np.array([0.9, 0.7]), np.array([True, False]))
-    >>> alt_text(RepairFigure((row,), 0.0))
+    >>> alt_text([row])
     'Of the 2 digits, the network classifies correctly: clean 1.'
     """
-    counts = ", ".join(f"{row.name} {int(row.right.sum())}" for row in record.rows)
-    return f"Of the {len(record.rows[0].images)} digits, the network classifies correctly: {counts}."
-
-
-def _figure(ax: Axes) -> Figure:
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    return figure
+    counts = ", ".join(f"{row.name} {int(row.right.sum())}" for row in rows)
+    return f"Of the {len(rows[0].images)} digits, the network classifies correctly: {counts}."
 
 
 def _caption(ax: Axes, x: float, y: float, text: str, colour: str) -> None:

@@ -112,8 +112,7 @@ def _chosen(page: Report[Any]) -> Any:
 
 def _save(page: Report[Any], val: Any, test: Any, folder: Path, seed: int) -> None:
     summary = {"fitted to": f"{len(val.labels)} of scikit-learn's digits", "method": page.audit.chosen, "seed": seed}
-    classes = val.logits.shape[1]
-    save(_chosen(page), folder / "calibrator.safetensors", n_classes=classes, summary=summary)
+    save(_chosen(page), folder / "calibrator.safetensors", n_classes=val.logits.shape[1], summary=summary)
     save(val, folder / "val.npz")
     save(test, folder / "test.npz")
     page.save(folder / "report.html")

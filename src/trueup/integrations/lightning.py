@@ -7,7 +7,7 @@ Lightning is imported when a callback is made.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from typing import Any, TypeAlias
@@ -84,13 +84,12 @@ def _callback_class() -> Any:
 
         def values(self) -> dict[str, Tensor]:
             """The metrics of the epoch over all processes, by the names under which they are logged."""
-            return dict(self._values())
-
-        def _values(self) -> Iterator[tuple[str, Tensor]]:
-            for index, metrics in sorted(self.metrics_of_loader.items()):
-                suffix = f"/dataloader_idx_{index}" if len(self.metrics_of_loader) > 1 else ""
-                for name, metric in metrics.items():
-                    yield f"{self.options['prefix']}{name}{suffix}", metric.compute().float()
+            prefix, several = self.options["prefix"], len(self.metrics_of_loader) > 1
+            return {
+                f"{prefix}{name}{f'/dataloader_idx_{index}' if several else ''}": metric.compute().float()
+                for index, metrics in sorted(self.metrics_of_loader.items())
+                for name, metric in metrics.items()
+            }
 
     return CalibrationCallback
 

@@ -59,8 +59,7 @@ def export_table(methods: Mapping[str, Callable[..., Any]] | None = None) -> str
     logits, labels = _simulate()
     lines = [f"| method | {' | '.join(EXPORTERS)} |", f"|---|{'---|' * len(EXPORTERS)}"]
     for name, fit in (methods or METHODS).items():
-        differences = check_export(fit(logits, labels), logits)
-        cells = (_cell(differences[exporter]) for exporter in EXPORTERS)
+        cells = map(_cell, check_export(fit(logits, labels), logits).values())
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -78,9 +77,7 @@ def export_recalibrator(recalibrator: Recalibrator, *, levels: Any = None) -> by
 
 def _run_torch_export(module: nn.Module, logits: Tensor) -> Tensor:
     few, shapes = _example(logits)
-    program = torch.export.export(module, few, dynamic_shapes=shapes)
-    result: Tensor = program.module()(logits)
-    return result
+    return torch.export.export(module, few, dynamic_shapes=shapes).module()(logits)
 
 
 def _run_onnx(module: nn.Module, logits: Tensor) -> Tensor:
@@ -100,16 +97,9 @@ def _onnx_bytes(
         import onnxscript  # noqa: F401, the exporter needs it
     except ImportError:
         raise ImportError("ONNX needs onnx, onnxscript and onnxruntime: pip install 'trueup[onnx]'") from None
+    options: dict[str, Any] = {"dynamic_shapes": shapes, "input_names": inputs, "output_names": outputs}
     with _quiet_exporters():
-        program = torch.onnx.export(
-            copy.deepcopy(module).eval(),
-            example,
-            dynamo=True,
-            dynamic_shapes=shapes,
-            input_names=inputs,
-            output_names=outputs,
-            verbose=False,
-        )
+        program = torch.onnx.export(copy.deepcopy(module).eval(), example, dynamo=True, verbose=False, **options)
     file = io.BytesIO()
     program.save(file)  # type: ignore[union-attr,arg-type]
     return file.getvalue()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -21,19 +23,15 @@ GAUGES = {
     "evidence": "E-value against calibration; the alarm is at 1/(1 − level)",
     "p_value": "Anytime-valid p-value of calibration",
 }
-PARTS: dict[str, tuple[str, str, Callable[[dict[str, Any]], Any]]] = {
-    "promise_broken": ("promise", "1 if the promise on the answers was refuted, else 0", lambda p: p["broken"]),
-    "promise_errors": ("promise", "Share of the answers that were wrong", lambda p: p["observed"]),
-    "promise_errors_low": ("promise", "Anytime-valid lower bound of that share", lambda p: p["low"]),
-    "promise_errors_high": ("promise", "Anytime-valid upper bound of that share", lambda p: p["high"]),
-    "unlabelled_rows": ("unlabelled", "Predictions that wait for their labels", lambda u: u["rows"]),
-    "expected_accuracy": (
-        "unlabelled",
-        "Accuracy expected of them if calibration holds",
-        lambda u: u["accuracy"]["value"],
-    ),
+PARTS = {
+    "promise_broken": ("promise broken", "1 if the promise on the answers was refuted, else 0"),
+    "promise_errors": ("promise observed", "Share of the answers that were wrong"),
+    "promise_errors_low": ("promise low", "Anytime-valid lower bound of that share"),
+    "promise_errors_high": ("promise high", "Anytime-valid upper bound of that share"),
+    "unlabelled_rows": ("unlabelled rows", "Predictions that wait for their labels"),
+    "expected_accuracy": ("unlabelled accuracy value", "Accuracy expected of them if calibration holds"),
 }
-"""Of monitors that have a promise or rows without labels."""
+"""Of monitors that have a promise or rows without labels: the field of the status, then keys in it."""
 SPANS = {"": "all", "recent_": "window", "fading_": "fading"}
 
 
@@ -54,10 +52,12 @@ class Collector:
                     if value is not None:
                         family.add_metric([name, span], value)
             yield family
-        for gauge, (part, text, read) in PARTS.items():
+        for gauge, (path, text) in PARTS.items():
+            part, *keys = path.split()
             family = GaugeMetricFamily(f"trueup_{gauge}", text, labels=["monitor"])
             for name, state in states.items():
-                if (found := getattr(state, part)) is not None and (value := read(found)) is not None:
+                value = getattr(state, part)
+                if value is not None and (value := reduce(getitem, keys, value)) is not None:
                     family.add_metric([name], float(value))
             if family.samples:
                 yield family

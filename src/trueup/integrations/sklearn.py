@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -22,16 +21,9 @@ try:
     from sklearn.frozen import FrozenEstimator
     from sklearn.model_selection import check_cv, cross_val_predict, cross_validate
     from sklearn.pipeline import Pipeline
-    from sklearn.utils import _safe_indexing, get_tags, indexable
+    from sklearn.utils import _safe_indexing, get_tags, indexable, validation
     from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping, process_routing
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import (
-        _check_sample_weight,
-        check_is_fitted,
-        column_or_1d,
-        has_fit_parameter,
-        validate_data,
-    )
 except ImportError:
     raise ImportError("trueup.integrations.sklearn needs scikit-learn: pip install 'trueup[sklearn]'") from None
 
@@ -76,8 +68,8 @@ class LogitCalibrator(_CalibratedBase):
     """Calibrate scores: X holds a classifier's logits, one column for each class.
 
     With `input="probs"` it holds probabilities. A single column is a binary score: the log-odds of the second class, or
-    its probability. y holds labels of any kind. The columns belong to the labels in sorted order, or to `classes` where
-    y may lack some. `method` is a name of `METHODS` or a function of (logits, labels) that returns a calibrator;
+    its probability. y holds labels of any kind. The columns belong to the labels in sorted order, or to `class_names`
+    where y may lack some. `method` is a name of `METHODS` or a function of (logits, labels) that returns a calibrator;
     `options` are its keyword arguments. The fitted calibrator is `calibrator_`; probabilities, exact zeros among them,
     are raised to `floor_`: half the smallest positive one of the fit, or a tenth of it where that is more likely after
     a temperature, and at least 1e-45.
@@ -101,27 +93,24 @@ class LogitCalibrator(_CalibratedBase):
         input: Literal["logits", "probs"] = "logits",
         class_names: Sequence[Any] | None = None,
     ) -> None:
-        self.method = method
-        self.options = options
-        self.input = input
-        self.class_names = class_names
+        self.method, self.options, self.input, self.class_names = method, options, input, class_names
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the calibrator to scores (n, classes) and the true labels (n,), each row by its weight."""
-        X, y = validate_data(self, X, y, dtype=[np.float64, np.float32])
+        X, y = validation.validate_data(self, X, y, dtype=[np.float64, np.float32])
         weights = _weights(sample_weight, X)
         check_classification_targets(y)
         self.floor_ = LEAST_FLOOR
-        self.classes_, labels = _encode(column_or_1d(y), self.class_names, self._logits(X).shape[1])
+        self.classes_, labels = _encode(validation.column_or_1d(y), self.class_names, self._logits(X).shape[1])
         if self.input == "probs":
             self.floor_ = _floor(_both(X), labels, weights, "X")
-        self.calibrator_ = _fit(self.method, self.options, self._logits(X), labels, weights)
+        self.calibrator_ = _fit(self, self._logits(X), labels, weights)
         return self
 
     def _calibrated_logits(self, X: Any) -> np.ndarray:
-        check_is_fitted(self)
-        X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
-        return _apply(self.calibrator_, self._logits(X))
+        validation.check_is_fitted(self)
+        X = validation.validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        return self.calibrator_(self._logits(X).astype(np.float64))
 
     def _logits(self, X: np.ndarray) -> np.ndarray:
         if self.input == "logits":
@@ -169,12 +158,8 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):
         n_jobs: int | None = None,
         ensemble: bool = True,
     ) -> None:
-        self.estimator = estimator
-        self.method = method
-        self.options = options
-        self.cv = cv
-        self.n_jobs = n_jobs
-        self.ensemble = ensemble
+        self.estimator, self.method, self.options = estimator, method, options
+        self.cv, self.n_jobs, self.ensemble = cv, n_jobs, ensemble
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, **fit_params: Any) -> Self:
         """Fit a classifier to each fold, and the calibrator to their scores of the rows left out.
@@ -186,7 +171,7 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):
         if y is None:
             raise ValueError("y must be given: it requires y to be passed, but the target y is None")
         check_classification_targets(y)
-        y = column_or_1d(y, warn=True)
+        y = validation.column_or_1d(y, warn=True)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if isinstance(self.estimator, FrozenEstimator):
             if fit_params:
@@ -199,31 +184,21 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):
         folds = check_cv(self.cv, y, classifier=True)
         fewest = int(np.bincount(labels).min())
         if fewest < (number := folds.get_n_splits(X, y, **split_params)):
-            raise ValueError(
-                f"each class must have at least {number} rows for {number} folds, got one class with {fewest}"
-            )
+            wanted = f"at least {number} rows for {number} folds"
+            raise ValueError(f"each class must have {wanted}, got one class with {fewest}")
         response = _response(self.estimator)
         if weights is not None and not (of_class := np.bincount(labels, weights)).all():
-            raise ValueError(
-                f"each class must have rows of positive weight, got none in {self.classes_[of_class == 0]}"
-            )
+            lacking = self.classes_[of_class == 0]
+            raise ValueError(f"each class must have rows of positive weight, got none in {lacking}")
         X, _ = indexable(X, y)
-        options = {"cv": folds, "n_jobs": self.n_jobs, "params": params | split_params}
+        options: dict[str, Any] = {"cv": folds, "n_jobs": self.n_jobs, "params": params | split_params}
         if self.ensemble:
-            parts = cross_validate(
-                clone(self.estimator),
-                X,
-                y,
-                scoring=_no_score,
-                return_estimator=True,
-                return_indices=True,
-                error_score="raise",
-                **options,
-            )
+            options |= {"scoring": _no_score, "return_estimator": True, "return_indices": True, "error_score": "raise"}
+            parts = cross_validate(clone(self.estimator), X, y, **options)
             self.estimators_ = parts["estimator"]
             for rows, part in zip(parts["indices"]["test"], self.estimators_, strict=True):
                 held_out = np.asarray(getattr(part, response)(_safe_indexing(X, rows)))
-                if rows is parts["indices"]["test"][0]:
+                if part is self.estimators_[0]:
                     scores = np.full((len(y), *held_out.shape[1:]), np.nan)
                 scores[rows] = held_out
         else:
@@ -239,7 +214,7 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):
         if get_config()["enable_metadata_routing"]:
             routed = process_routing(self, "fit", **given_params)
             return dict(routed.estimator.fit), dict(routed.splitter.split)
-        if sample_weight is None or has_fit_parameter(self.estimator, "sample_weight"):
+        if sample_weight is None or validation.has_fit_parameter(self.estimator, "sample_weight"):
             return given_params, {}
         warn_users(
             f"{type(self.estimator).__name__}.fit takes no sample_weight: the weights go to the calibrator alone; "
@@ -251,9 +226,8 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):
         """Where parameters of `fit` go: to itself, the classifier and the splitter."""
         to_fit, to_split = (MethodMapping().add(caller="fit", callee=callee) for callee in ("fit", "split"))
         router = MetadataRouter(owner=self).add_self_request(self)
-        return router.add(estimator=self.estimator, method_mapping=to_fit).add(
-            splitter=self.cv, method_mapping=to_split
-        )
+        router = router.add(estimator=self.estimator, method_mapping=to_fit)
+        return router.add(splitter=self.cv, method_mapping=to_split)
 
     def _fit_frozen(self, X: Any, y: np.ndarray, sample_weight: Any) -> Self:
         """All rows are new to the classifier: no folds, and its classes, of which the rows may lack some."""
@@ -271,34 +245,44 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):
                 "decision_function_shape='ovr' gives that"
             )
         self.floor_ = _floor(scores, labels, sample_weight) if probs else LEAST_FLOOR
-        self.votes_ = None if probs or not _are_votes(scores) else _worth_of_votes(scores, labels, sample_weight)
+        self.votes_ = None
+        if not probs and _are_votes(scores):
+            self.votes_ = min(_VOTES, key=lambda worth: _loss(_margins_and_votes(scores, worth), labels, sample_weight))
         noise = _MEMBERS_NOISE / effective_rows(sample_weight, len(labels)) * (1 - 1 / len(self.estimators_))
         self.temperature_ = 1 / (1 + min(noise, _SURER))
-        z = self._logits(scores, response)
-        self.calibrator_ = _fit(self.method, self.options, z, labels, sample_weight)
+        self.calibrator_ = _fit(self, self._logits(scores, response), labels, sample_weight)
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(self.estimators_[0], name):
                 setattr(self, name, getattr(self.estimators_[0], name))
         return self
 
     def _calibrated_logits(self, X: Any) -> np.ndarray:
-        check_is_fitted(self)
+        validation.check_is_fitted(self)
         calibrated = []
         for part in self.estimators_:
             response = _response(part)
-            calibrated.append(_apply(self.calibrator_, self._logits(getattr(part, response)(X), response)))
+            z = self._logits(getattr(part, response)(X), response)
+            calibrated.append(self.calibrator_(z.astype(np.float64)))
         if len(calibrated) == 1:
             return calibrated[0]
         mean: np.ndarray = logsumexp(log_softmax(np.stack(calibrated), axis=2), axis=0) - np.log(len(calibrated))
         return mean / self.temperature_
 
     def _logits(self, scores: Any, response: str) -> np.ndarray:
-        z = _scores_as_logits(scores, response, self.classes_, self.floor_)
+        z, classes = np.asarray(scores), len(self.classes_)
+        if response == "predict_proba":
+            z = from_probs(z, floor=self.floor_, renormalise=True)  # single precision may stray from a sum of one
+        elif z.ndim == 1:
+            z = from_log_odds(z)
+        if z.shape[1] != classes:
+            pairs = z.shape[1] == classes * (classes - 1) / 2
+            hint = "; decision_function_shape='ovr' gives that" if pairs else ""
+            raise ValueError(f"{response} must have a column for each of {classes} classes, got {z.shape[1]}{hint}")
         return z if self.votes_ is None else _margins_and_votes(z, self.votes_)
 
     def __sklearn_tags__(self) -> Any:
-        tags, inner = super().__sklearn_tags__(), get_tags(self.estimator)
-        tags.input_tags = inner.input_tags
+        tags = super().__sklearn_tags__()
+        tags.input_tags = get_tags(self.estimator).input_tags
         return tags
 
 
@@ -307,15 +291,9 @@ def _no_score(estimator: Any, X: Any, y: Any) -> float:
     return 0.0
 
 
-def _fit(
-    method: Any,
-    options: Mapping[str, Any] | None,
-    logits: np.ndarray,
-    labels: np.ndarray,
-    sample_weight: np.ndarray | None,
-) -> Calibrator:
-    fit = METHODS[method] if isinstance(method, str) else method
-    return partial(fit, **(options or {}))(logits, labels, **given(sample_weight))
+def _fit(estimator: Any, logits: np.ndarray, labels: np.ndarray, sample_weight: np.ndarray | None) -> Calibrator:
+    fit = METHODS[estimator.method] if isinstance(estimator.method, str) else estimator.method
+    return fit(logits, labels, **{**(estimator.options or {}), **given(sample_weight)})
 
 
 def _both(probs: np.ndarray) -> np.ndarray:
@@ -332,10 +310,10 @@ def _floor(probs: np.ndarray, labels: np.ndarray, sample_weight: np.ndarray | No
     if half == LEAST_FLOOR or probs.min() > 0:
         return half
 
-    def logits(floor: float) -> np.ndarray:
-        return from_probs(probs, floor=floor, renormalise=True, name=name)
+    def loss(floor: float) -> float:
+        return _loss(from_probs(probs, floor=floor, renormalise=True, name=name), labels, sample_weight)
 
-    return min(half, half / 5, key=lambda floor: _loss(logits(floor), labels, sample_weight))
+    return min(half, half / 5, key=loss)
 
 
 def _are_votes(scores: np.ndarray) -> bool:
@@ -359,10 +337,6 @@ def _margins_and_votes(scores: np.ndarray, worth: float) -> np.ndarray:
     return unfolded + worth * votes
 
 
-def _worth_of_votes(scores: np.ndarray, labels: np.ndarray, sample_weight: np.ndarray | None) -> float:
-    return min(_VOTES, key=lambda worth: _loss(_margins_and_votes(scores, worth), labels, sample_weight))
-
-
 def _loss(logits: np.ndarray, labels: np.ndarray, sample_weight: np.ndarray | None) -> float:
     """The log-loss after the best temperature."""
     return inverse_temperature(logits, labels, sample_weight, smooth=0.1)[1].loss
@@ -370,12 +344,9 @@ def _loss(logits: np.ndarray, labels: np.ndarray, sample_weight: np.ndarray | No
 
 def _weights(sample_weight: Any, X: Any) -> np.ndarray | None:
     """Weights in scikit-learn's words: none, one number for all rows, or one a row."""
-    return None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
-
-
-def _apply(calibrator: Calibrator, logits: np.ndarray) -> np.ndarray:
-    result: np.ndarray = calibrator(logits.astype(np.float64))
-    return result
+    if sample_weight is None:
+        return None
+    return validation._check_sample_weight(sample_weight, X, ensure_non_negative=True)
 
 
 def _encode(y: np.ndarray, class_names: Sequence[Any] | None, columns: int) -> tuple[np.ndarray, np.ndarray]:
@@ -409,17 +380,3 @@ def _is_pairwise(estimator: Any) -> bool:
     inner = estimator.estimator if isinstance(estimator, FrozenEstimator) else estimator
     last = inner.steps[-1][1] if isinstance(inner, Pipeline) else inner
     return getattr(last, "decision_function_shape", None) == "ovo"
-
-
-def _scores_as_logits(scores: np.ndarray, response: str, classes: np.ndarray, floor: float) -> np.ndarray:
-    z = np.asarray(scores)
-    if response == "predict_proba":
-        z = from_probs(z, floor=floor, renormalise=True)  # a classifier's single precision may stray from a sum of one
-    elif z.ndim == 1:
-        z = from_log_odds(z)
-    if z.shape[1] != len(classes):
-        hint = (
-            "; decision_function_shape='ovr' gives that" if z.shape[1] == len(classes) * (len(classes) - 1) / 2 else ""
-        )
-        raise ValueError(f"{response} must have a column for each of {len(classes)} classes, got {z.shape[1]}{hint}")
-    return z

@@ -7,9 +7,9 @@ Every metric takes tokens and pixels with `class_axis="first"` or `"last"`, and 
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -35,7 +35,7 @@ _SETTINGS = ("edges", "bins", "closed", "top_label", "clusters")
 
 
 class Streaming(Metric):
-    """A metric whose states are the sums of a tally, in float64."""
+    """A metric whose states are the sums of a tally, in float64; `count` tallies a batch."""
 
     is_differentiable = False
     higher_is_better: bool | None = False
@@ -43,7 +43,8 @@ class Streaming(Metric):
 
     def __init__(
         self,
-        empty: Bins | Mean | Tally,
+        count: Callable[..., Any],
+        n_classes: int = 2,
         *,
         class_axis: Literal["first", "last"] | None = None,
         ignore_index: int = -100,
@@ -52,13 +53,10 @@ class Streaming(Metric):
         super().__init__(**options)
         if class_axis not in (None, "first", "last"):
             raise InputError("class_axis", 'be "first" (n, K, …) or "last" (n, …, K)', repr(class_axis))
-        self._empty, self.class_axis, self.ignore_index = empty, class_axis, ignore_index
-        for name, total in _sums(empty):
+        self._count, self.class_axis, self.ignore_index = count, class_axis, ignore_index
+        self._empty = count(torch.zeros(0, n_classes), torch.zeros(0, dtype=torch.int64))
+        for name, total in _sums(self._empty):
             self.add_state(name, torch.zeros(total.shape, dtype=torch.float64), dist_reduce_fx="sum")
-
-    @abstractmethod
-    def _of(self, logits: Any, labels: Any, sample_weight: Any) -> Any:
-        """Tally a batch."""
 
     def update(self, logits: Any, labels: Any, sample_weight: Any = None) -> None:
         """Add the rows of a batch: logits (n, classes) and labels (n,), and weights (n,) if they have any.
@@ -70,9 +68,8 @@ class Streaming(Metric):
             options: dict[str, Any] = {"class_axis": self.class_axis, "ignore_index": self.ignore_index}
             logits, labels, sample = flatten(torch.as_tensor(logits), labels, **options, clusters=True)
             sample_weight = None if sample_weight is None else torch.as_tensor(sample_weight)[torch.from_numpy(sample)]
-        batch = self._empty + self._of(
-            logits, labels, sample_weight
-        )  # tallies of other classes or bins do not add, and say so
+        # Tallies of other classes or bins do not add, and say so.
+        batch = self._empty + self._count(logits, labels, sample_weight=sample_weight)
         for name, total in _sums(batch):
             state: Tensor = getattr(self, name)
             setattr(self, name, state + torch.from_numpy(total).to(state.device))
@@ -99,11 +96,8 @@ class ECE(Streaming):
     """
 
     def __init__(self, *, bins: int = BINS, top_label: bool = False, **options: Any) -> None:
-        super().__init__(Bins.of(*_no_rows(), bins=bins), **options)
+        super().__init__(partial(Bins.of, bins=bins, top_label=top_label), **options)
         self.bins, self.top_label = bins, top_label
-
-    def _of(self, logits: Any, labels: Any, sample_weight: Any) -> Bins:
-        return Bins.of(logits, labels, bins=self.bins, top_label=self.top_label, sample_weight=sample_weight)
 
     def compute(self) -> Tensor:
         """The error of all rows; NaN if there are none."""
@@ -120,11 +114,8 @@ class SCE(Streaming):
     """
 
     def __init__(self, n_classes: int, *, bins: int = BINS, **options: Any) -> None:
-        super().__init__(Bins.of(*_no_rows(n_classes), bins=bins, classwise=True), **options)
+        super().__init__(partial(Bins.of, bins=bins, classwise=True), n_classes, **options)
         self.bins = bins
-
-    def _of(self, logits: Any, labels: Any, sample_weight: Any) -> Bins:
-        return Bins.of(logits, labels, bins=self.bins, classwise=True, sample_weight=sample_weight)
 
     def compute(self) -> Tensor:
         """The error of all rows; NaN if there are none."""
@@ -143,11 +134,7 @@ class NLL(Streaming):
     _score = "nll"
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(Mean.empty(), **options)
-
-    def _of(self, logits: Any, labels: Any, sample_weight: Any) -> Mean:
-        z, y = as_arrays(logits, labels)
-        return Mean.of(getattr(score_rows(z, y), self._score), as_weights(sample_weight, len(z)))
+        super().__init__(partial(_mean_score, self._score), **options)
 
     def compute(self) -> Tensor:
         """The mean over all rows; NaN if there are none."""
@@ -179,11 +166,8 @@ class CalibrationTable(Streaming):
     higher_is_better = None
 
     def __init__(self, n_classes: int, *, bins: int = BINS, top_label: bool = False, **options: Any) -> None:
-        super().__init__(Tally.of(*_no_rows(n_classes), bins=bins, top_label=top_label), **options)
+        super().__init__(partial(Tally.of, bins=bins, top_label=top_label), n_classes, **options)
         self.bins, self.top_label = bins, top_label
-
-    def _of(self, logits: Any, labels: Any, sample_weight: Any) -> Tally:
-        return Tally.of(logits, labels, bins=self.bins, top_label=self.top_label, sample_weight=sample_weight)
 
     def compute(self) -> dict[str, Tensor]:
         """Every number of the table; NaN if there are no rows."""
@@ -196,8 +180,9 @@ def calibration_metrics(bins: int = BINS) -> dict[str, Streaming]:
     return {"ece": ECE(bins=bins), "nll": NLL(), "brier": Brier()}
 
 
-def _no_rows(classes: int = 2) -> tuple[Tensor, Tensor]:
-    return torch.zeros(0, classes), torch.zeros(0, dtype=torch.int64)
+def _mean_score(name: str, logits: Any, labels: Any, sample_weight: Any = None) -> Mean:
+    z, y = as_arrays(logits, labels)
+    return Mean.of(getattr(score_rows(z, y), name), as_weights(sample_weight, len(z)))
 
 
 def _sums(tally: Any, prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from trueup.io.atomic import StorageOptions
 from trueup.io.source import file_list, suffix_of
 
 _WHOLE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "memory"})
 """Where a file that is sent appears at once, whole; elsewhere it is sent under another name, which is then changed."""
 
 
-def file_system(address: str, storage_options: Mapping[str, Any] | None = None) -> tuple[Any, str]:
+def file_system(address: str, storage_options: StorageOptions = None) -> tuple[Any, str]:
     """The file system of an address, and the path on it."""
     try:
         from fsspec.core import url_to_fs
     except ImportError:
         raise ImportError(f"{address}: addresses need fsspec: pip install fsspec") from None
     try:
-        system, path = url_to_fs(address, **(storage_options or {}))
+        return url_to_fs(address, **(storage_options or {}))
     except ValueError as error:
         raise ValueError(f"{address}: {error}") from None
-    return system, path
 
 
 @contextmanager
-def local_copy(path: str, storage_options: Mapping[str, Any] | None = None) -> Iterator[Path]:
+def local_copy(path: str, storage_options: StorageOptions = None) -> Iterator[Path]:
     """A copy of the file at an address that lasts as long as it is read."""
     system, remote = file_system(path, storage_options)
     name = PurePosixPath(remote).name
@@ -45,25 +45,21 @@ def local_copy(path: str, storage_options: Mapping[str, Any] | None = None) -> I
 
 
 @contextmanager
-def remote_files(
-    path: str, storage_options: Mapping[str, Any] | None = None, *, labels: bool = True
-) -> Iterator[list[Path]]:
+def remote_files(path: str, storage_options: StorageOptions = None, *, labels: bool = True) -> Iterator[list[Path]]:
     """Local drafts of the files at an address, which are sent there when the block ends well."""
     system, remote = file_system(path, storage_options)
     protocols = {system.protocol} if isinstance(system.protocol, str) else {*system.protocol}
     with tempfile.TemporaryDirectory() as folder:
         drafts = list(file_list(Path(folder, f"draft{suffix_of(remote)}")))[: 2 if labels else 1]
-        targets = [str(target) for target in file_list(Path(PurePosixPath(remote)))][: len(drafts)]
         yield drafts
-        for draft, target in zip(drafts, targets, strict=True):
+        for draft, target in zip(drafts, file_list(Path(PurePosixPath(remote))), strict=False):
             if protocols & _WHOLE:
-                system.put_file(str(draft), target)
+                system.put_file(str(draft), str(target))
                 continue
-            place = PurePosixPath(target)
-            hidden = str(place.with_name(f".{place.name}.{secrets.token_hex(8)}.tmp"))
+            hidden = str(target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp"))
             try:
                 system.put_file(str(draft), hidden)
-                system.mv(hidden, target)
+                system.mv(hidden, str(target))
             finally:
                 if system.exists(hidden):
                     system.rm_file(hidden)

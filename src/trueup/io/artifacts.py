@@ -9,7 +9,7 @@ the file holds those. Arrays are stored under names such as `steps.0.weight`. Th
 
 Monitors and networks have a module with `to_artifact(value)` and `from_artifact(content, arrays, model)` instead.
 `ARTIFACTS` lists the kinds. On loading, a class is looked up there: nothing is imported by a name in a file.
-Files of schema 1 are read through `OLD_CLASSES` and `OLD_ARGUMENTS`.
+Files of schema 1 are read through `OLD_ARGUMENTS`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ import hashlib
 import inspect
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +31,7 @@ from safetensors.numpy import save_file
 from trueup._core import __version__
 from trueup._core.errors import Hint, InputError
 from trueup._core.registry import ARTIFACTS
-from trueup.io.atomic import atomic_write, errors_name_file, require_file
+from trueup.io.atomic import StrPath, atomic_write, errors_name_file, require_file
 from trueup.io.safetensors_file import TensorFile
 
 SCHEMA = 2
@@ -40,9 +39,6 @@ SCHEMA = 2
 
 MAX_CLASSES = 1 << 24
 """More than any network has: what a damaged file says must not fill the memory."""
-
-OLD_CLASSES: Mapping[str, str] = {}
-"""Class names in files of schema 1 → today's, where they changed."""
 
 OLD_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "alpha": ("coverage", "level"),
@@ -59,7 +55,7 @@ OLD_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 An alpha is one minus a coverage or a level."""
 
 _KEYS = ("trueup", "trueup_monitor")  # of the header in the file's metadata; monitors of schema 1 have the second
-_ENTRIES = frozenset({"schema", "kind", "content", "class_names", "n_classes", "versions", "summary", "sha256"})
+_ENTRIES = ("schema", "kind", "content", "class_names", "n_classes", "versions", "summary", "sha256")
 
 
 class Header(NamedTuple):
@@ -77,7 +73,7 @@ class Header(NamedTuple):
     schema: int
     content: Any
 
-    def check_class_names(self, class_names: Sequence[str] | None, file: str | os.PathLike[str] | None = None) -> None:
+    def check_class_names(self, class_names: Sequence[str] | None, file: StrPath | None = None) -> None:
         """Reject predictions whose classes have other names, or another order, where both are known."""
         if self.class_names is not None and class_names is not None and tuple(class_names) != self.class_names:
             here, there = (", ".join(each[:8]) for each in (list(self.class_names), list(class_names)))
@@ -96,23 +92,26 @@ def kind_of(value: Any) -> str | None:
 
 def save_artifact(
     value: Any,
-    path: str | os.PathLike[str],
+    path: StrPath,
     *,
     class_names: Sequence[str] | None = None,
     n_classes: int | None = None,
     summary: Any = None,
 ) -> None:
     """Write a fitted value to a `.safetensors` file that is either complete or not there; see `save`."""
-    file = require_safetensors_suffix(path)
+    file = Path(path)
+    if file.suffix.lower() != ".safetensors":
+        raise ValueError(f"{file}: the suffix must be .safetensors, got {file.suffix!r}")
     kind = kind_of(value)
     if kind is None:
         titles = ", ".join(entry.title for entry in ARTIFACTS.values())
         raise InputError("obj", f"be predictions or one of trueup's own: {titles}", type(value).__name__)
     names = class_names if class_names is not None else getattr(value, "class_names", None)
-    names = None if names is None else [str(name) for name in names]
-    if names is not None and n_classes not in (None, len(names)):
-        raise InputError("class_names", f"name the {n_classes} classes", f"{len(names)} names")
-    n_classes = len(names) if names is not None else n_classes
+    if names is not None:
+        names = [str(name) for name in names]
+        if n_classes not in (None, len(names)):
+            raise InputError("class_names", f"name the {n_classes} classes", f"{len(names)} names")
+        n_classes = len(names)
     if kind == "calibrator" and n_classes is not None:
         value(np.zeros((1, n_classes)))  # a calibrator of another number of classes raises
     arrays: dict[str, Any] = {}
@@ -120,15 +119,9 @@ def save_artifact(
         content, arrays = import_module(codec).to_artifact(value)
     else:
         content = pack(value, "", arrays)
-    header = {
-        "schema": SCHEMA,
-        "kind": kind,
-        "content": content,
-        "class_names": names,
-        "n_classes": n_classes,
-        "versions": {"trueup": __version__, "numpy": np.__version__},
-        "summary": pack(summary, "summary", None),
-    }
+    versions = {"trueup": __version__, "numpy": np.__version__}
+    values = (SCHEMA, kind, content, names, n_classes, versions, pack(summary, "summary", None))
+    header = dict(zip(_ENTRIES, values, strict=False))
     stored = {name: _as_stored(array) for name, array in arrays.items()}
     header["sha256"] = content_hash(header, stored)
     text = json.dumps(header, allow_nan=False, ensure_ascii=False)
@@ -136,7 +129,7 @@ def save_artifact(
         save_file(stored, draft, metadata={_KEYS[0]: text})
 
 
-def load_artifact(path: str | os.PathLike[str], kind: str | None = None, *, model: Any = None) -> Any:
+def load_artifact(path: StrPath, kind: str | None = None, *, model: Any = None) -> Any:
     """Read a fitted value. With `kind`, a file of another kind raises an error. See `load`."""
     with open_artifact(path, kind) as (header, arrays):
         entry = ARTIFACTS[header.kind]
@@ -158,7 +151,7 @@ def load_artifact(path: str | os.PathLike[str], kind: str | None = None, *, mode
         return value
 
 
-def read_header(path: str | os.PathLike[str], kind: str | None = None) -> Header:
+def read_header(path: StrPath, kind: str | None = None) -> Header:
     """Read the description of an artifact, without its arrays.
 
     >>> from tempfile import TemporaryDirectory
@@ -174,7 +167,7 @@ def read_header(path: str | os.PathLike[str], kind: str | None = None) -> Header
         return _read_header(tensors, kind, None)
 
 
-def is_artifact(path: str | os.PathLike[str]) -> bool:
+def is_artifact(path: StrPath) -> bool:
     """Whether a file is a safetensors file with the header of an artifact."""
     file = Path(path)
     if file.suffix.lower() != ".safetensors" or not file.is_file() or not file.stat().st_size:
@@ -184,14 +177,12 @@ def is_artifact(path: str | os.PathLike[str]) -> bool:
 
 
 @contextmanager
-def open_artifact(
-    path: str | os.PathLike[str], kind: str | None = None
-) -> Iterator[tuple[Header, dict[str, np.ndarray]]]:
+def open_artifact(path: StrPath, kind: str | None = None) -> Iterator[tuple[Header, dict[str, np.ndarray]]]:
     """Read an artifact, check its hash, and name the file in errors inside the block."""
     file = require_file(Path(path))
     with errors_name_file(file):
         with TensorFile(file) as tensors:
-            arrays = tensors.arrays()
+            arrays = {name: tensors.read(name) for name in tensors.names}
             header = _read_header(tensors, kind, arrays)
         yield header, arrays
 
@@ -212,31 +203,24 @@ def _read_header(tensors: TensorFile, kind: str | None, arrays: Mapping[str, np.
         header = _upgrade(header, monitor=key == _KEYS[1])
     elif schema != SCHEMA:
         raise InputError("the schema", f"be 1 or {SCHEMA}", repr(schema), "a newer version of trueup may read it")
-    if set(header) != _ENTRIES:
+    if set(header) != set(_ENTRIES):
         raise InputError("the header", f"have {', '.join(sorted(_ENTRIES))}", ", ".join(sorted(header)))
-    if header["kind"] not in ARTIFACTS:
-        raise ValueError(f"no kind of artifact is called {header['kind']!r}; there are: {', '.join(ARTIFACTS)}")
-    if kind is not None and header["kind"] != kind:
-        other = header["kind"]
-        raise InputError("the file", f"hold a {title}", f"a {ARTIFACTS[other].title}", Hint[f"LOAD_{other.upper()}"])
-    if schema == SCHEMA and arrays is not None and header["sha256"] != content_hash(header, arrays):
+    _, stored_kind, content, names, classes, versions, summary, sha256 = (header[name] for name in _ENTRIES)
+    if stored_kind not in ARTIFACTS:
+        raise ValueError(f"no kind of artifact is called {stored_kind!r}; there are: {', '.join(ARTIFACTS)}")
+    if kind not in (None, stored_kind):
+        hint = Hint[f"LOAD_{stored_kind.upper()}"]
+        raise InputError("the file", f"hold a {title}", f"a {ARTIFACTS[stored_kind].title}", hint)
+    if schema == SCHEMA and arrays is not None and sha256 != content_hash(header, arrays):
         raise ValueError("the content does not match its SHA-256 hash: the file is damaged or was changed")
-    names, classes, content = header["class_names"], header["n_classes"], header["content"]
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise ValueError("class_names must be a list of names")
     if classes is not None and (type(classes) is not int or not 2 <= classes <= MAX_CLASSES):
         raise InputError("n_classes", f"be a whole number of 2..{MAX_CLASSES}", repr(classes))
     stored = content.get("value") if isinstance(content, dict) else None
-    return Header(
-        kind=header["kind"],
-        class_name=stored.get("class") if isinstance(stored, dict) else None,
-        class_names=None if names is None else tuple(names),
-        n_classes=classes,
-        versions=header["versions"],
-        summary=unpack(header["summary"], {}),
-        schema=schema,
-        content=content,
-    )
+    class_name = stored.get("class") if isinstance(stored, dict) else None
+    names = None if names is None else tuple(names)
+    return Header(stored_kind, class_name, names, classes, versions, unpack(summary, {}), schema, content)
 
 
 def content_hash(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
@@ -248,14 +232,6 @@ def content_hash(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) ->
         digest.update(json.dumps([name, array.dtype.str, array.shape]).encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
-
-
-def require_safetensors_suffix(path: str | os.PathLike[str]) -> Path:
-    """The path of an artifact, which ends in .safetensors."""
-    file = Path(path)
-    if file.suffix.lower() != ".safetensors":
-        raise ValueError(f"{file}: the suffix must be .safetensors, got {file.suffix!r}")
-    return file
 
 
 def _upgrade(header: Mapping[str, Any], *, monitor: bool) -> dict[str, Any]:
@@ -271,16 +247,10 @@ def _upgrade(header: Mapping[str, Any], *, monitor: bool) -> dict[str, Any]:
     elif kind in ("prediction_sets", "conformal_regression"):
         config = content.get("dict") if isinstance(content, dict) else None
         content = {"value": {"class": header.get("rule", "PredictionSets"), "config": config or {}}}
-    return {
-        "schema": 1,
-        "kind": kind,
-        "content": _value_of(content),
-        "class_names": None,
-        "n_classes": header.get("classes"),
-        "versions": header.get("versions", {}),
-        "summary": header.get("summary") if kind == "calibrator" else pack(header.get("summary"), "summary", None),
-        "sha256": None,
-    }
+    summary = header.get("summary") if kind == "calibrator" else pack(header.get("summary"), "summary", None)
+    versions = header.get("versions", {})
+    values = (1, kind, _value_of(content), None, header.get("classes"), versions, summary, None)
+    return dict(zip(_ENTRIES, values, strict=True))
 
 
 def _value_of(stored: Any) -> Any:
@@ -291,8 +261,7 @@ def _value_of(stored: Any) -> Any:
         return stored
     inside = stored.get("calibrator")
     if len(stored) == 1 and isinstance(inside, dict):
-        named = {"class" if key == "method" else key: _value_of(item) for key, item in inside.items()}
-        return {"value": named}
+        return {"value": {"class" if key == "method" else key: _value_of(item) for key, item in inside.items()}}
     return {key: _value_of(item) for key, item in stored.items()}
 
 
@@ -327,10 +296,12 @@ def pack(value: Any, name: str, arrays: dict[str, Any] | None) -> Any:
         return {"float": str(value)}
     prefix = f"{name}." if name else ""
     if arrays is not None and (kind := kind_of(value)) and not ARTIFACTS[kind].codec:
-        stored: dict[str, Any] = {
-            "class": type(value).__name__,
-            "config": {key: pack(item, f"{prefix}{key}", arrays) for key, item in _config(value).items()},
-        }
+        if hasattr(value, "config"):
+            config = value.config()
+        else:
+            config = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+        packed = {key: pack(item, f"{prefix}{key}", arrays) for key, item in config.items()}
+        stored = {"class": type(value).__name__, "config": packed}
         if getattr(value, "certificate", None) is not None:
             stored["certificate"] = pack(asdict(value.certificate), name, None)
         return {"value": stored}
@@ -348,14 +319,6 @@ def pack(value: Any, name: str, arrays: dict[str, Any] | None) -> Any:
     if arrays is not None and hasattr(value, "config"):
         raise ValueError(f"only trueup's own classes can be saved, got {type(value).__name__}")
     raise ValueError(f"{name} must be plain data to be saved, got {type(value).__name__}")
-
-
-def _config(value: Any) -> dict[str, Any]:
-    """The constructor's arguments."""
-    if hasattr(value, "config"):
-        return dict(value.config())
-    assert is_dataclass(value)
-    return {field.name: getattr(value, field.name) for field in fields(value) if field.init}
 
 
 def unpack(value: Any, arrays: dict[str, Any]) -> Any:
@@ -390,7 +353,6 @@ def _build(stored: Mapping[str, Any], arrays: dict[str, Any]) -> Any:
     name = stored.get("class")
     if set(stored) - {"certificate"} != {"class", "config"} or not isinstance(name, str):
         raise InputError("a stored value", "have class, config and certificate", ", ".join(sorted(stored)))
-    name = OLD_CLASSES.get(name, name)
     where = {name: where for kind in ARTIFACTS.values() if not kind.codec for name, where in kind.classes.items()}
     if name not in where:
         raise ValueError(f"no class of a stored value is called {name!r}; there are: {', '.join(sorted(where))}")

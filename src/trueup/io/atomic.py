@@ -1,4 +1,4 @@
-"""What holds for every file of ours: it is whole or not there, and errors name it."""
+"""What holds for every file of ours: it is whole or not there, and errors and warnings name it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from trueup._core.errors import InputError
 from trueup.io.source import suffix_of
+
+StrPath: TypeAlias = str | os.PathLike[str]
+StorageOptions: TypeAlias = Mapping[str, Any] | None
+"""How fsspec opens an address."""
 
 
 @contextmanager
@@ -90,9 +96,15 @@ def errors_name_file(path: Path | str) -> Iterator[None]:
         if other is not None and str(other) != str(path):
             raise  # of another file, which is being written meanwhile
         reason = shorten(" ".join(str(error).split())) or type(error).__name__
-        ours = type(error) is ValueError
-        kind = "" if ours else f"not a readable {suffix_of(path)} file: "
+        kind = "" if type(error) is ValueError else f"not a readable {suffix_of(path)} file: "
         raise ValueError(f"{path}: {kind}{reason}") from None
+
+
+def warn_of_skipped(skipped: int, name: str, missing: str = "a label or a confidence") -> None:
+    """Say how many rows were left out because they had no label, or no confidence."""
+    if skipped:
+        rows = "1 row was" if skipped == 1 else f"{skipped:,} rows were"
+        warnings.warn(f"{name}: {rows} left out, without {missing}", stacklevel=3)
 
 
 def shorten(text: str, most: int = 500) -> str:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import re
 import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from trueup._core.errors import Hint, InputError
-from trueup.io.atomic import errors_name_file
+from trueup.io.atomic import StorageOptions, StrPath, errors_name_file, warn_of_skipped
 from trueup.io.formats import FORMATS
 from trueup.io.load_save import draft_files
 from trueup.io.predictions import open_predictions
-from trueup.io.source import Chunk, Plan, Source, as_list, numbers_of, require_columns, simplify, suffix_of
+from trueup.io.source import Chunk, Plan, Source, gather, numbers_of, require_columns, row_columns, simplify, suffix_of
 
 __all__ = ["ForecastTable", "levels_of_names", "load_forecasts", "save_columns"]
 
@@ -30,7 +29,7 @@ class ForecastTable:
     >>> table = ForecastTable(np.zeros(2), np.ones(2), np.array([0.5, 1.0]), sample_weight=np.array([1.0, 2.0]))
     >>> mean, std, targets = table
     >>> targets, table.options()
-    (array([0.5, 1. ]), {'weights': array([1., 2.])})
+    (array([0.5, 1. ]), {'sample_weight': array([1., 2.])})
     """
 
     forecast: np.ndarray
@@ -83,11 +82,11 @@ class ForecastFields:
 
 
 def load_forecasts(
-    path: str | os.PathLike[str],
+    path: StrPath,
     *,
     every_column: bool = False,
     labelled: bool = True,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: StorageOptions = None,
     **fields: Any,
 ) -> ForecastTable:
     """Read forecasts from a file of any format that `load` reads; `fields` are those of `ForecastFields`.
@@ -112,21 +111,19 @@ def load_forecasts(
         names, tau = _columns(source, columns)
         others = [name for name in (target, columns.sample_weight, columns.clusters) if name is not None]
         require_columns(source.columns, others)
-        further = list(dict.fromkeys([*others, *(_every_column(source, names[0]) if every_column else [])]))
+        further = list(dict.fromkeys([*others, *(row_columns(source, names[0]) if every_column else [])]))
         if columns.quantiles is not None and tau is None:
             tau = _levels_in_file(source, names)
-        chunks = list(source.read(Plan(names, others=further, gaps=True), sys.maxsize))
-        numbers = np.concatenate([_matrix(chunk.logits, len(names)) for chunk in chunks])
-        values = {name: _join([chunk.others[name] for chunk in chunks]) for name in further}
+        chunk = gather(source.read(Plan(names, others=further, gaps=True), sys.maxsize))
+        numbers, values = _matrix(chunk.logits, len(names)), chunk.others
         y = np.full(len(numbers), np.nan) if target is None else _vector(values[target], target)
         w = None if columns.sample_weight is None else _vector(values[columns.sample_weight], columns.sample_weight)
-    clusters = {} if columns.clusters is None else {columns.clusters: simplify(as_list(values[columns.clusters]))}
+    clusters = {} if columns.clusters is None else {columns.clusters: simplify(values[columns.clusters])}
     kept = ~np.isnan(numbers).any(axis=1)
     kept &= kept if target is None else ~np.isnan(y)
     skipped = int((~kept).sum()) if labelled else 0
     if skipped:
-        rows = "1 row was" if skipped == 1 else f"{skipped:,} rows were"
-        warnings.warn(f"{os.fspath(path)}: {rows} left out, without a target or a forecast", stacklevel=2)
+        warn_of_skipped(skipped, os.fspath(path), "a target or a forecast")
         numbers, y, w = numbers[kept], y[kept], None if w is None else w[kept]
         clusters = {name: of_row[kept] for name, of_row in clusters.items()}
     if tau is not None:
@@ -136,16 +133,12 @@ def load_forecasts(
     return ForecastTable(numbers[:, 0].copy(), numbers[:, 1].copy(), y, w, values, clusters, skipped)
 
 
-class _Names(NamedTuple):
-    columns: list[str]
-    levels: np.ndarray | None
-
-
-def _columns(source: Source, fields: ForecastFields) -> _Names:
+def _columns(source: Source, fields: ForecastFields) -> tuple[list[str], np.ndarray | None]:
+    """The columns of the forecast, and the levels of quantiles where they are known."""
     if fields.quantiles is None:
         names = [fields.mean, fields.std]
         require_columns(source.columns, names)
-        return _Names(names, None)
+        return names, None
     patterns = [fields.quantiles] if isinstance(fields.quantiles, str) else list(fields.quantiles)
     names = []
     for name in patterns:
@@ -155,8 +148,8 @@ def _columns(source: Source, fields: ForecastFields) -> _Names:
         names += matching
     require_columns(source.columns, names)
     if fields.levels is not None:
-        return _Names(names, np.asarray(fields.levels, dtype=np.float64))
-    return _Names(names, levels_of_names(names) if len(names) > 1 else None)
+        return names, np.asarray(fields.levels, dtype=np.float64)
+    return names, levels_of_names(names) if len(names) > 1 else None
 
 
 def levels_of_names(names: Sequence[str]) -> np.ndarray:
@@ -167,9 +160,9 @@ def levels_of_names(names: Sequence[str]) -> np.ndarray:
     """
     levels = []
     for name in names:
-        number = re.search(r"(\d+(?:\.\d+)?)\s*%?$", name)
-        level = float(number[1]) if number else 0.0
-        level = level if "." in (number[1] if number else "") and level < 1 else level / 100
+        match = re.search(r"(\d+(?:\.\d+)?)\s*%?$", name)
+        number = match[1] if match else "0"
+        level = float(number) if "." in number and float(number) < 1 else float(number) / 100
         if not 0 < level < 1:
             raise InputError(f"column {name!r}", "end in its level, as q0.05 or q05 do", "no such number", Hint.LEVELS)
         levels.append(level)
@@ -191,13 +184,6 @@ def _target(source: Source, targets: str) -> str:
     return present[0]
 
 
-def _every_column(source: Source, first: str) -> list[str]:
-    kept = [name for name in source.columns if name not in source.hidden]
-    if source.rows:  # arrays of another length are something else
-        kept = [name for name in kept if source.rows.get(name) == source.rows.get(first)]
-    return [name for name in kept if "." not in name or name.partition(".")[0] not in source.columns]
-
-
 def _matrix(values: np.ndarray, columns: int) -> np.ndarray:
     if values.dtype.kind not in "fiub":
         raise InputError("forecasts", "be numbers", str(values.dtype))
@@ -215,13 +201,7 @@ def _vector(column: Any, name: str) -> np.ndarray:
     return numbers
 
 
-def _join(parts: Sequence[Any]) -> Any:
-    return parts[0] if len(parts) == 1 else simplify([value for part in parts for value in as_list(part)])
-
-
-def save_columns(
-    path: str | os.PathLike[str], columns: Mapping[str, Any], *, storage_options: Mapping[str, Any] | None = None
-) -> None:
+def save_columns(path: StrPath, columns: Mapping[str, Any], *, storage_options: StorageOptions = None) -> None:
     """Write columns of one length to a file that is either complete or not there; the suffix is the format.
 
     >>> from pathlib import Path

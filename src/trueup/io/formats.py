@@ -26,7 +26,7 @@ from safetensors.numpy import save_file
 from trueup._core.errors import InputError
 from trueup.io.atomic import shorten
 from trueup.io.safetensors_file import TensorFile
-from trueup.io.source import Chunk, Plan, Reader, Source, Writer, as_list, file_list, join_chunks, matrix, simplify
+from trueup.io.source import Chunk, Plan, Reader, Source, Writer, file_list, gather, matrix, simplify
 
 __all__ = ["ARRAYS", "FORMATS", "Source", "file_list", "npy_header"]
 
@@ -50,35 +50,29 @@ def _arrays(columns: dict[str, _Column]) -> Source:
         for start in range(0, max(n, 1), rows):
             parts = {name: columns[name].read(start, min(start + rows, n)) for name in dict.fromkeys(names)}
             y = parts[labels] if labels else None
-            yield Chunk(
-                matrix([parts[name] for name in logits]),
-                y if y is None or parse is None else parse.array(y),
-                {name: parts[name] for name in others},
-            )
+            y = y if y is None or parse is None else parse.array(y)
+            yield Chunk(matrix([parts[name] for name in logits]), y, {name: parts[name] for name in others})
 
     def width(logits: Sequence[str]) -> int:
         return sum(math.prod(columns[name].shape[1:]) for name in logits)
 
     described = {name: f"{column.shape} {column.dtype}" for name, column in columns.items()}
-    return Source(
-        described, read, width, rows={name: column.shape[0] for name, column in columns.items() if column.shape}
-    )
+    lengths = {name: column.shape[0] for name, column in columns.items() if column.shape}
+    return Source(described, read, width, rows=lengths)
 
 
-def _gather(chunks: Iterator[Chunk]) -> Chunk:
-    """All rows at once, since these formats begin with how many there are."""
-    parts = list(chunks)
-    return parts[0] if len(parts) == 1 else join_chunks(parts, simplify)
+def _arrays_of(chunks: Iterator[Chunk], suffix: str, kinds: str) -> dict[str, np.ndarray]:
+    """Logits, labels and other columns by name; what the format cannot hold is left out with a warning.
 
-
-def _arrays_of(chunk: Chunk, suffix: str, kinds: str) -> dict[str, np.ndarray]:
-    """Logits, labels and other columns by name; what the format cannot hold is left out with a warning."""
+    All rows come at once, since these formats begin with how many there are.
+    """
+    chunk = gather(chunks)
     arrays = {chunk.name: np.ascontiguousarray(chunk.logits)} if chunk.logits.ndim > 1 else {}
     if chunk.labels is not None:
         arrays["labels"] = np.ascontiguousarray(chunk.labels)
     left_out = []
     for name, column in chunk.others.items():
-        array = column if isinstance(column, np.ndarray) and column.dtype.kind != "O" else simplify(as_list(column))
+        array = column if isinstance(column, np.ndarray) and column.dtype.kind != "O" else simplify(column)
         if name in arrays or array.dtype.kind not in kinds:
             left_out.append(name)
         else:
@@ -143,7 +137,7 @@ def _read_npz(path: Path) -> Iterator[Source]:
 
 def _write_npz(chunks: Iterator[Chunk], path: Path) -> None:
     """Arrays `logits` and `labels` in a zip."""
-    arrays = _arrays_of(_gather(chunks), ".npz", "biufU")
+    arrays = _arrays_of(chunks, ".npz", "biufU")
     if "file" in arrays:  # an argument of NumPy's own
         arrays["file_"] = arrays.pop("file")
     with open(path, "wb") as file:
@@ -174,11 +168,9 @@ def _member(name: str, stream: IO[bytes], size: int) -> _Column:
         _refuse_objects(dtype, name)
         if left != n * row:  # known before memory is asked for; zipfile compares the checksum after the last byte
             raise ValueError(f"{name} {shape} {dtype} takes {n * row} bytes, got {left}")
-        whole = stop - start == n
-        if by_columns and not whole:
-            raise ValueError(
-                f"{name} is stored column by column (Fortran order), so it cannot be streamed; load it whole"
-            )
+        if by_columns and stop - start != n:
+            reason = "is stored column by column (Fortran order), so it cannot be streamed; load it whole"
+            raise ValueError(f"{name} {reason}")
         rows = np.empty((stop - start, *shape[1:]) if not by_columns else shape[::-1], dtype)
         _fill(rows, stream, name)
         return rows.T if by_columns else rows
@@ -209,7 +201,7 @@ def _read_npy(path: Path) -> Iterator[Source]:
 
 def _write_npy(chunks: Iterator[Chunk], *paths: Path) -> None:
     """Each array in a file."""
-    arrays = _arrays_of(_gather(chunks), ".npy", "")
+    arrays = _arrays_of(chunks, ".npy", "")
     for rows, path in zip(arrays.values(), paths, strict=False):
         with open(path, "wb") as file:
             np.save(file, rows, allow_pickle=False)
@@ -234,37 +226,30 @@ def _read_safetensors(path: Path) -> Iterator[Source]:
 
 def _write_safetensors(chunks: Iterator[Chunk], path: Path) -> None:
     """Tensors `logits` and `labels`."""
-    save_file(_arrays_of(_gather(chunks), ".safetensors", "biuf"), path)
+    save_file(_arrays_of(chunks, ".safetensors", "biuf"), path)
 
 
-ARRAYS: dict[str, tuple[Reader, Writer]] = {
-    ".npz": (_read_npz, _write_npz),
-    ".npy": (_read_npy, _write_npy),
-    ".safetensors": (_read_safetensors, _write_safetensors),
-}
+ARRAYS = (".npz", ".npy", ".safetensors")
 """Formats of arrays."""
 
 
-def _on_first_use(module: str, name: str) -> Callable[..., Any]:
-    """A function of another file of this package, which is imported when it is called: arrays need no tables."""
-
-    def call(*args: Any) -> Any:
-        return getattr(import_module(f"trueup.io.{module}"), name)(*args)
-
-    return call
+def _call(module: str, name: str, *args: Any) -> Any:
+    return getattr(import_module(f"trueup.io.{module}"), name)(*args)
 
 
-_CSV = _on_first_use("prediction_table", "read_csv"), _on_first_use("prediction_table", "write_csv")
-_JSONL = _on_first_use("prediction_table", "read_jsonl"), _on_first_use("prediction_table", "write_jsonl")
+def _on_first_use(module: str, name: str) -> tuple[Reader, Writer]:
+    """A reader and a writer in another module, which the first call imports: arrays need no tables."""
+    return partial(_call, module, f"read_{name}"), partial(_call, module, f"write_{name}")
+
 
 FORMATS: dict[str, tuple[Reader, Writer]] = {
-    ".npz": ARRAYS[".npz"],
-    ".npy": ARRAYS[".npy"],
-    ".csv": _CSV,
-    ".csv.gz": _CSV,
-    ".jsonl": _JSONL,
-    ".jsonl.gz": _JSONL,
-    ".parquet": (_on_first_use("parquet", "read_parquet"), _on_first_use("parquet", "write_parquet")),
-    ".safetensors": ARRAYS[".safetensors"],
+    ".npz": (_read_npz, _write_npz),
+    ".npy": (_read_npy, _write_npy),
+    ".csv": _on_first_use("prediction_table", "csv"),
+    ".csv.gz": _on_first_use("prediction_table", "csv"),
+    ".jsonl": _on_first_use("prediction_table", "jsonl"),
+    ".jsonl.gz": _on_first_use("prediction_table", "jsonl"),
+    ".parquet": _on_first_use("parquet", "parquet"),
+    ".safetensors": (_read_safetensors, _write_safetensors),
 }
 """Suffix → reader and writer."""

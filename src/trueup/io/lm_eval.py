@@ -39,30 +39,20 @@ def with_logits(record: Mapping[str, Any], width: int | None = None) -> dict[str
 
 def _scores(record: Mapping[str, Any]) -> list[float]:
     responses = record.get("filtered_resps") or record.get("resps")
-    if not isinstance(responses, list):
-        raise _refuse(responses)
     scores = []
-    for response in responses:
+    for response in responses if isinstance(responses, list) else [responses]:
         while isinstance(response, list) and len(response) == 1:  # `resps` has a list of repeats around each
             response = response[0]
-        if not isinstance(response, list) or len(response) != 2:
-            raise _refuse(response)
         try:
-            scores.append(float(response[0]))
+            score, _ = response if isinstance(response, list) else []
+            scores.append(float(score))
         except (TypeError, ValueError):
-            raise _refuse(response) from None
+            wanted = "be a log-likelihood and a flag for each option"
+            hint = "only tasks of multiple choice have them, not generated text"
+            raise InputError("filtered_resps", wanted, repr(response)[:60], hint) from None
     if len(scores) < 2:
         raise InputError("filtered_resps", "have at least 2 options", str(len(scores)))
     return scores
-
-
-def _refuse(response: Any) -> InputError:
-    return InputError(
-        "filtered_resps",
-        "be a log-likelihood and a flag for each option",
-        repr(response)[:60],
-        "only tasks of multiple choice have them, not generated text",
-    )
 
 
 def _right_option(record: Mapping[str, Any], options: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +13,18 @@ import numpy as np
 from trueup._core.arrays import as_arrays
 from trueup._core.errors import InputError
 from trueup.io.artifacts import is_artifact, load_artifact, save_artifact
-from trueup.io.atomic import atomic_write, require_file
-from trueup.io.predictions import (
-    Fields,
-    PredictionFile,
-    Predictions,
-    PredictionTable,
-    format_of,
-    open_predictions,
-    plain_logits,
-)
-from trueup.io.source import Chunk, file_list, is_address, suffix_of
+from trueup.io.atomic import StorageOptions, StrPath, atomic_write, require_file
+from trueup.io.predictions import Fields, PredictionFile, Predictions, PredictionTable, format_of, open_predictions
+from trueup.io.source import Chunk, file_list, is_address, plain_logits, suffix_of
 
 
 def load(
-    path: str | os.PathLike[str],
+    path: StrPath,
     *,
     model: Any = None,
     split: str | None = None,
     mmap: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: StorageOptions = None,
     **fields: Any,
 ) -> Any:
     """Read predictions, or what `save` wrote: a calibrator, a rule of sets, a threshold, a monitor, a network.
@@ -89,14 +81,14 @@ def load(
 
 
 def load_table(
-    path: str | os.PathLike[str],
+    path: StrPath,
     *,
     sample_weight: str | None = None,
     groups: str | Sequence[str] = (),
     clusters: str | None = None,
     columns: str | Sequence[str] = (),
     split: str | None = None,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: StorageOptions = None,
     **options: Any,
 ) -> PredictionTable:
     """Read predictions as `load` does, with columns of weights, of groups, and any others that are named.
@@ -111,23 +103,18 @@ def load_table(
     >>> np.exp(table.logits[:, 1]), table.labels, table.groups
     (array([0.9, 0.6]), array([1, 0]), {'region': array(['eu', 'us'], dtype='<U2')})
     """
-    options |= {
-        "sample_weight": sample_weight,
-        "groups": _names(groups),
-        "columns": _names(columns),
-        "clusters": clusters,
-    }
+    options |= {"sample_weight": sample_weight, "groups": groups, "columns": columns, "clusters": clusters}
     with open_predictions(path, storage_options=storage_options, **options) as file:
         return file.load_table(split)
 
 
 def load_logits(
-    path: str | os.PathLike[str],
+    path: StrPath,
     *,
     logits: str | Sequence[str] = "logits",
     probs: bool = False,
     split: str | None = None,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: StorageOptions = None,
 ) -> np.ndarray:
     """Read the logits alone, of a file that need not have labels: what a calibrator is applied to in use.
 
@@ -142,12 +129,7 @@ def load_logits(
 
 
 def stream(
-    path: str | os.PathLike[str],
-    *,
-    rows: int = 65536,
-    split: str | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    **fields: Any,
+    path: StrPath, *, rows: int = 65536, split: str | None = None, storage_options: StorageOptions = None, **fields: Any
 ) -> Iterator[Predictions]:
     """Read predictions at most `rows` at a time, each part checked, in the memory of about one part.
 
@@ -197,20 +179,18 @@ def from_rows(
     features = getattr(rows, "features", None) or {}
     names = {name: tuple(feature.names) for name, feature in features.items() if getattr(feature, "names", None)}
     source = source_of_records(lambda: _number_rows(held), word="row")._replace(class_names=names)
-    fields = Fields(
-        sample_weight=sample_weight, groups=_names(groups), columns=_names(columns), clusters=clusters, **options
-    )
+    fields = Fields(sample_weight=sample_weight, groups=groups, columns=columns, clusters=clusters, **options)
     return PredictionFile(Path("rows"), "rows", source, fields).load_table()
 
 
 def save(
     obj: Any,
-    path: str | os.PathLike[str],
+    path: StrPath,
     *,
     class_names: Sequence[str] | None = None,
     n_classes: int | None = None,
     summary: Any = None,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: StorageOptions = None,
 ) -> None:
     """Write predictions or something fitted to a file that is either complete or not there.
 
@@ -263,7 +243,7 @@ def save(
         write(iter([chunk]), *drafts)
 
 
-def save_logits(path: str | os.PathLike[str], logits: Any, *, storage_options: Mapping[str, Any] | None = None) -> None:
+def save_logits(path: StrPath, logits: Any, *, storage_options: StorageOptions = None) -> None:
     """Write logits without labels, to a file that is either complete or not there."""
     _, write = format_of(path)
     chunk = Chunk(plain_logits(logits), None, {})
@@ -271,19 +251,15 @@ def save_logits(path: str | os.PathLike[str], logits: Any, *, storage_options: M
         write(iter([chunk]), draft)
 
 
-@contextmanager
 def draft_files(
-    path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None, *, labels: bool = True
-) -> Iterator[list[Path]]:
+    path: StrPath, storage_options: StorageOptions = None, *, labels: bool = True
+) -> AbstractContextManager[list[Path]]:
     """Drafts of the files of predictions at a path or an address, which take their places if the block ends well."""
     if is_address(path):
         from trueup.io.addresses import remote_files
 
-        with remote_files(os.fspath(path), storage_options, labels=labels) as drafts:
-            yield drafts
-        return
-    with atomic_write(*file_list(Path(path))[: 2 if labels else 1]) as drafts:
-        yield drafts
+        return remote_files(os.fspath(path), storage_options, labels=labels)
+    return atomic_write(*file_list(Path(path))[: 2 if labels else 1])
 
 
 def _number_rows(rows: Iterable[Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -291,7 +267,3 @@ def _number_rows(rows: Iterable[Any]) -> Iterator[tuple[int, Mapping[str, Any]]]
         if not isinstance(row, Mapping):
             raise InputError("rows", "be mappings of names to values", type(row).__name__, where=f"row {number}")
         yield number, row
-
-
-def _names(names: str | Sequence[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)

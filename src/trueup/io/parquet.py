@@ -61,12 +61,10 @@ def read_parquet(path: Path) -> Iterator[Source]:
             plain = {*others, *([labels] if labels and parse and (parse.names or parse.binary) else [])} - {*logits}
             for batch in batches(names, rows, plain, labels):
                 seen += len(batch)
-                parts = [
-                    _with_gaps(batch.column(name)) if gaps else _from_arrow(batch.column(name), name, absent)
-                    for name in logits
-                ]
-                y = _labels(batch.column(labels), labels, parse) if labels else None
-                yield Chunk(matrix(parts), y, {name: batch.column(name) for name in others})
+                columns = {name: batch.column(name) for name in names}
+                parts = [_with_gaps(columns[x]) if gaps else _from_arrow(columns[x], x, absent) for x in logits]
+                y = _labels(columns[labels], labels, parse) if labels else None
+                yield Chunk(matrix(parts), y, {name: columns[name] for name in others})
             if seen != n:  # a damaged directory of pages makes arrow end early
                 raise ValueError(f"{n} rows were promised, {seen} came")
 
@@ -102,34 +100,28 @@ def _labels(column: Any, name: str, parse: LabelParser | None) -> np.ndarray:
     parse = parse or LabelParser(column=name)
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     whole = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
-    if whole and (not parse.takes_numbers or parse.binary):
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)
+    translated = parse.binary or not parse.takes_numbers
+    if text or (whole and translated):
         return parse.array(object_array(column.to_pylist()))
     if whole and column.null_count:
-        filled = column.cast(pa.int64()).fill_null(MISSING)
-        return np.array(filled.to_numpy(zero_copy_only=False))
+        return np.array(column.cast(pa.int64()).fill_null(MISSING).to_numpy(zero_copy_only=False))
     if pa.types.is_floating(kind):  # a data frame writes whole numbers with a gap so
         values = _with_gaps(column)
         missing = np.isnan(values)
-        if parse.binary or not parse.takes_numbers or (missing.any() and (values[~missing] % 1).any()):
+        if translated or (missing.any() and (values[~missing] % 1).any()):
             return parse.array(values)
         return np.where(missing, MISSING, values).astype(np.int64) if missing.any() else values
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind):
-        return parse.array(object_array(column.to_pylist()))
     return _from_arrow(column, name)
 
 
 def _require_numbers(kind: Any, name: str, hint: Hint | None = None) -> None:
     """Before it is read: a kilobyte can stand for a text of any length in each row."""
     pa, _ = pyarrow()
-    inner = kind
-    while True:
-        if isinstance(inner, pa.BaseExtensionType):
-            inner = inner.storage_type
-        elif hasattr(inner, "value_type"):  # of lists and dictionaries
-            inner = inner.value_type
-        else:
-            break
-    types = pa.types
+    inner, types = kind, pa.types
+    # Extensions are stored as another type; lists and dictionaries hold values.
+    while (stored := getattr(inner, "storage_type", getattr(inner, "value_type", None))) is not None:
+        inner = stored
     if not any(check(inner) for check in (types.is_integer, types.is_floating, types.is_boolean, types.is_null)):
         raise InputError(name, "be an array of real numbers", str(kind), hint)
 

@@ -15,6 +15,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import IO, Any
@@ -62,68 +63,88 @@ def read_csv(path: Path) -> Iterator[Source]:
             raise ValueError(f"column names must differ, got {twice!r} twice")
 
         def read(plan: Plan, rows: int) -> Iterator[Chunk]:
-            logits, labels, others, parse, gaps, absent = plan
             position = {name: i for i, name in enumerate(header)}
-            at, last = [position[name] for name in logits], position[labels] if labels else None
-            beside = {name: position[name] for name in others}
-            label_of = parse or LabelParser(column=labels or "labels")
-            empty = math.nan if gaps else absent
+            numbers, others = ([position[name] for name in names] for names in (plan.logits, plan.others))
+            label = position[plan.labels] if plan.labels else None
+            empty = math.nan if plan.gaps else plan.absent
+
+            def values_of(line: list[str]) -> tuple[list[float], Any, list[str]]:
+                if len(line) != len(header):
+                    raise ValueError(f"{len(header)} fields wanted, got {len(line)}")
+                try:
+                    z = [float(line[i]) for i in numbers]
+                except ValueError:
+                    z = [empty if empty is not None and is_gap(line[i]) else float(line[i]) for i in numbers]
+                return z, None if label is None else line[label], [line[i] for i in others]
+
             file.seek(0)
             lines = csv.reader(file, strict=True)
             next(lines)
-            filled = filter(None, lines)
-            for part in count():
-                z, y, n = array("d"), array("q"), 0
-                cells: dict[str, list[str]] = {name: [] for name in beside}
-                for line in islice(filled, rows):
-                    with _errors_name_line(lines.line_num):
-                        if len(line) != len(header):
-                            raise ValueError(f"{len(header)} fields wanted, got {len(line)}")
-                        try:
-                            z.extend([float(line[i]) for i in at])
-                        except ValueError:
-                            z.extend([_number(line[i], empty) for i in at])
-                        if last is not None:
-                            y.append(_label(line[last], label_of))
-                        for name, i in beside.items():
-                            cells[name].append(line[i])
-                        n += 1
-                if n or not part:
-                    columns = {name: object_array(values) for name, values in cells.items()}
-                    yield Chunk(_shape(z, n, len(at), gaps), None if last is None else _int64(y), columns)
-                if n < rows:
-                    return
+            numbered = ((lines.line_num, line) for line in lines if line)
+            return _read_chunks(numbered, plan, rows, values_of, width=len(numbers))
 
         yield Source(dict.fromkeys(header, ""), read, len)
 
 
-def _label(text: str, parse: LabelParser) -> int:
-    """Nearly all labels are whole numbers in plain digits."""
-    plain = parse.takes_numbers and not parse.binary and text.isdecimal() and len(text) < 19
-    return int(text) if plain else parse(text)
+def _read_chunks(
+    lines: Iterator[tuple[int, Any]],
+    plan: Plan,
+    rows: int,
+    values_of: Callable[[Any], tuple[list[float], Any, list[Any]]],
+    *,
+    width: int | None = None,
+    word: str = "line",
+) -> Iterator[Chunk]:
+    """Chunks of numbered lines, each of which has numbers, a label and other values.
+
+    Without `width` each line has as many numbers as the first. One column that may have gaps is a vector.
+    """
+    parse = plan.parse or LabelParser(column=plan.labels or "labels")
+    for part in count():
+        z, y, n = array("d"), array("q"), 0
+        cells: list[list[Any]] = [[] for _ in plan.others]
+        for number, line in islice(lines, rows):
+            try:
+                values, label, others = values_of(line)
+                width = len(values) if width is None else width
+                if len(values) != width:
+                    hint, names = None if plan.absent is None else Hint.NULL, " and ".join(plan.logits)
+                    raise InputError(names, f"have {width} numbers, as before", str(len(values)), hint)
+                z.extend(values)
+                if plan.labels is not None:
+                    y.append(_label(label, parse))
+                for column, value in zip(cells, others, strict=True):
+                    column.append(value)
+            except _BAD_LINE as error:
+                raise _with_line(error, number, word) from None
+            n += 1
+        if n or not part:
+            if width is None:  # there are no lines
+                width = 1 if plan.gaps else max(2, len(plan.logits))
+            logits = np.frombuffer(z) if plan.gaps and width == 1 else np.frombuffer(z).reshape(n, width)
+            columns = {name: object_array(column) for name, column in zip(plan.others, cells, strict=True)}
+            yield Chunk(logits, None if plan.labels is None else np.frombuffer(y, np.int64), columns)
+        if n < rows:
+            return
 
 
-def _number(text: str, empty: float | None) -> float:
-    return empty if empty is not None and is_gap(text) else float(text)
+def _label(value: Any, parse: LabelParser) -> int:
+    """Nearly all labels of a table are whole numbers in plain digits."""
+    if isinstance(value, str) and value.isdecimal() and len(value) < 19 and parse.takes_numbers and not parse.binary:
+        return int(value)
+    if isinstance(value, list | dict):
+        raise InputError(parse.column, "be whole numbers", _show(value))
+    return parse(value)
 
 
-def _shape(z: array[float], n: int, width: int, gaps: bool) -> np.ndarray:
-    """One column that may have gaps is a vector; logits are a matrix."""
-    return np.frombuffer(z) if gaps and width == 1 else np.frombuffer(z).reshape(n, width)
+_BAD_LINE = (ValueError, OverflowError, TypeError)
 
 
-def _int64(y: array[int]) -> np.ndarray:
-    return np.frombuffer(y, np.int64)
-
-
-@contextmanager
-def _errors_name_line(number: int, word: str = "line") -> Iterator[None]:
-    try:
-        yield
-    except InputError as error:
-        raise error.replace(where=f"{word} {number}") from None
-    except (ValueError, OverflowError, TypeError) as error:
-        raise ValueError(f"{word} {number}: {error}") from None
+def _with_line(error: Exception, number: int, word: str) -> ValueError:
+    """The error with the number of its line."""
+    if isinstance(error, InputError):
+        return error.replace(where=f"{word} {number}")
+    return ValueError(f"{word} {number}: {error}")
 
 
 def write_csv(chunks: Iterator[Chunk], path: Path) -> None:
@@ -150,12 +171,7 @@ def _cell(value: Any) -> Any:
 def read_jsonl(path: Path) -> Iterator[Source]:
     """A list `logits` or one field a class, and `label`; also the samples that lm-evaluation-harness logs."""
     with _open_text(path) as file:
-
-        def records() -> Iterator[tuple[int, Mapping[str, Any]]]:
-            file.seek(0)
-            return _records(file)
-
-        yield source_of_records(records)
+        yield source_of_records(partial(_records, file))
 
 
 def source_of_records(records: Callable[[], Iterator[tuple[int, Mapping[str, Any]]]], word: str = "line") -> Source:
@@ -170,36 +186,16 @@ def source_of_records(records: Callable[[], Iterator[tuple[int, Mapping[str, Any
             columns.setdefault(name, _describe(value))
 
     def read(plan: Plan, rows: int) -> Iterator[Chunk]:
-        logits, labels, others, parse, gaps, absent = plan
-        label_of = parse or LabelParser(column=labels or "labels")
-        varying = kind is not None and list(logits) == ["logits"] and absent is not None
+        varying = kind is not None and list(plan.logits) == ["logits"] and plan.absent is not None
         wide = _most_options(kind, records(), word) if varying else None
         lines = records() if kind is None else _samples(kind, records(), word, wide)
-        for part in count():
-            z, y, n = array("d"), array("q"), 0
-            cells: dict[str, list[Any]] = {name: [] for name in others}
-            for number, record in islice(lines, rows):
-                with _errors_name_line(number, word):
-                    values = _numbers(record, logits, gaps, absent)
-                    if wide is None:
-                        wide = len(values)
-                    if len(values) != wide:
-                        hint = None if absent is None else Hint.NULL
-                        raise InputError(
-                            " and ".join(logits), f"have {wide} numbers, as before", str(len(values)), hint
-                        )
-                    z.extend(values)
-                    if labels is not None:
-                        y.append(label_of(_plain_label(_get(record, labels), labels)))
-                    for name in others:
-                        cells[name].append(_get(record, name))
-                    n += 1
-            if n or not part:
-                shape = wide if wide is not None else 1 if gaps else max(2, len(logits))
-                taken = {name: object_array(values) for name, values in cells.items()}
-                yield Chunk(_shape(z, n, shape, gaps), None if labels is None else _int64(y), taken)
-            if n < rows:
-                return
+
+        def values_of(record: Mapping[str, Any]) -> tuple[list[float], Any, list[Any]]:
+            label = _get(record, plan.labels) if plan.labels else None
+            others = [_get(record, name) for name in plan.others]
+            return _numbers(record, plan.logits, plan.gaps, plan.absent), label, others
+
+        return _read_chunks(lines, plan, rows, values_of, width=wide, word=word)
 
     def width(logits: Sequence[str]) -> int:
         if kind is not None and list(logits) == ["logits"]:
@@ -219,12 +215,15 @@ def _samples(
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Records of a kind, `lm_eval` or `top_logprobs`, with logits and a label."""
     for number, record in records:
-        with _errors_name_line(number, word):
-            record = kind.with_logits(record, width)
-        yield number, record
+        try:
+            sample = kind.with_logits(record, width)
+        except _BAD_LINE as error:
+            raise _with_line(error, number, word) from None
+        yield number, sample
 
 
 def _records(file: IO[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    file.seek(0)
     for number in count(1):
         line = file.readline(LINE_CHARACTERS)
         if not line:
@@ -278,21 +277,13 @@ def _numbers(record: Mapping[str, Any], names: Sequence[str], gaps: bool, absent
     elif len(values) == 1 and not gaps:
         raise InputError(names[0], "be a list of numbers", _show(values[0]))
     if gaps:
-        values = [
-            math.nan if value is None or (isinstance(value, str) and is_gap(value)) else value for value in values
-        ]
+        values = [math.nan if is_gap(value) else value for value in values]
     elif absent is not None:
         values = [absent if value is None else value for value in values]
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InputError(" and ".join(names), "be numbers", _show(value))
     return values
-
-
-def _plain_label(value: Any, name: str) -> Any:
-    if isinstance(value, list | dict):
-        raise InputError(name, "be whole numbers", _show(value))
-    return value
 
 
 def _show(value: Any) -> str:
@@ -307,9 +298,8 @@ def write_jsonl(chunks: Iterator[Chunk], path: Path) -> None:
             columns: dict[str, list[Any]] = {}
             if chunk.logits.ndim == 2:
                 # JSON has no −∞; what an option that the row does not have reads as is null.
-                columns[chunk.name] = [
-                    [None if x == -math.inf else float(x) for x in row] for row in chunk.logits.tolist()
-                ]
+                rows = chunk.logits.tolist()
+                columns[chunk.name] = [[None if x == -math.inf else float(x) for x in row] for row in rows]
             if chunk.labels is not None:
                 columns["label"] = [None if label == MISSING else label for label in chunk.labels.tolist()]
             columns |= {name: as_list(column) for name, column in chunk.others.items()}

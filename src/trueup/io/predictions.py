@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 import os
 import sys
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -20,11 +19,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from trueup._core.arrays import ROUNDING, Array, as_labels, as_logits, as_pair, read_padding
+from trueup._core.arrays import ROUNDING, Array, as_labels, as_pair, read_padding
 from trueup._core.errors import InputError
 from trueup._core.formatting import format_percent, html_summary
 from trueup._core.native import row_chunks
-from trueup.io.atomic import errors_name_file, require_file
+from trueup.io.atomic import StorageOptions, StrPath, errors_name_file, require_file, warn_of_skipped
 from trueup.io.formats import FORMATS
 from trueup.io.source import (
     Chunk,
@@ -42,6 +41,7 @@ from trueup.io.source import (
     is_address,
     label_names,
     numbers_of,
+    plain_logits,
     require_columns,
     simplify,
     splits_in,
@@ -83,7 +83,7 @@ class PredictionTable:
     >>> table = PredictionTable(np.zeros((2, 3)), np.array([0, 2]), sample_weight=np.array([1.0, 2.0]))
     >>> z, y = table
     >>> y, table.options()
-    (array([0, 2]), {'weights': array([1., 2.])})
+    (array([0, 2]), {'sample_weight': array([1., 2.])})
     """
 
     logits: Array
@@ -112,11 +112,9 @@ class PredictionTable:
 
     def options(self) -> dict[str, Any]:
         """Weights, groups and clusters as the keywords that functions take them by, where there are any."""
-        return {
-            **({} if self.sample_weight is None else {"sample_weight": self.sample_weight}),
-            **({"groups": dict(self.groups)} if self.groups else {}),
-            **({} if self.clusters is None else {"clusters": {self.cluster_name: self.clusters}}),
-        }
+        clusters = None if self.clusters is None else {self.cluster_name: self.clusters}
+        options = {"sample_weight": self.sample_weight, "groups": dict(self.groups) or None, "clusters": clusters}
+        return {name: value for name, value in options.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -130,14 +128,16 @@ class Fields:
     correct: str | None = None
     class_names: Sequence[str] | None = None
     sample_weight: str | None = None
-    groups: Sequence[str] = ()
-    columns: Sequence[str] = ()
+    groups: str | Sequence[str] = ()
+    columns: str | Sequence[str] = ()
     clusters: str | None = None
     class_axis: Literal["first", "last"] | None = None
     ignore_index: int = -100
     multilabel: bool = False
 
     def __post_init__(self) -> None:
+        for name, columns in (("groups", self.groups), ("columns", self.columns)):
+            object.__setattr__(self, name, (columns,) if isinstance(columns, str) else tuple(columns))
         if self.class_axis not in (None, "first", "last"):
             raise InputError("class_axis", 'be "first" (n, K, …) or "last" (n, …, K)', repr(self.class_axis))
         if self.multilabel and (self.class_axis or self.confidence):
@@ -180,22 +180,16 @@ def from_multilabel(
     known = np.arange(np.shape(logits)[1]) if class_names is None else np.asarray(class_names)
     if len(known) != np.shape(logits)[1]:
         raise InputError("class_names", f"name the {np.shape(logits)[1]} labels", f"{len(known)} names")
-    return PredictionTable(
-        events.logits,
-        events.labels,
-        groups={"label": known[events.label]},
-        class_names=("no", "yes"),
-        clusters=events.row,
-        cluster_name="sample",
-    )
+    table = PredictionTable(events.logits, events.labels, groups={"label": known[events.label]})
+    return replace(table, class_names=("no", "yes"), clusters=events.row, cluster_name="sample")
 
 
 @contextmanager
 def open_predictions(
-    path: str | os.PathLike[str],
+    path: StrPath,
     fields: Fields | None = None,
     *,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: StorageOptions = None,
     partitions: Mapping[str, str] = MappingProxyType({}),
     **options: Any,
 ) -> Iterator[PredictionFile]:
@@ -213,20 +207,15 @@ def open_predictions(
     fields = fields or Fields(**options)
     reader, _ = format_of(name)
     with ExitStack() as stack:
-        file = stack.enter_context(_local_file(name, storage_options))
+        file = Path(name)
+        if is_address(name):
+            from trueup.io.addresses import local_copy
+
+            file = stack.enter_context(local_copy(name, storage_options))
         require_file(file)
         with errors_name_file(name):
             source = stack.enter_context(reader(file))
         yield PredictionFile(file, name, source, fields, partitions)
-
-
-def _local_file(name: str, storage_options: Mapping[str, Any] | None) -> AbstractContextManager[Path]:
-    """The file itself, or of an address a copy."""
-    if not is_address(name):
-        return nullcontext(Path(name))
-    from trueup.io.addresses import local_copy
-
-    return local_copy(name, storage_options)
 
 
 @dataclass(frozen=True)
@@ -260,9 +249,13 @@ class PredictionFile:
 
     def has_labels(self, split: str | None = None) -> bool:
         """Whether the file names labels."""
-        if self.fields.confidence is not None:
-            return self.fields.label_column in self.source.columns
-        return any(name in self.source.columns for name in label_names(self.fields.labels, split))
+        return self.label_column(split) is not None
+
+    def label_column(self, split: str | None = None) -> str | None:
+        """The column of labels, or of right and wrong, if the file has it."""
+        fields = self.fields
+        names = label_names(fields.labels, split) if fields.confidence is None else [fields.label_column]
+        return next((name for name in names if name in self.source.columns), None)
 
     def load(self, split: str | None = None, *, mmap: bool = False) -> Predictions:
         """All rows of a split; see `load`."""
@@ -301,11 +294,13 @@ class PredictionFile:
 
     def tables(self, rows: int, split: str | None = None, *, checked_before: bool = False) -> Iterator[PredictionTable]:
         """As `stream`, with weights, groups and columns; rows without a label are counted, not warned of."""
-        start = 0
-        classes: int | None = None
-        fields = self.fields
+        start, classes, fields = 0, None, self.fields
+        is_flat = fields.class_axis is not None or fields.multilabel
         with errors_name_file(self.name):
-            self._require_labels()
+            for file in file_list(self.path)[1:]:  # the labels of a .npy file
+                if not file.is_file():
+                    wanted = f"the labels of {self.path.name} are wanted beside it"
+                    raise FileNotFoundError(f"{file}: no such file; {wanted}")
             plan = self.plan(split)
             chunks: Iterable[Chunk] = self.source.read(plan, rows)
             floor = None
@@ -316,39 +311,28 @@ class PredictionFile:
             for chunk in chunks:
                 kept, skipped = drop_missing(chunk, gaps=fields.confidence is not None)
                 kept = kept._replace(others={name: kept.others[own] for name, own in self._beside(split).items()})
-                flat = _Flat(kept, None, {})
+                clusters: np.ndarray | None = None
+                groups: dict[str, np.ndarray] = {}
                 with _errors_name_row(start):
-                    if fields.class_axis is not None or fields.multilabel:
-                        flat = _flatten(kept, fields, start, self.class_names)
-                        kept = flat.rows
+                    if is_flat:
+                        kept, clusters, groups = _flatten(kept, fields, start, self.class_names)
                     if fields.multilabel:  # which were checked as events
                         z, y = Predictions(kept.logits, np.asarray(kept.labels))
                     else:
                         z, y = self._check(kept.logits, kept.labels, floor, checked_before)
                     if classes not in (None, z.shape[1]):
                         raise InputError("logits", f"have {classes} classes as before", str(z.shape[1]))
-                    named = fields.class_names is not None and not fields.multilabel
-                    if named and len(fields.class_names or ()) != z.shape[1]:
-                        got = f"{len(fields.class_names or ())} names"
-                        raise InputError("class_names", f"name the {z.shape[1]} classes", got)
-                    weights = (
-                        None
-                        if fields.sample_weight is None
-                        else _weights(kept.others[fields.sample_weight], fields.sample_weight)
-                    )
-                classes = z.shape[1]
+                    classes, named = z.shape[1], None if fields.multilabel else fields.class_names
+                    if named is not None and len(named) != classes:
+                        raise InputError("class_names", f"name the {classes} classes", f"{len(named)} names")
+                    weights = _weights(kept, fields.sample_weight)
                 start += len(chunk.logits)
-                yield PredictionTable(
-                    z,
-                    y,
-                    weights,
-                    flat.groups | {name: self._groups(kept, name) for name in fields.groups},
-                    {name: simplify(as_list(kept.others[name])) for name in fields.columns},
-                    ("no", "yes") if fields.multilabel else self.class_names,
-                    skipped,
-                    flat.sample if fields.clusters is None else self._groups(kept, fields.clusters),
-                    fields.clusters or "sample",
-                )
+                groups |= {name: self._groups(kept, name) for name in fields.groups}
+                columns = {name: simplify(kept.others[name]) for name in fields.columns}
+                clusters = clusters if fields.clusters is None else self._groups(kept, fields.clusters)
+                names = ("no", "yes") if fields.multilabel else self.class_names
+                cluster_name = fields.clusters or "sample"
+                yield PredictionTable(z, y, weights, groups, columns, names, skipped, clusters, cluster_name)
 
     def plan(self, split: str | None, *, labelled: bool = True, others: Sequence[str] | None = None) -> Plan:
         """Which columns to read; an error lists those of the file if one is missing."""
@@ -356,14 +340,13 @@ class PredictionFile:
         if others is None:
             others = list(dict.fromkeys(self._beside(split).values()))
         if fields.confidence is not None:
-            correct = fields.label_column
-            require_columns(columns, [fields.confidence, *([correct] if labelled else [])])
-            parse = LabelParser(binary=True, column=correct)
-            return Plan([fields.confidence], correct if labelled else None, others, parse, gaps=True)
+            correct = fields.label_column if labelled else None
+            require_columns(columns, [fields.confidence, *([correct] if correct else [])])
+            parse = LabelParser(binary=True, column=fields.label_column)
+            return Plan([fields.confidence], correct, others, parse, gaps=True)
         names, label = find_columns(columns, fields.logits, fields.labels if labelled else None, fields.probs, split)
         parse = LabelParser(self.class_names or (), column=label or "labels")
-        absent = math.nan if fields.probs else -math.inf
-        return Plan(names, label, others, parse, absent=absent)
+        return Plan(names, label, others, parse, absent=math.nan if fields.probs else -math.inf)
 
     def _beside(self, split: str | None) -> dict[str, str]:
         """The columns beside logits and labels that are wanted, by the name that they were asked for."""
@@ -381,16 +364,33 @@ class PredictionFile:
 
     def floor(self, chunks: Iterable[Chunk]) -> float | None:
         """What exact zeros are raised to, the same in all chunks; None where there are none, or one is not sound."""
-        if self.fields.confidence is None:
-            return _floor(chunk.logits for chunk in chunks)
-        both = (_both_sides(_vector(drop_missing(chunk, gaps=True)[0].logits)) for chunk in chunks)
-        return _floor(both, confidence=True)
+        zeros = numbers = 0
+        smallest = []  # positive number of each chunk
+        for chunk in chunks:
+            z = chunk.logits
+            if self.fields.confidence is not None:
+                z = _vector(drop_missing(chunk, gaps=True)[0].logits)
+                z = np.stack([1 - z, z], axis=1) if z.ndim == 1 else z
+            z = z if z.dtype.kind != "f" else np.where(np.isnan(z), 1.0, z)  # absent options are no zeros
+            if not (z.dtype.kind == "f" and z.size and z.min() > -ROUNDING and z.max() < 2):
+                return None  # the check of that chunk says what is wrong
+            zeros, numbers = zeros + int((z <= 0).sum()), numbers + z.size
+            smallest.append(z.min(initial=1.0, where=z > 0))
+        if not zeros:
+            return None
+        from trueup.convert import CERTAIN, FLOOR, resolution, warn_of_certain, warn_of_zeros
+
+        if self.fields.confidence is not None:
+            warn_of_certain(zeros, numbers // 2, floor := min(CERTAIN, resolution(np.array(smallest), least=FLOOR)))
+        else:
+            warn_of_zeros(zeros, numbers, floor := resolution(np.array(smallest)))
+        return floor
 
     def to_logits(self, values: np.ndarray, floor: float | None) -> np.ndarray:
         """What the file holds, as logits."""
         if not self.fields.probs and self.fields.confidence is None:
             return values
-        from trueup.convert import from_probs  # logits need neither
+        from trueup.convert import from_probs  # which logits do not need
 
         if self.fields.confidence is not None:
             return from_probs(_vector(values), floor=floor, name=self.fields.confidence)
@@ -411,38 +411,21 @@ class PredictionFile:
             return group_values(chunk.others[name])
         return np.full(len(chunk.logits), self.partitions[name])
 
-    def _require_labels(self) -> None:
-        """The labels of a .npy file are a file of their own."""
-        for file in file_list(self.path)[1:]:
-            if not file.is_file():
-                raise FileNotFoundError(f"{file}: no such file; the labels of {self.path.name} are wanted beside it")
 
-
-class _Flat(NamedTuple):
-    """Rows that tokens, pixels or labels became."""
-
-    rows: Chunk
-    sample: np.ndarray | None
-    """Which text, image or row each is of."""
-    groups: dict[str, np.ndarray]
-
-
-def _flatten(chunk: Chunk, fields: Fields, start: int, class_names: Sequence[str] | None) -> _Flat:
-    """Each token, pixel or label as a row, with what stands beside its sample."""
+def _flatten(
+    chunk: Chunk, fields: Fields, start: int, class_names: Sequence[str] | None
+) -> tuple[Chunk, np.ndarray, dict[str, np.ndarray]]:
+    """Each token, pixel or label as a row, the text, image or row that it is of, and its groups."""
     groups: dict[str, np.ndarray] = {}
     if fields.multilabel:
-        from trueup.convert import label_events
-
-        events = label_events(chunk.logits, chunk.labels, ignore_index=fields.ignore_index, probs=fields.probs)
-        z, y, sample = events.logits, events.labels, events.row
-        if class_names is not None and len(class_names) != chunk.logits.shape[1]:
-            raise InputError("class_names", f"name the {chunk.logits.shape[1]} labels", f"{len(class_names)} names")
-        groups["label"] = events.label if class_names is None else np.asarray(class_names)[events.label]
+        options: dict[str, Any] = {"ignore_index": fields.ignore_index, "probs": fields.probs}
+        table = from_multilabel(chunk.logits, chunk.labels, class_names=class_names, **options)
+        z, y, sample, groups = table.logits, table.labels, np.asarray(table.clusters), dict(table.groups)
     else:
         # Checked where the numbers are known to be logits, which probabilities are not yet.
         z, y, sample = _pixels(chunk, fields)
     others = {name: np.asarray(as_list(column), dtype=object)[sample] for name, column in chunk.others.items()}
-    return _Flat(Chunk(z, y, others), sample + start, groups)
+    return Chunk(z, y, others), sample + start, groups
 
 
 def _pixels(chunk: Chunk, fields: Fields) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -463,45 +446,36 @@ _BY_ROW = ("logits", "labels", "sample_weight", "groups", "columns", "clusters")
 
 def concatenate(tables: Sequence[PredictionTable]) -> PredictionTable:
     """One table of the rows of several."""
-    first = tables[0]
-    if len(tables) == 1:
-        return first
 
-    def join(arrays: Iterable[np.ndarray]) -> np.ndarray:
-        parts = list(arrays)
+    def join(parts: list[np.ndarray]) -> np.ndarray:
         same = len({part.dtype.kind for part in parts}) == 1
         return np.concatenate(parts if same else [part.astype(object) for part in parts])
 
-    def join_all(name: str) -> Any:
-        values = [getattr(table, name) for table in tables]
-        if isinstance(values[0], Mapping):
-            return {key: join(value[key] for value in values) for key in values[0]}
-        return None if values[0] is None else join(values)
-
-    skipped = sum(table.skipped for table in tables)
-    return replace(first, **{name: join_all(name) for name in _BY_ROW}, skipped=skipped)
+    if len(tables) == 1:
+        return tables[0]
+    return replace(tables[0], **_map_rows(tables, join), skipped=sum(table.skipped for table in tables))
 
 
 def take_rows(table: PredictionTable, rows: np.ndarray) -> PredictionTable:
     """Some rows of a table."""
-
-    def take(values: Any) -> Any:
-        if isinstance(values, Mapping):
-            return {name: column[rows] for name, column in values.items()}
-        return None if values is None else values[rows]
-
-    return replace(table, **{name: take(getattr(table, name)) for name in _BY_ROW})
+    return replace(table, **_map_rows([table], lambda parts: parts[0][rows]))
 
 
-def warn_of_skipped(skipped: int, name: str) -> None:
-    """Say how many rows were left out because they had no label, or no confidence."""
-    if skipped:
-        rows = "1 row was" if skipped == 1 else f"{skipped:,} rows were"
-        warnings.warn(f"{name}: {rows} left out, without a label or a confidence", stacklevel=3)
+def _map_rows(tables: Sequence[PredictionTable], function: Callable[[list[Any]], Any]) -> dict[str, Any]:
+    """The fields with an entry per row, each a function of the arrays of all tables."""
+
+    def apply(values: list[Any]) -> Any:
+        if isinstance(values[0], Mapping):
+            return {key: function([value[key] for value in values]) for key in values[0]}
+        return None if values[0] is None else function(values)
+
+    return {name: apply([getattr(table, name) for table in tables]) for name in _BY_ROW}
 
 
-def _weights(column: Any, name: str) -> np.ndarray:
-    weights = numbers_of(column, name)
+def _weights(chunk: Chunk, name: str | None) -> np.ndarray | None:
+    if name is None:
+        return None
+    weights = numbers_of(chunk.others[name], name)
     bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     if len(bad):
         raise InputError(name, "be weights, finite and not negative", f"{weights[bad[0]]:g} in row {bad[0]}")
@@ -511,36 +485,6 @@ def _weights(column: Any, name: str) -> np.ndarray:
 def _vector(values: np.ndarray) -> np.ndarray:
     flat = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     return flat.astype(np.float64) if flat.dtype.kind in "biu" else flat
-
-
-def _both_sides(confidence: np.ndarray) -> np.ndarray:
-    return np.stack([1 - confidence, confidence], axis=1) if confidence.ndim == 1 else confidence
-
-
-def _floor(parts: Iterable[np.ndarray], *, confidence: bool = False) -> float | None:
-    """What exact zeros are raised to, the same in all parts; None where there are none, or a part is not sound."""
-    zeros = numbers = 0
-    smallest = []  # positive number of each part
-    for z in parts:
-        z = z if z.dtype.kind != "f" else np.where(np.isnan(z), 1.0, z)  # absent options are no zeros
-        if not (z.dtype.kind == "f" and z.size and z.min() > -ROUNDING and z.max() < 2):
-            return None  # the check of that part says what is wrong
-        zeros, numbers = zeros + int((z <= 0).sum()), numbers + z.size
-        smallest.append(z.min(initial=1.0, where=z > 0))
-    if not zeros:
-        return None
-    from trueup.convert import CERTAIN, FLOOR, resolution, warn_of_certain, warn_of_zeros
-
-    if confidence:
-        warn_of_certain(zeros, numbers // 2, floor := min(CERTAIN, resolution(np.array(smallest), least=FLOOR)))
-    else:
-        warn_of_zeros(zeros, numbers, floor := resolution(np.array(smallest)))
-    return floor
-
-
-def plain_logits(logits: Any) -> np.ndarray:
-    """Checked logits as a file can hold them: bfloat16 as float32."""
-    return np.ascontiguousarray(as_logits(logits, padding=False))
 
 
 ROWS_LOOKED_AT = 1000
@@ -563,7 +507,7 @@ def looks_like_probabilities(logits: Array) -> str | None:
     return "each row sums to 1 like probabilities, but was read as logits"
 
 
-def format_of(path: str | os.PathLike[str]) -> tuple[Reader, Writer]:
+def format_of(path: StrPath) -> tuple[Reader, Writer]:
     """The reader and the writer of a file, by its suffix."""
     suffix = suffix_of(path)
     if suffix not in FORMATS:

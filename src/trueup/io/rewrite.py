@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from trueup._core.errors import InputError
-from trueup.io.atomic import errors_name_file
+from trueup.io.atomic import StorageOptions, StrPath, errors_name_file
 from trueup.io.formats import ARRAYS, FORMATS
 from trueup.io.load_save import draft_files
 from trueup.io.predictions import PredictionFile
-from trueup.io.source import MISSING, Chunk, LabelParser, as_list, label_names, object_array, suffix_of
+from trueup.io.source import MISSING, Chunk, LabelParser, as_list, object_array, row_columns, suffix_of
 
 ROWS = 16384
 """Rows of a table at a time."""
+Map: TypeAlias = Callable[[np.ndarray], np.ndarray]
+"""A function of logits."""
 
 
 def rewrite(
     file: PredictionFile,
-    target: str | os.PathLike[str],
+    target: StrPath,
     function: Callable[[np.ndarray], np.ndarray],
     *,
     split: str | None = None,
     probs: bool = False,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: StorageOptions = None,
 ) -> tuple[int, int]:
     """Write a file's rows with `function` of their logits and all their other columns; how many rows and classes.
 
@@ -40,7 +41,7 @@ def rewrite(
     """
     _, write = FORMATS[suffix_of(target)]
     is_array = suffix_of(target) in ARRAYS
-    label = _label_column(file, split)
+    label = None if file.fields.confidence is not None else file.label_column(split)
     total = classes = 0
 
     def chunks() -> Iterator[Chunk]:
@@ -75,13 +76,6 @@ def rewrite(
     return total, classes
 
 
-def _label_column(file: PredictionFile, split: str | None) -> str | None:
-    if file.fields.confidence is not None:
-        return None
-    names = label_names(file.fields.labels, split)
-    return next((name for name in names if name in file.source.columns), None)
-
-
 def _softmax(logits: np.ndarray, axis: int) -> np.ndarray:
     """Probabilities of the logits' type, from double."""
     odds = np.exp(np.subtract(logits, logits.max(axis=axis, keepdims=True), dtype=np.float64))
@@ -89,14 +83,9 @@ def _softmax(logits: np.ndarray, axis: int) -> np.ndarray:
 
 
 def _calibrated_confidence(
-    file: PredictionFile,
-    chunk: Chunk,
-    columns: Mapping[str, Any],
-    function: Callable[[np.ndarray], np.ndarray],
-    floor: float | None,
+    file: PredictionFile, chunk: Chunk, columns: Mapping[str, Any], function: Map, floor: float | None
 ) -> tuple[np.ndarray, dict[str, Any]]:
     name = file.fields.confidence
-    assert name is not None
     stated = np.asarray(chunk.logits, dtype=np.float64).reshape(-1)
     there = ~np.isnan(stated)
     after = np.zeros((len(stated), 2))
@@ -112,14 +101,8 @@ def _calibrated_confidence(
 
 
 def _other_columns(file: PredictionFile, logits: Sequence[str], split: str | None) -> list[str]:
-    source = file.source
-    kept = [
-        name for name in source.columns if name not in source.hidden and (file.fields.confidence or name not in logits)
-    ]
-    if source.rows:  # arrays of another length are something else
-        kept = [name for name in kept if source.rows.get(name) == source.rows[logits[0]]]
-    nested = {name for name in kept if "." in name and name.partition(".")[0] in source.columns}
-    kept = [name for name in kept if name not in nested]
+    names = row_columns(file.source, logits[0])
+    kept = [name for name in names if file.fields.confidence or name not in logits]
     if split is not None:
         kept = [name for name in kept if name.startswith(f"{split}_") or not name.startswith(("val_", "test_"))]
     return kept
@@ -132,9 +115,8 @@ def _without_split(name: str, split: str | None) -> str:
 def _label_array(column: Any, parse: LabelParser) -> np.ndarray:
     labels = parse.array(column if isinstance(column, np.ndarray) else object_array(as_list(column)))
     if labels.dtype == np.int64 and (labels == MISSING).any():
-        raise InputError(
-            parse.column, "be there in each row of an array", "rows without", "write .csv, .jsonl or .parquet"
-        )
+        hint = "write .csv, .jsonl or .parquet"
+        raise InputError(parse.column, "be there in each row of an array", "rows without", hint)
     return labels
 
 
@@ -145,9 +127,8 @@ def rewritten_name(path: str, root: str, target: str) -> str:
     'out/region=eu/0.csv'
     """
     plain, base = path.replace("\\", "/"), root.replace("\\", "/").rstrip("/")
-    inner = plain.removeprefix(f"{base}/") if plain.startswith(f"{base}/") else None
-    if inner is None:
-        parts = PurePath(plain).parts
-        folders = [part for part in parts[:-1] if "=" in part]
-        inner = "/".join([*folders, parts[-1]])
+    inner = plain.removeprefix(f"{base}/")
+    if inner == plain:
+        *folders, name = PurePath(plain).parts
+        inner = "/".join([*(folder for folder in folders if "=" in folder), name])
     return f"{target.rstrip('/')}/{inner}"

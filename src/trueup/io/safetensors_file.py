@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 from safetensors import safe_open
 
-DTYPES = {
-    **{f"F{8 * size}": f"<f{size}" for size in (2, 4, 8)},
-    **{f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "IU" for size in (1, 2, 4, 8)},
-    "BOOL": "?",
-    "BF16": "<u2",
-}
+_NUMBERS = ["F16", "F32", "F64", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64"]
+DTYPES = {name: f"<{name[0].lower()}{int(name[1:]) // 8}" for name in _NUMBERS} | {"BOOL": "?", "BF16": "<u2"}
 """The types that can be read; bfloat16 as the upper half of a float32."""
 
 
@@ -35,9 +30,7 @@ class TensorFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bytes = None
 
     @property
@@ -59,7 +52,3 @@ class TensorFile:
         whole = data.view(DTYPES[dtype]).reshape(shape)
         rows = np.array(whole if start is None else whole[start:stop])
         return (rows.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else rows
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """All arrays."""
-        return {name: self.read(name) for name in self._tensors}

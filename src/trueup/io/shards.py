@@ -25,16 +25,9 @@ from trueup._core.errors import Hint, InputError, message_of
 from trueup._core.native import limit_threads
 from trueup._core.progress import track
 from trueup.io.addresses import file_system
+from trueup.io.atomic import StorageOptions, StrPath, warn_of_skipped
 from trueup.io.formats import FORMATS
-from trueup.io.predictions import (
-    Fields,
-    PredictionFile,
-    PredictionTable,
-    concatenate,
-    open_predictions,
-    take_rows,
-    warn_of_skipped,
-)
+from trueup.io.predictions import Fields, PredictionFile, PredictionTable, concatenate, open_predictions, take_rows
 from trueup.io.source import is_address, suffix_of
 
 NUMBERS = 1 << 23
@@ -63,7 +56,7 @@ class Shards:
     """What the columns are. Groups may also be keys of partitions such as `region=eu/part-0.parquet`, and a cluster may
     continue in another file."""
     split: str | None = None
-    storage_options: Mapping[str, Any] | None = None
+    storage_options: StorageOptions = None
     """How fsspec opens addresses."""
     checked_before: bool = False
     """Whether the files were read before, and their logits are taken to be finite as they were then."""
@@ -73,7 +66,7 @@ class Shards:
     """With a seed each part has a random number a row in its columns, "draw", from 0 to 1."""
 
     @classmethod
-    def of(cls, where: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], **options: Any) -> Shards:
+    def of(cls, where: StrPath | Sequence[StrPath], **options: Any) -> Shards:
         """Find the files of a folder, a pattern such as `preds/*.parquet`, or a list, sorted by name.
 
         Folders inside that are called `key=value` are partitions, and belong to it. Addresses with `://` are listed and
@@ -96,11 +89,9 @@ class Shards:
         """The rows of one shard, some at a time; one of no rows gives an empty part. Each unpacks as a pair."""
         with self.open(path) as file:
             rows = self.rows or max(1, NUMBERS // max(1, file.width(self.split)))
-            if self.head_rows is None:
-                yield from file.tables(rows, self.split, checked_before=self.checked_before)
-            else:
-                head = file.tables(min(rows, self.head_rows), self.split, checked_before=self.checked_before)
-                yield from islice(head, 1)
+            head = self.head_rows
+            tables = file.tables(min(rows, head or rows), self.split, checked_before=self.checked_before)
+            yield from islice(tables, None if head is None else 1)
 
     def open(self, path: str) -> AbstractContextManager[PredictionFile]:
         """One shard."""
@@ -122,9 +113,8 @@ class Shards:
         warn_of_bad_shards(bad)
         table = concatenate(drawn.tables)
         if drawn.threshold < 1:
-            warnings.warn(
-                f"{rows:,} rows do not fit in memory: {len(table.labels):,} of them were drawn at random", stacklevel=2
-            )
+            drawn_rows = f"{len(table.labels):,} of them were drawn at random"
+            warnings.warn(f"{rows:,} rows do not fit in memory: {drawn_rows}", stacklevel=2)
         return replace(table, skipped=0)
 
     def heads(self, most: int, rows: int) -> Shards:
@@ -141,7 +131,7 @@ class Shards:
         return replace(self, paths=tuple(path for path in self.paths if path not in bad))
 
 
-def _list_files(where: str, storage_options: Mapping[str, Any] | None = None) -> list[str]:
+def _list_files(where: str, storage_options: StorageOptions = None) -> list[str]:
     if is_address(where):
         return _list_remote_files(where, storage_options)
     if Path(where).is_dir():
@@ -161,13 +151,12 @@ def _files_below(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _list_remote_files(where: str, storage_options: Mapping[str, Any] | None) -> list[str]:
+def _list_remote_files(where: str, storage_options: StorageOptions) -> list[str]:
     system, path = file_system(where, storage_options)
     if has_magic(path):
         names = system.glob(path)
     elif system.isdir(path):
-        found = system.find(path)
-        names = [name for name in found if _below_partitions(name, path)]
+        names = [name for name in system.find(path) if _below_partitions(name, path)]
     else:
         names = [path]
     return [system.unstrip_protocol(name) for name in names if suffix_of(name) in FORMATS]
@@ -272,7 +261,10 @@ def map_shards(
     raises `BadShard` with its name, unless `skip_bad`; shards of different numbers of classes are always refused.
     """
     total, rows, bad, first, skipped = None, 0, [], None, 0
-    for part in track(_parts(task, shards, executor), total=len(shards), label=label, enabled=progress):
+    # Not with all paths: each task is sent by itself.
+    run = functools.partial(_sum_shard, task, replace(shards, paths=()), executor is not None)
+    parts = map(run, shards.paths) if executor is None else executor.map(run, shards.paths)
+    for part in track(parts, total=len(shards), label=label, enabled=progress):
         if part.error is not None:
             if not skip_bad:
                 raise BadShard(part.error)
@@ -282,9 +274,8 @@ def map_shards(
         if part.rows:
             first = first or (part.path, part.n_classes)
             if part.n_classes != first[1]:
-                raise BadShard(
-                    f"shards must have the same classes: {first[0]} has {first[1]}, {part.path} {part.n_classes}"
-                )
+                classes = f"{first[0]} has {first[1]}, {part.path} {part.n_classes}"
+                raise BadShard(f"shards must have the same classes: {classes}")
             total = part.value if total is None else combine(total, part.value)
             rows += part.rows
     if not shards.checked_before and shards.head_rows is None:
@@ -297,24 +288,8 @@ def map_shards(
 def warn_of_bad_shards(bad: tuple[str, ...]) -> None:
     """Warn of shards that were left out."""
     if bad:
-        warnings.warn(
-            f"{len(bad)} bad shards were left out: {', '.join(bad[:5])}{' …' if bad[5:] else ''}", stacklevel=3
-        )
-
-
-def _parts(task: Task, shards: Shards, executor: Executor | None) -> Iterator[Part]:
-    # Not with all paths: each task is sent by itself.
-    run = functools.partial(_sum_shard, task, replace(shards, paths=()), executor is not None)
-    if executor is None:
-        yield from map(run, shards.paths)
-        return
-    futures = [executor.submit(run, path) for path in shards.paths]
-    try:
-        while futures:
-            yield futures.pop(0).result()
-    finally:
-        for future in futures:
-            future.cancel()
+        names = ", ".join(bad[:5]) + (" …" if bad[5:] else "")
+        warnings.warn(f"{len(bad)} bad shards were left out: {names}", stacklevel=3)
 
 
 def _sum_shard(task: Task, shards: Shards, alone: bool, path: str) -> Part:

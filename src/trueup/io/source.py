@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from trueup._core.arrays import as_logits
 from trueup._core.errors import Hint, InputError
 
 MISSING = -(2**63)
@@ -31,13 +32,13 @@ _GAPS = frozenset({"", "nan", "na", "null", "none"})
 """How tables write that there is nothing, in lower case."""
 
 
-def is_gap(text: str) -> bool:
+def is_gap(value: Any) -> bool:
     """Whether a cell says that there is nothing.
 
-    >>> is_gap(" "), is_gap("NaN"), is_gap("0")
-    (True, True, False)
+    >>> is_gap(" "), is_gap("NaN"), is_gap(None), is_gap("0")
+    (True, True, True, False)
     """
-    return text.strip().lower() in _GAPS
+    return value is None or (isinstance(value, str) and value.strip().lower() in _GAPS)
 
 
 @dataclass(frozen=True)
@@ -81,20 +82,16 @@ class LabelParser:
         if is_gap(text):
             return MISSING
         try:
-            number = float(text) if not _is_integer(text) else int(text)
-            if not float(number).is_integer():
+            number = int(text) if _is_integer(text) else float(text)
+            if not float(number).is_integer() or (self.binary and number not in (0, 1)):
                 raise ValueError
-        except (ValueError, OverflowError):
+            if not self.takes_numbers:
+                return self._numbers[str(int(number))]
+            if not -(2**63) < number < 2**63:
+                raise ValueError
+            return int(number)
+        except (ValueError, OverflowError, KeyError):
             raise self._refuse(value, text) from None
-        if not self.takes_numbers:
-            if str(int(number)) not in self._numbers:
-                raise self._refuse(value, text)
-            return self._numbers[str(int(number))]
-        if self.binary and number not in (0, 1):
-            raise self._refuse(value, text)
-        if not -(2**63) < number < 2**63:
-            raise self._refuse(value, text)
-        return int(number)
 
     def array(self, values: np.ndarray) -> np.ndarray:
         """The labels of an array; whole numbers that need no translation stay as they are."""
@@ -111,9 +108,8 @@ class LabelParser:
         if self.names:
             near = get_close_matches(text, self.names, n=1)
             few = ", ".join(self.names[:8]) + (" …" if len(self.names) > 8 else "")
-            return InputError(
-                self.column, f"be classes ({few})", shown, f"did you mean {near[0]}?" if near else Hint.CLASSES
-            )
+            hint = f"did you mean {near[0]}?" if near else Hint.CLASSES
+            return InputError(self.column, f"be classes ({few})", shown, hint)
         return InputError(self.column, "be whole numbers", shown, Hint.CLASSES)
 
 
@@ -252,6 +248,17 @@ def join_chunks(parts: Sequence[Chunk], column_of: Callable[[list[Any]], Any]) -
     return Chunk(np.concatenate([part.logits for part in parts]), labels, others, first.name)
 
 
+def gather(chunks: Iterable[Chunk]) -> Chunk:
+    """All rows in one chunk."""
+    parts = list(chunks)
+    return parts[0] if len(parts) == 1 else join_chunks(parts, simplify)
+
+
+def plain_logits(logits: Any) -> np.ndarray:
+    """Checked logits as a file can hold them: bfloat16 as float32."""
+    return np.ascontiguousarray(as_logits(logits, padding=False))
+
+
 def as_list(column: Any) -> list[Any]:
     """The values of a column as Python has them."""
     return column.tolist() if isinstance(column, np.ndarray) else column.to_pylist()
@@ -259,18 +266,16 @@ def as_list(column: Any) -> list[Any]:
 
 def object_array(values: Sequence[Any]) -> np.ndarray:
     """Any values, one an entry, lists too."""
-    array = np.empty(len(values), object)
-    for i, value in enumerate(values):
-        array[i] = value
-    return array
+    return np.fromiter(values, object, len(values))
 
 
-def simplify(values: Sequence[Any]) -> np.ndarray:
-    """An array of whole numbers, numbers or texts where all values are such, else of objects.
+def simplify(column: Any) -> np.ndarray:
+    """A column or a list as an array of whole numbers, numbers or texts where all values are such, else of objects.
 
     >>> simplify([1, 2]).dtype.kind, simplify(["a", "b"]).dtype.kind, simplify([1, None]).dtype.kind
     ('i', 'U', 'O')
     """
+    values = column if isinstance(column, list) else as_list(column)
     kinds = {type(value) for value in values}
     if kinds == {int} and all(-(2**63) <= value < 2**63 for value in values):
         return np.array(values, np.int64)
@@ -290,19 +295,15 @@ def group_values(column: Any) -> np.ndarray:
 
 def numbers_of(column: Any, name: str) -> np.ndarray:
     """A column as float64, NaN where there is nothing."""
-    values = np.asarray(column) if isinstance(column, np.ndarray) and column.dtype.kind in "biuf" else as_list(column)
-    if isinstance(values, np.ndarray):
-        return values.astype(np.float64)
-    out = np.empty(len(values))
-    for row, value in enumerate(values):
-        if value is None or (isinstance(value, str) and is_gap(value)):
-            out[row] = math.nan
-            continue
+    if isinstance(column, np.ndarray) and column.dtype.kind in "biuf":
+        return np.array(column, dtype=np.float64)
+    numbers = []
+    for row, value in enumerate(as_list(column)):
         try:
-            out[row] = float(value)
+            numbers.append(math.nan if is_gap(value) else float(value))
         except (TypeError, ValueError):
             raise InputError(name, "be numbers", repr(value), where=f"row {row}") from None
-    return out
+    return np.array(numbers)
 
 
 def find_columns(
@@ -371,7 +372,7 @@ def _numbered_columns(columns: Mapping[str, str], name: str) -> list[str]:
 
 def _missing(columns: Mapping[str, str], missing: Sequence[str], probs: bool, split: str | None) -> InputError:
     splits = [name.removesuffix("_labels") for name in columns if name.endswith("_labels")]
-    hint = None
+    hint: Hint | str | None = _nearest(columns, missing)
     if splits and not split:
         hint = Hint.SPLIT
     elif not probs and any(_PROBABILITIES.fullmatch(name) for name in columns):
@@ -381,9 +382,7 @@ def _missing(columns: Mapping[str, str], missing: Sequence[str], probs: bool, sp
     elif "logits" in missing and {"mean", "std"} <= set(columns):
         hint = Hint.FORECAST
     choices = splits if hint is Hint.SPLIT else ()
-    return InputError(
-        "the file", f"have {' and '.join(missing)}", _list(columns), hint or _nearest(columns, missing), choices=choices
-    )
+    return InputError("the file", f"have {' and '.join(missing)}", _list(columns), hint, choices=choices)
 
 
 def column_of_split(columns: Mapping[str, str], name: str, split: str | None) -> str:
@@ -394,6 +393,14 @@ def column_of_split(columns: Mapping[str, str], name: str, split: str | None) ->
     """
     own = f"{split}_{name}"
     return own if split and own in columns else name
+
+
+def row_columns(source: Source, like: str) -> list[str]:
+    """The columns of the file itself with as many rows as the column `like`, without the fields inside of them."""
+    names = [name for name in source.columns if name not in source.hidden]
+    if source.rows:  # arrays of another length are something else
+        names = [name for name in names if source.rows.get(name) == source.rows.get(like)]
+    return [name for name in names if "." not in name or name.partition(".")[0] not in source.columns]
 
 
 def require_columns(columns: Mapping[str, str], names: Sequence[str]) -> None:

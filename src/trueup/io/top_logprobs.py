@@ -78,21 +78,11 @@ def _pairs(top: Any) -> list[tuple[str, float]]:
     entries = list(top.items()) if isinstance(top, Mapping) else top
     pairs = []
     for entry in entries if isinstance(entries, list) else [entries]:
-        token, logprob = (entry.get("token"), entry.get("logprob")) if isinstance(entry, Mapping) else _two(entry)
-        if not isinstance(token, str) or isinstance(logprob, bool) or not isinstance(logprob, int | float):
-            raise _refuse(entry)
-        if math.isnan(logprob) or logprob > 1e-3:
-            raise _refuse(entry)
+        parts = (entry.get("token"), entry.get("logprob")) if isinstance(entry, Mapping) else entry
+        token, logprob = parts if isinstance(parts, list | tuple) and len(parts) == 2 else ("", math.nan)
+        is_number = isinstance(logprob, int | float) and not isinstance(logprob, bool)
+        if not isinstance(token, str) or not is_number or math.isnan(logprob) or logprob > 1e-3:
+            raise InputError("top_logprobs", "be tokens and their log-probabilities", repr(entry)[:60])
         if logprob > _NOT_TOLD:
             pairs.append((token.strip(), float(logprob)))
     return pairs
-
-
-def _two(entry: Any) -> tuple[Any, Any]:
-    if not isinstance(entry, list | tuple) or len(entry) != 2:
-        raise _refuse(entry)
-    return entry[0], entry[1]
-
-
-def _refuse(entry: Any) -> InputError:
-    return InputError("top_logprobs", "be tokens and their log-probabilities", repr(entry)[:60])

@@ -100,8 +100,7 @@ class Loss(nn.Module):
         cls.__signature__ = inspect.Signature([*options, *common])  # type: ignore[attr-defined]
         cls.function, cls.formula = staticmethod(function), staticmethod(vars(function)["formula"])
         cls.checks, cls.per_batch = vars(function)["checks"], vars(function)["per_batch"]
-        cls.defaults = {option.name: option.default for option in options}
-        cls.neutral = neutral
+        cls.defaults, cls.neutral = {option.name: option.default for option in options}, neutral
 
     def __init__(
         self, *, weight: Any = None, ignore_index: int = -100, reduction: Reduction = "mean", **options: Any
@@ -133,7 +132,9 @@ class Loss(nn.Module):
         """The loss of a batch."""
         z, y = as_rows(logits, labels)
         kept = _row_mask(y, z.shape[1], self.ignore_index)
-        weight = None if self.weight is None else _match_weight(self.weight, z)
+        weight = None if self.weight is None else self.weight.to(z.dtype)
+        if weight is not None and len(weight) != z.shape[1]:
+            raise ValueError(f"weight must have {z.shape[1]} entries, one a class, got {len(weight)}")
         if kept is not None:
             y = torch.where(kept, y, 0)  # some class, to have one
         if kept is None:
@@ -148,7 +149,8 @@ class Loss(nn.Module):
             return values.sum()
         if kept is None and weight is None:
             return values.mean()
-        return values.sum() / _total_weight(y, kept, weight)
+        weights = torch.ones_like(values) if weight is None else weight[y]
+        return values.sum() / (weights if kept is None else torch.where(kept, weights, 0.0)).sum()
 
     def _rows(self, logits: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
         return self.values(logits, labels) if weight is None else self.weighted(logits, labels, weight)
@@ -183,10 +185,8 @@ def as_rows(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"labels must be integers, got {labels.dtype}".replace("torch.", ""))
     z = upcast_half(logits)
-    if z.ndim > 2:
-        z = z.movedim(1, -1).reshape(-1, z.shape[1])
-    y = labels if labels.ndim == 1 else labels.reshape(-1)
-    return z, y if y.dtype == torch.int64 else y.to(torch.int64)
+    z = z.movedim(1, -1).reshape(-1, z.shape[1]) if z.ndim > 2 else z
+    return z, labels.reshape(-1).to(torch.int64)
 
 
 def top_label(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -237,17 +237,3 @@ def _class_weights(weight: Any) -> Tensor:
     if w.ndim != 1 or not bool(((w >= 0) & torch.isfinite(w)).all()):
         raise ValueError(f"weight must be a vector of finite numbers of at least 0, one a class, got {weight}")
     return w
-
-
-def _match_weight(weight: Tensor, logits: Tensor) -> Tensor:
-    if len(weight) != logits.shape[1]:
-        raise ValueError(f"weight must have {logits.shape[1]} entries, one a class, got {len(weight)}")
-    return weight.to(logits.dtype)
-
-
-def _total_weight(labels: Tensor, kept: Tensor | None, weight: Tensor | None) -> Tensor:
-    """What a mean divides by: the number of rows that count, or the sum of their weights."""
-    if weight is None:
-        assert kept is not None
-        return kept.sum()
-    return weight[labels].sum() if kept is None else torch.where(kept, weight[labels], 0.0).sum()

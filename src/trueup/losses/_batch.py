@@ -158,12 +158,11 @@ def dca(logits: Tensor, labels: Tensor, *, strength: float = 10.0) -> Tensor:
 
     Liang et al. (2020), Improved trainable calibration method for neural networks on medical imaging classification.
     """
-    return _penalised(
-        logits,
-        labels,
-        strength,
-        lambda confidence, correct, _: (correct.to(confidence.dtype) - confidence).mean().abs(),
-    )
+
+    def penalty(confidence: Tensor, correct: Tensor, _: Tensor) -> Tensor:
+        return (correct.to(confidence.dtype) - confidence).mean().abs()
+
+    return _penalised(logits, labels, strength, penalty)
 
 
 class DCA(Loss, function=dca, neutral={"strength": 0.0}):
@@ -192,12 +191,11 @@ def soft_binned_ece(
 
     Karandikar et al. (2021), Soft calibration objectives for neural networks.
     """
-    return _penalised(
-        logits,
-        labels,
-        strength,
-        lambda confidence, correct, _: soft_binned_error(confidence, correct, bins, temperature, order),
-    )
+
+    def penalty(confidence: Tensor, correct: Tensor, _: Tensor) -> Tensor:
+        return soft_binned_error(confidence, correct, bins, temperature, order)
+
+    return _penalised(logits, labels, strength, penalty)
 
 
 class SoftBinnedECE(Loss, function=soft_binned_ece, neutral={"strength": 0.0}):

@@ -8,11 +8,12 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from trueup.convert import ClassAxis
 from trueup.losses._base import as_rows
-from trueup.losses._pointwise import cross_entropy
+from trueup.losses._pointwise import cross_entropy, residuals
 from trueup.models._distributed import all_reduce_sum, world_size
 from trueup.models.batches import arguments_of
-from trueup.models.dropout import Classes, entropy_of, log_probs_of, mean_log_probs, moments, rng_state, sample_passes
+from trueup.models.dropout import entropy_of, log_probs_of, mean_log_probs, moments, rng_state, sample_passes
 from trueup.models.freezing import unwrap
 
 Level: TypeAlias = Literal["batch", "group", "sample"]
@@ -56,18 +57,17 @@ def clue(
 
     Mendes, Romano & Garlan (2025), CLUE: calibration by learning uncertainty–error alignment.
     """
-    _check(DEFAULT_ALPHA.get(level, 1.0) if alpha is None else alpha, level, group)
-    return _loss(error, uncertainty, 1 - (DEFAULT_ALPHA[level] if alpha is None else alpha), level, group, detach_error)
+    return _loss(error, uncertainty, 1 - _check_alpha(alpha, level, group), level, group, detach_error)
 
 
 def error_and_entropy(
-    samples: Tensor, labels: Tensor, *, class_axis: Classes = None, ignore_index: int = -100
+    samples: Tensor, labels: Tensor, *, class_axis: ClassAxis = None, ignore_index: int = -100
 ) -> tuple[Tensor, Tensor]:
     """Error and uncertainty of each sample or token in nats: −ln p̄_y and H(p̄), p̄ = mean over passes of softmax(z_s).
 
     For a calibrated p̄ the first is the second on average: E[−ln p̄_Y | p̄] = H(p̄). Samples are (passes, n, K) with
-    labels (n,); tokens (passes, n, …, K) with `classes="last"` or (passes, n, K, …) with `classes="first"`, labels
-    (n, …). Those labelled `ignore_index` are left out.
+    labels (n,); tokens (passes, n, …, K) with `class_axis="last"` or (passes, n, K, …) with `class_axis="first"`,
+    labels (n, …). Those labelled `ignore_index` are left out.
 
     >>> samples = torch.tensor([[[0.6, 0.4], [0.9, 0.1]], [[0.2, 0.8], [0.9, 0.1]]]).log()
     >>> error, uncertainty = error_and_entropy(samples, torch.tensor([0, 0]))
@@ -91,13 +91,9 @@ def error_and_variance(samples: Tensor, targets: Tensor, *, variance_head: bool 
     ('0.2500', '1.0000')
     """
     predictive = moments(samples, variance_head=variance_head)
-    wanted = tuple(predictive.mean.shape)
-    if tuple(targets.shape) not in (wanted, (*wanted, 1)):
-        twice = not variance_head and predictive.mean.numel() == 2 * targets.numel()
-        hint = "; a mean and a variance are variance_head=True" if twice else ""
-        shape = tuple(samples.shape)
-        raise ValueError(f"targets must have shape {wanted} for samples {shape}, got {tuple(targets.shape)}{hint}")
-    error = (targets.reshape(wanted).to(predictive.mean.dtype) - predictive.mean).square()
+    twice = not variance_head and predictive.mean.numel() == 2 * targets.numel()
+    hint = "; a mean and a variance are variance_head=True" if twice else ""
+    error = residuals(predictive.mean, targets, f"samples {tuple(samples.shape)}", hint).square()
     return error.reshape(-1), predictive.variance.reshape(-1)
 
 
@@ -133,7 +129,7 @@ class CLUE(nn.Module):
 
     `loss(model, inputs, labels)` is the loss, with gradients through all passes. `inputs` is a tensor, a tuple of
     arguments or a mapping of keywords. `measure` computes error and uncertainty: `error_and_entropy` for classes,
-    `error_and_variance` for regression; `functools.partial` sets their options, such as `classes="last"` for tokens.
+    `error_and_variance` for regression; `functools.partial` sets their options, such as `class_axis="last"` for tokens.
     Over the first `ramp` steps of training 1−α grows linearly from 0; the count is kept in the state dict. The other
     options are those of `clue`. All are attributes, which a schedule may change.
 
@@ -164,8 +160,7 @@ class CLUE(nn.Module):
         ramp: int = 0,
     ) -> None:
         super().__init__()
-        self.alpha = DEFAULT_ALPHA.get(level, 1.0) if alpha is None else alpha
-        _check(self.alpha, level, group)
+        self.alpha = _check_alpha(alpha, level, group)
         if not callable(measure):
             raise ValueError(f"measure must be a function such as error_and_variance, got {measure!r}")
         if passes < 1:
@@ -196,14 +191,17 @@ class CLUE(nn.Module):
         return f"level={self.level}, alpha={self.alpha}, passes={self.passes}{ramp}"
 
 
-def _check(alpha: float, level: str, group: int) -> None:
+def _check_alpha(alpha: float | None, level: str, group: int) -> float:
+    """The share of the task's own loss, where it and the other options of `clue` are valid."""
     if level not in DEFAULT_ALPHA:
         raise ValueError(f'level must be "batch", "group" or "sample", got {level!r}')
+    alpha = DEFAULT_ALPHA[level] if alpha is None else alpha
     if not 0 < alpha <= 1:
         why = ", with which a prediction that says nothing would be perfect" if alpha == 0 else ""
         raise ValueError(f"alpha must lie above 0 and be at most 1, got {alpha}{why}")
     if group < 1:
         raise ValueError(f"group must be at least 1, got {group}")
+    return alpha
 
 
 def _loss(

@@ -145,10 +145,13 @@ def gaussian_nll(outputs: Tensor, targets: Tensor) -> Tensor:
     Nix & Weigend (1994), Estimating the mean and variance of the target probability distribution.
     """
     predictive = moments(outputs[None], variance_head=True)
-    wanted = tuple(predictive.mean.shape)
-    if tuple(targets.shape) not in (wanted, (*wanted, 1)):
-        raise ValueError(
-            f"targets must have shape {wanted} for outputs {tuple(outputs.shape)}, got {tuple(targets.shape)}"
-        )
-    error = targets.reshape(wanted).to(predictive.mean.dtype) - predictive.mean
+    error = residuals(predictive.mean, targets, f"outputs {tuple(outputs.shape)}")
     return (math.log(2 * math.pi) + predictive.within.log() + error.square() / predictive.within).mean() / 2
+
+
+def residuals(mean: Tensor, targets: Tensor, source: str, hint: str = "") -> Tensor:
+    """Targets less their predicted means; targets may have one more dimension, of size 1."""
+    wanted = tuple(mean.shape)
+    if tuple(targets.shape) not in (wanted, (*wanted, 1)):
+        raise ValueError(f"targets must have shape {wanted} for {source}, got {tuple(targets.shape)}{hint}")
+    return targets.reshape(wanted).to(mean.dtype) - mean

@@ -126,9 +126,7 @@ def overconfidence(
     >>> round(overconfidence([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.0397
     """
-    return Bins.of(logits, labels, bins=bins, closed=closed, top_label=top_label, sample_weight=sample_weight).error(
-        "overconfidence"
-    )
+    return _top(logits, labels, bins, closed, None, top_label, sample_weight).error("overconfidence")
 
 
 def underconfidence(
@@ -145,9 +143,7 @@ def underconfidence(
     >>> round(underconfidence([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.4072
     """
-    return Bins.of(logits, labels, bins=bins, closed=closed, top_label=top_label, sample_weight=sample_weight).error(
-        "underconfidence"
-    )
+    return _top(logits, labels, bins, closed, None, top_label, sample_weight).error("underconfidence")
 
 
 def aece(
@@ -231,8 +227,7 @@ def _order_single(scores: np.ndarray) -> np.ndarray:
     bits = scores.astype(np.float32).view(np.uint32)
     order = np.argsort(bits.astype(np.uint16), kind="stable")
     high = (bits >> 16).astype(np.uint16)
-    ordered: np.ndarray = order[np.argsort(high[order], kind="stable")]
-    return ordered
+    return order[np.argsort(high[order], kind="stable")]
 
 
 def sce(
@@ -252,16 +247,12 @@ def sce(
     0.4469
     """
     tally = Bins.of(logits, labels, bins=bins, closed=closed, classwise=True, sample_weight=sample_weight)
-    if compat is None:
-        return tally.ece()
-    if compat != "nctoolkit":
+    if compat not in (None, "nctoolkit"):
         raise ValueError(f'compat must be "nctoolkit" or None, got {compat!r}')
-    seen = int(np.flatnonzero(tally.hits.sum(axis=1)).max(initial=-1)) + 1
-    return (
-        Bins(tally.edges, tally.count[:seen], tally.confidence[:seen], tally.hits[:seen]).ece()
-        if seen
-        else float("nan")
-    )
+    if compat is None or not tally.n:
+        return tally.ece()
+    seen = int(np.flatnonzero(tally.hits.sum(axis=1)).max()) + 1
+    return Bins(tally.edges, tally.count[:seen], tally.confidence[:seen], tally.hits[:seen]).ece()
 
 
 def thresholded_sce(
@@ -340,9 +331,8 @@ def piece(
 
 def _refuse_weights(sample_weight: Any, compat: str) -> None:
     if sample_weight is not None:
-        raise InputError(
-            "sample_weight", f'be None with compat="{compat}", which has none', type(sample_weight).__name__
-        )
+        wanted = f'be None with compat="{compat}", which has none'
+        raise InputError("sample_weight", wanted, type(sample_weight).__name__)
 
 
 def _top(
@@ -373,8 +363,7 @@ def _rounded_edges(size: int, kind: type[np.floating[Any]]) -> np.ndarray:
 
 
 def _mukhoti(c: np.ndarray, a: np.ndarray, bins: int) -> float:
-    n = len(c)
-    if not n:
+    if not (n := len(c)):
         return float("nan")
     edges = np.interp(np.linspace(0, n, bins + 1), np.arange(n), np.sort(c))
     index = np.searchsorted(edges, c, side="left") - 1

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
 
 from trueup._core.arrays import as_arrays, as_weights
-from trueup._core.bins import BINS, Bins, bin_index, equal_mass, equal_mass_chunks, folded_mean, tie_ends
+from trueup._core.bins import BINS, Bins, bin_index, equal_mass, folded_mean
 from trueup._core.row_scores import class_probs, scores_and_outcomes
+from trueup.metrics.events import Points
 
 
 def debiased_l2(
@@ -35,7 +37,7 @@ def debiased_l2(
     """
     z, y = as_arrays(logits, labels)
     if not len(z):
-        return float("nan")
+        return math.nan
     w = as_weights(sample_weight, len(z))
     squares = np.array([_debiased_square(p, hit, bins, w) for p, hit in _columns(z, y, classwise, top_label)])
     return float(np.sqrt(max(squares.mean(), 0.0) if pool else np.maximum(squares, 0.0).mean()))
@@ -62,7 +64,7 @@ def debiased_l1(
     full = tally.count > 0
     n, acc, gap = tally.count[full], tally.accuracy[full], tally.gap[full]
     again = folded_mean(gap, np.sqrt(np.maximum(acc * (1 - acc), 0.0) / rows[full]))
-    return float((n * (2 * np.abs(gap) - again)).sum() / n.sum()) if n.size else float("nan")
+    return float((n * (2 * np.abs(gap) - again)).sum() / n.sum()) if n.size else math.nan
 
 
 def ece_sweep(
@@ -80,39 +82,33 @@ def ece_sweep(
     """
     if norm not in (1, 2):
         raise ValueError(f"norm must be 1 or 2, got {norm!r}")
-    z, y = as_arrays(logits, labels)
-    w = as_weights(sample_weight, len(z))
-    c, a = scores_and_outcomes(z, y, top_label=top_label)
-    if not len(c):
-        return float("nan")
-    count, hits, claimed = _sum_runs(c, a, w)
-    total = count.sum()
-    below, sums = np.cumsum(count) - count, np.stack([count, hits, claimed])
+    points = Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight)
+    if not points.total:
+        return math.nan
+    sums = np.stack([points.count, points.hits, points.count * points.score])
 
     def binned(b: int) -> np.ndarray:
         """Count, hits and confidence of the bins that are not empty."""
-        first = np.flatnonzero(np.diff(equal_mass_chunks(below, total, b), prepend=-1))
-        return np.add.reduceat(sums, first, axis=1)
+        return np.add.reduceat(sums, points.chunk_starts(b), axis=1)
 
     # Where the hits themselves rise, so do those of any bins; asking each number of bins would take n² steps.
-    values = len(count)
-    best = 1 if (np.diff(hits / count) < 0).any() else max(values - 1, 1)
+    values = len(points.score)
+    best = 1 if (np.diff(points.hits / points.count) < 0).any() else max(values - 1, 1)
     while best < values - 1:
         size, right, _ = binned(best + 1)
         if (np.diff(right / size) < -1e-12).any():  # sums round
             break
         best += 1
     size, right, confidence = binned(best)
-    return float((size / total * np.abs((right - confidence) / size) ** norm).sum() ** (1 / norm))
+    return float((size / points.total * np.abs((right - confidence) / size) ** norm).sum() ** (1 / norm))
 
 
 def _columns(z: np.ndarray, y: np.ndarray, classwise: bool, top_label: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     if not classwise:
         yield scores_and_outcomes(z, y, top_label=top_label)
         return
-    label = y
     for first, probs in class_probs(z):
-        yield from ((p, (label == k) * 1.0) for k, p in enumerate(probs, first))
+        yield from ((p, (y == k) * 1.0) for k, p in enumerate(probs, first))
 
 
 def _equal_mass_bins(
@@ -132,15 +128,3 @@ def _debiased_square(p: np.ndarray, hit: np.ndarray, bins: int, sample_weight: n
     some = rows > (1.0 if sample_weight is None else 1 + 1e-9)
     n, acc, gap = tally.count[some], tally.accuracy[some], tally.gap[some]
     return float((n * (gap**2 - acc * (1 - acc) / (rows[some] - 1))).sum() / tally.n)
-
-
-def _sum_runs(
-    c: np.ndarray, a: np.ndarray, sample_weight: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weight, hits and confidence summed over the rows of each distinct confidence, ascending."""
-    w = np.ones(len(c)) if sample_weight is None else sample_weight
-    c, a, w = c[w > 0], a[w > 0], w[w > 0]  # a row without weight is not there
-    order = np.argsort(c, kind="stable")
-    run = np.concatenate([[0], np.cumsum(tie_ends(c[order]))[:-1]])
-    count, hits, claimed = (np.bincount(run, x[order]) for x in (w, w * a, w * c))
-    return count, hits, claimed

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import expit
 
-from trueup._core.clusters import degrees_of_freedom, jackknife, t_quantile
-from trueup.metrics.events import EVENT_METRICS, Points, event_values, fit_in_the_large, fit_isotonic, fit_recalibration
-from trueup.metrics.resampling import Resampling, normal_draws
+from trueup._core.clusters import degrees_of_freedom, t_quantile
+from trueup.metrics.events import EVENT_METRICS, Points, Recalibration, event_values, fit_isotonic
+from trueup.metrics.resampling import Resampling, jackknife_error, normal_draws
 
 NOISE_ADDS = ("miscalibration", "discrimination", "ici", "e50", "e90")
 """What noise makes larger: the interval holds the true values under which the one seen is no outlier."""
@@ -19,85 +20,50 @@ _TRUTHS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.3, 1.7)
 """True deviations that are considered, in units of the one observed."""
 
 
-def values_of_resamples(cells: Points, rows: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """`EVENT_METRICS` of many samples, rows (samples, 2, points) at the same points; NaN where one lacks an outcome."""
-    no, yes = rows[:, 0], rows[:, 1]
-    total, hits = rows.sum(axis=(1, 2)), yes.sum(axis=1)
-    found: dict[str, np.ndarray] = {}
-    with np.errstate(divide="ignore", invalid="ignore"):
-        for name in names:
-            if name in found:
-                continue
-            if name == "event_brier":
-                found[name] = (no @ cells.score**2 + yes @ (1 - cells.score) ** 2) / total
-            elif name == "uncertainty":
-                found[name] = hits / total * (1 - hits / total)
-            elif name == "observed_expected":
-                found[name] = hits / ((no + yes) @ cells.score)
-            elif name == "auroc":
-                wins = (yes * (np.cumsum(no, axis=1) - no / 2)).sum(axis=1)
-                found[name] = wins / (hits * (total - hits))
-            elif name in ("calibration_slope", "calibration_intercept"):
-                found["calibration_intercept"], found["calibration_slope"] = _regressions(cells, no + yes, yes)
-            elif name == "calibration_in_the_large":
-                found[name] = _shifts(cells, no + yes, yes)
-    others = [name for name in names if name not in found]
-    return found | (_after_isotonic(cells, rows, others) if others else {})
+class Samples(Points):
+    """Many samples of the same points, rows (samples, 2, points): fits start from that of all rows, which lies near."""
 
+    def __init__(self, cells: Points, rows: np.ndarray) -> None:
+        super().__init__(cells.score, cells.odds, rows, cells.squared)
+        self.cells = cells
 
-def _after_isotonic(cells: Points, rows: np.ndarray, names: list[str]) -> dict[str, np.ndarray]:
-    """What needs the isotonic regression of each sample."""
-    yes, count = rows[:, 1], rows.sum(axis=1)
-    total = count.sum(axis=1)
-    fitted = np.zeros_like(count)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        rates = yes / count
-    for number, (rate, weight) in enumerate(zip(rates, count, strict=True)):
-        some = weight > 0
-        fitted[number, some] = fit_isotonic(rate[some], weight[some])
-    off, found = np.abs(cells.score - fitted), {}
-    base = (yes.sum(axis=1) / total)[:, None]
-    for name in names:
-        if name == "miscalibration":  # Σ(p − y)² − Σ(p̂ − y)², p̂ being the mean of y wherever it is constant
-            found[name] = ((count * (cells.score**2 - fitted**2)) - 2 * yes * (cells.score - fitted)).sum(
-                axis=1
-            ) / total
-        elif name == "discrimination":
-            found[name] = (count * (fitted - base) ** 2).sum(axis=1) / total
-        elif name == "ici":
-            found[name] = (count * off).sum(axis=1) / total
-        elif name in ("e50", "e90"):
-            order = np.argsort(off, axis=1)
-            below = np.cumsum(np.take_along_axis(count, order, axis=1), axis=1)
-            at = (below < int(name[1:]) / 100 * total[:, None] * (1 - 1e-12)).sum(axis=1)
-            found[name] = np.take_along_axis(off, order, axis=1)[np.arange(len(at)), at]
-        else:
-            raise ValueError(f"{name} has no interval by resampling")
-    return found
+    @cached_property
+    def recalibrated(self) -> np.ndarray:
+        """The isotonic regression of each sample."""
+        fitted = np.zeros_like(self.count)
+        for fit, hits, count in zip(fitted, self.hits, self.count, strict=True):
+            some = count > 0
+            fit[some] = fit_isotonic(hits[some] / count[some], count[some])
+        return fitted
 
+    @cached_property
+    def recalibration(self) -> Recalibration:
+        """Intercept and slope of each sample, by Newton's steps."""
+        x, start = self.odds, self.cells.recalibration
+        a: Any = np.full(len(self.rows), start.intercept)
+        b: Any = np.full(len(self.rows), start.slope)
+        for _ in range(8):
+            p = expit(a[:, None] + b[:, None] * x)
+            residual, bend = self.count * p - self.hits, self.count * p * (1 - p)
+            g, h = residual.sum(axis=1), residual @ x
+            aa, ab, bb = bend.sum(axis=1), bend @ x, bend @ x**2
+            det = aa * bb - ab**2
+            a, b = a - (bb * g - ab * h) / det, b - (aa * h - ab * g) / det
+        return Recalibration(a, b, math.nan, math.nan)
 
-def _regressions(cells: Points, count: np.ndarray, hits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Intercept and slope of each sample, by Newton's steps from those of all rows, which lie near."""
-    start = fit_recalibration(cells)
-    x = cells.odds
-    a, b = np.full(len(count), start.intercept), np.full(len(count), start.slope)
-    for _ in range(8):
-        p = expit(a[:, None] + b[:, None] * x)
-        residual, bend = count * p - hits, count * p * (1 - p)
-        g, h = residual.sum(axis=1), residual @ x
-        aa, ab, bb = bend.sum(axis=1), bend @ x, bend @ x**2
-        det = aa * bb - ab**2
-        a, b = a - (bb * g - ab * h) / det, b - (aa * h - ab * g) / det
-    return a, b
+    @cached_property
+    def in_the_large(self) -> tuple[Any, Any]:
+        """Calibration-in-the-large of each sample, by Newton's steps."""
+        a = np.full(len(self.rows), self.cells.in_the_large[0])
+        for _ in range(8):
+            p = expit(self.odds + a[:, None])
+            a = a - (self.count * p - self.hits).sum(axis=1) / (self.count * p * (1 - p)).sum(axis=1)
+        return a, math.nan
 
-
-def _shifts(cells: Points, count: np.ndarray, hits: np.ndarray) -> np.ndarray:
-    """Calibration-in-the-large of each sample."""
-    a = np.full(len(count), fit_in_the_large(cells)[0])
-    for _ in range(8):
-        p = expit(cells.odds + a[:, None])
-        a = a - (count * p - hits).sum(axis=1) / (count * p * (1 - p)).sum(axis=1)
-    return a
+    def values(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        """`EVENT_METRICS` of each sample, (samples,); NaN where one lacks an outcome."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return {name: EVENT_METRICS[name](self) for name in names}
 
 
 def invert_noise(
@@ -114,46 +80,32 @@ def invert_noise(
     # A cell of weight W counts as W²/Σw² rows of equal weight.
     whole = np.maximum(np.rint(cells.count**2 / cells.squared.sum(axis=0)), 1.0)
     unit = cells.count / whole
-    seen, found = event_values(cells, names), {}
-    rate = float(cells.hits.sum() / cells.total)
+    seen, result = event_values(cells, names), {}
     for base, some in (
         (cells.score, [name for name in names if name != "discrimination"]),
-        (np.full(len(cells.score), rate), [name for name in names if name == "discrimination"]),
+        (cells.rate, [name for name in names if name == "discrimination"]),
     ):
         if not some:
             continue
-        truths = [np.clip(base + t * (cells.recalibrated - base), 0.0, 1.0) for t in _TRUTHS]
         ends: dict[str, list[np.ndarray]] = {name: [] for name in some}
+        truths = np.clip(base + np.array(_TRUTHS)[:, None] * (cells.recalibrated - base), 0.0, 1.0)
         for truth in truths:
             if draw is None:
                 hits = generator.binomial(whole.astype(np.int64), truth, size=(draws, len(truth)))
                 rows = np.stack([unit * (whole - hits), unit * hits], axis=1)
             else:
                 rows = draw(truth, draws)
-            for name, values in values_of_resamples(cells, rows, some).items():
+            for name, values in Samples(cells, rows).values(some).items():
                 ends[name].append(np.quantile(values, [tail, 1 - tail]))
-        for name in some:
-            value = np.array([_true_value(name, cells, truth) for truth in truths])
+        # What endless rows that happen with these probabilities would show.
+        endless = cells.count * np.stack([1 - truths, truths], axis=1)
+        for name, value in Samples(cells, endless).values(some).items():
             low, high = np.maximum.accumulate(np.array(ends[name]), axis=0).T
-            found[name] = (_first_at_least(high, value, seen[name]), max(_last_at_most(low, value, seen[name]), 0.0))
-    return found
-
-
-def _true_value(name: str, cells: Points, truth: np.ndarray) -> float:
-    """The metric of endless rows that happen with these probabilities."""
-    endless = np.stack([cells.count * (1 - truth), cells.count * truth])
-    return EVENT_METRICS[name](Points(cells.score, cells.odds, endless, endless))
-
-
-def _first_at_least(rising: np.ndarray, value: np.ndarray, target: float) -> float:
-    """The least true value under which what is seen can reach the target."""
-    at = int(np.argmax(rising >= target)) if (rising >= target).any() else len(rising)
-    return float(value[0] if at == 0 else np.interp(target, rising, value))
-
-
-def _last_at_most(rising: np.ndarray, value: np.ndarray, target: float) -> float:
-    """The greatest true value under which what is seen can stay as low as the target."""
-    return float(value[0] if rising[0] > target else np.interp(target, rising, value))
+            # The least true value under which what is seen can reach as high, and the greatest under which as low.
+            least = value[0] if high[0] >= seen[name] else np.interp(seen[name], high, value)
+            most = value[0] if low[0] > seen[name] else np.interp(seen[name], low, value)
+            result[name] = float(least), max(float(most), 0.0)
+    return result
 
 
 class ClusteredPoints(NamedTuple):
@@ -165,7 +117,7 @@ class ClusteredPoints(NamedTuple):
 
     @classmethod
     def of(
-        cls, cells: Points, place: np.ndarray, outcome: np.ndarray, block: np.ndarray, sample_weight: np.ndarray
+        cls, cells: Points, place: np.ndarray, outcome: np.ndarray, block: np.ndarray, sample_weight: np.ndarray | None
     ) -> ClusteredPoints:
         """Count rows by block, outcome and cell."""
         size = len(cells.score)
@@ -177,39 +129,37 @@ class ClusteredPoints(NamedTuple):
     @property
     def weight(self) -> np.ndarray:
         """Of each block."""
-        weight: np.ndarray = self.rows.sum(axis=(1, 2))
-        return weight
+        return self.rows.sum(axis=(1, 2))
 
     @property
     def df(self) -> float:
         """Degrees of freedom."""
         return degrees_of_freedom(self.weight)
 
-    def without(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        """Metrics that leave out each block in turn, (blocks,)."""
-        return values_of_resamples(self.cells, self.cells.rows - self.rows, list(names))
+    @property
+    def without(self) -> Samples:
+        """The points that leave out each block in turn."""
+        return Samples(self.cells, self.cells.rows - self.rows)
 
     def intervals(self, values: Mapping[str, float], resampling: Resampling) -> dict[str, tuple[float, float]]:
         """Intervals of an event's metrics."""
         noisy = [name for name in values if name in NOISE_ADDS]
         names = [name for name in values if name != "kuiper"]
-        found = dict.fromkeys(values, (math.nan, math.nan))
+        result = dict.fromkeys(values, (math.nan, math.nan))
         if noisy:
-            found |= invert_noise(self.cells, noisy, resampling, self._draw(resampling.seed))
-        here = event_values(self.cells, names)
+            result |= invert_noise(self.cells, noisy, resampling, self._draw(resampling.seed))
         reach = t_quantile(resampling.tail, self.df)
-        without = self.without(names)
-        for name in names:
-            error = _error(here[name], without[name])
+        for name, error in self.errors(names).items():
             low, high = values[name] - reach * error, values[name] + reach * error
             if name in noisy:  # noise may also have come from which scores the clusters have
-                low, high = max(min(low, found[name][0]), 0.0), max(high, found[name][1])
-            found[name] = low, high
-        return found
+                low, high = max(min(low, result[name][0]), 0.0), max(high, result[name][1])
+            result[name] = low, high
+        return result
 
-    def error(self, name: str) -> float:
-        """The standard error of a smooth metric."""
-        return _error(event_values(self.cells, [name])[name], self.without([name])[name])
+    def errors(self, names: Iterable[str]) -> dict[str, float]:
+        """The standard errors of metrics, as if noise added nothing to them."""
+        without = self.without.values(names)
+        return {name: jackknife_error(x, without[name]) for name, x in event_values(self.cells, without).items()}
 
     def _draw(self, seed: int) -> Callable[[np.ndarray, int], np.ndarray]:
         """Draws the rows of the cells and what happens in them, given their true rates, with the clusters' noise."""
@@ -224,7 +174,3 @@ class ClusteredPoints(NamedTuple):
             return np.stack([drawn - hits, hits], axis=1)
 
         return draw
-
-
-def _error(whole: float, without: np.ndarray) -> float:
-    return float(np.sqrt((jackknife(whole, without) ** 2).sum())) if len(without) > 1 else math.nan

@@ -24,13 +24,30 @@ _EXTREME = 36.0
 """Log-odds of a confidence that rounds to 1; those of two classes are a difference of logits and need no bound."""
 
 
+class Recalibration(NamedTuple):
+    """The logistic regression of what happened on the log-odds of what was predicted, with standard errors."""
+
+    intercept: float
+    """0 if calibrated."""
+    slope: float
+    """1 if calibrated; below 1 the predictions are too extreme, above not extreme enough."""
+    intercept_error: float
+    slope_error: float
+
+
+_NO_FIT = Recalibration(math.nan, math.nan, math.nan, math.nan)
+
+
 class Points:
-    """Distinct scores in ascending order, with the rows that have them."""
+    """Distinct scores in ascending order, with the rows that have them.
+
+    Sums are over the last axis and other axes stay, so that one formula serves a data set and a thousand samples of it.
+    """
 
     def __init__(self, score: np.ndarray, odds: np.ndarray, rows: np.ndarray, squared: np.ndarray) -> None:
         self.score, self.odds = score, odds
         self.rows, self.squared = rows, squared
-        """(2, points): how many rows (or their weight), and Σw²; where it did not happen, and where it did."""
+        """(…, 2, points): how many rows (or their weight), and Σw²; where it did not happen, and where it did."""
 
     @classmethod
     def of(cls, logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> Points:
@@ -45,10 +62,8 @@ class Points:
         cls, score: np.ndarray, outcome: np.ndarray, odds: np.ndarray | None, sample_weight: np.ndarray | None
     ) -> Points:
         """The points of trusted arrays; log-odds that are known better than the scores may be given."""
-        x, w = (
-            log_odds(score) if odds is None else odds,
-            np.ones(len(score)) if sample_weight is None else sample_weight,
-        )
+        x = log_odds(score) if odds is None else odds
+        w = np.ones(len(score)) if sample_weight is None else sample_weight
         if sample_weight is not None:
             some = w > 0  # a row without weight is not there
             score, outcome, x, w = score[some], outcome[some], x[some], w[some]
@@ -79,12 +94,15 @@ class Points:
         score = np.clip(grid.confidence.sum(axis=0)[some] / grid.rows[some], 0.0, 1.0)
         return cls(score, log_odds(score), grid.count[:, some], grid.squared_weights[:, some])
 
+    def chunk_starts(self, size: int) -> np.ndarray:
+        """The first point of each chunk, at most so many chunks, of about equal weight."""
+        return np.flatnonzero(np.diff(equal_mass_chunks(self.below, self.total, size), prepend=-1))
+
     def merge(self, size: int) -> Points:
         """At most so many points, of about equal weight."""
         if len(self.score) <= size:
             return self
-        chunk = equal_mass_chunks(np.cumsum(self.count) - self.count, self.total, size)
-        first = np.flatnonzero(np.diff(chunk, prepend=-1))
+        first = self.chunk_starts(size)
         rows, squared = (np.add.reduceat(x, first, axis=1) for x in (self.rows, self.squared))
         score, odds = (np.add.reduceat(self.count * x, first) / rows.sum(axis=0) for x in (self.score, self.odds))
         return Points(score, odds, rows, squared)
@@ -92,24 +110,32 @@ class Points:
     @cached_property
     def count(self) -> np.ndarray:
         """How many rows, or their weight."""
-        count: np.ndarray = self.rows.sum(axis=0)
-        return count
+        return self.rows.sum(axis=-2)
+
+    @cached_property
+    def below(self) -> np.ndarray:
+        """How many rows have a lower score, or their weight."""
+        return np.cumsum(self.count) - self.count
 
     @property
     def hits(self) -> np.ndarray:
         """Those where it happened."""
-        hits: np.ndarray = self.rows[1]
-        return hits
+        return self.rows[..., 1, :]
 
     @cached_property
-    def total(self) -> float:
+    def total(self) -> Any:
         """How many rows in all, or their weight."""
-        return float(self.count.sum())
+        return self.count.sum(axis=-1)
+
+    @cached_property
+    def rate(self) -> Any:
+        """How often it happens; NaN of nothing."""
+        return _divide(self.hits.sum(axis=-1), self.total)
 
     @property
     def has_both(self) -> bool:
         """Whether it sometimes happens and sometimes not."""
-        return 0 < self.hits.sum() < self.total
+        return bool(0 < self.hits.sum() < self.total)
 
     @cached_property
     def effective_rows(self) -> float:
@@ -122,29 +148,94 @@ class Points:
         """The isotonic regression of what happened on the score, by pooling adjacent violators."""
         return fit_isotonic(self.hits / self.count, self.count)
 
-    def mean(self, values: np.ndarray) -> float:
-        """The mean over the rows of a number for each point; NaN of nothing."""
-        return float(self.count @ values / self.total) if self.total else math.nan
+    @cached_property
+    def recalibration(self) -> Recalibration:
+        """Fit intercept and slope by Newton's steps, halved until the likelihood rises; NaN where it has no maximum.
 
-    def brier(self, probability: np.ndarray | float) -> float:
+        It has none where it always or never happens, where all scores are equal, and where one score separates what
+        happened from what did not.
+        """
+        x = self.odds
+        if len(x) < 2 or not self.has_both or self.is_separated():
+            return _NO_FIT
+        weight, target = self.count / self.total, self.hits / self.total
+        centre = float(weight @ x)
+        width = math.sqrt(float(weight @ (x - centre) ** 2))
+        if width <= 1e-12 * (1 + abs(centre)):
+            return _NO_FIT
+        u = (x - centre) / width
+
+        def loss(line: np.ndarray) -> float:
+            odds = line[0] + line[1] * u
+            return float(weight @ np.logaddexp(0.0, odds) - target @ odds)
+
+        at = np.array([float(logit(target.sum())), 0.0])
+        value = loss(at)
+        for _ in range(100):
+            p = expit(at[0] + at[1] * u)
+            residual, bend = weight * p - target, weight * p * (1 - p)
+            slope = np.array([residual.sum(), residual @ u])
+            a, b, c = bend.sum(), bend @ u, bend @ u**2
+            if not a * c - b * b > 0:
+                return _NO_FIT
+            step = np.array([b * slope[1] - c * slope[0], b * slope[0] - a * slope[1]]) / (a * c - b * b)
+            gain, length = float(-step @ slope), 1.0
+            while (following := loss(at + length * step)) > value - 1e-4 * length * gain + 1e-15 and length >= 1e-6:
+                length /= 2
+            at, value = at + length * step, following
+            if gain < 1e-18:  # the last step is taken too: it leaves an error of about its square
+                break
+        else:
+            return _NO_FIT
+        turn = np.array([[1.0, -centre / width], [0.0, 1 / width]])  # from the intercept and slope of u to those of x
+        covariance = turn @ np.linalg.inv([[a, b], [b, c]]) @ turn.T / self.effective_rows
+        return Recalibration(*(turn @ at).tolist(), *np.sqrt(np.diag(covariance)).tolist())
+
+    @cached_property
+    def in_the_large(self) -> tuple[float, float]:
+        """The shift of the log-odds after which the mean is right, and its standard error."""
+        if not self.has_both:
+            return math.nan, math.nan
+        from scipy.optimize import brentq  # slow to import, as above
+
+        x, weight, rate = self.odds, self.count / self.total, float(self.rate)
+        least, most = float(logit(rate) - x.max()), float(logit(rate) - x.min())  # all at the largest, all at the least
+        shift = brentq(lambda a: float(weight @ expit(x + a)) - rate, least - 1, most + 1, xtol=1e-13)
+        p = expit(x + shift)
+        bend = float(weight @ (p * (1 - p)))
+        return shift, 1 / math.sqrt(self.effective_rows * bend) if bend > 0 else math.nan
+
+    def is_separated(self) -> bool:
+        """Whether all scores where it happened lie on one side of those where it did not."""
+        no, yes = (np.flatnonzero(rows > 0) for rows in self.rows)
+        return bool(yes[0] >= no[-1] or yes[-1] <= no[0])
+
+    @property
+    def error(self) -> np.ndarray:
+        """|p − p̂|, p̂ the isotonic regression."""
+        return np.abs(self.score - self.recalibrated)
+
+    def mean(self, values: np.ndarray) -> Any:
+        """The mean over the rows of a number for each point; NaN of nothing."""
+        return _divide((self.count * values).sum(axis=-1), self.total)
+
+    def brier(self, probability: np.ndarray) -> Any:
         """Σ(p − y)²/n of other probabilities at these points."""
-        p = np.broadcast_to(probability, self.score.shape)
-        return float(self.rows[0] @ p**2 + self.rows[1] @ (1 - p) ** 2) / self.total if self.total else math.nan
+        squares = self.rows[..., 0, :] * probability**2 + self.hits * (1 - probability) ** 2
+        return _divide(squares.sum(axis=-1), self.total)
 
 
 def fit_isotonic(rates: np.ndarray, sample_weight: np.ndarray) -> np.ndarray:
     """The rising values nearest to rates in weighted squares, by pooling adjacent violators."""
     from scipy.optimize import isotonic_regression  # slow to import, and most tables need none
 
-    fitted: np.ndarray = isotonic_regression(rates, weights=sample_weight).x if len(rates) else np.zeros(0)
-    return fitted
+    return isotonic_regression(rates, weights=sample_weight).x if len(rates) else np.zeros(0)
 
 
 def log_odds(score: np.ndarray) -> np.ndarray:
     """ln p/(1 − p), kept within ±36, where a probability rounds to 0 or 1."""
     with np.errstate(divide="ignore"):
-        odds: np.ndarray = np.clip(logit(score), -_EXTREME, _EXTREME)
-    return odds
+        return np.clip(logit(score), -_EXTREME, _EXTREME)
 
 
 def predicted(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
@@ -154,7 +245,7 @@ def predicted(logits: Any, labels: Any, *, top_label: bool = False, sample_weigh
     0.2
     """
     points = Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight)
-    return points.mean(points.score)
+    return float(points.mean(points.score))
 
 
 def observed(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
@@ -163,7 +254,7 @@ def observed(logits: Any, labels: Any, *, top_label: bool = False, sample_weight
     >>> observed(np.log([[0.9, 0.1], [0.7, 0.3]]), [0, 1])
     0.5
     """
-    return _observed(Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight))
+    return float(Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight).rate)
 
 
 def observed_expected(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
@@ -172,9 +263,7 @@ def observed_expected(logits: Any, labels: Any, *, top_label: bool = False, samp
     >>> round(observed_expected(np.log([[0.9, 0.1], [0.7, 0.3]]), [0, 1]), 4)
     2.5
     """
-    return EVENT_METRICS["observed_expected"](
-        Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight)
-    )
+    return _value("observed_expected", logits, labels, top_label, sample_weight)
 
 
 def event_brier(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
@@ -185,7 +274,7 @@ def event_brier(logits: Any, labels: Any, *, top_label: bool = False, sample_wei
 
     Brier (1950).
     """
-    return EVENT_METRICS["event_brier"](Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight))
+    return _value("event_brier", logits, labels, top_label, sample_weight)
 
 
 class Corp(NamedTuple):
@@ -211,15 +300,8 @@ def corp(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: An
 
     Dimitriadis, Gneiting & Jordan (2021), Stable reliability diagrams for probabilistic classifiers.
     """
-    return corp_of(Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight))
-
-
-def corp_of(points: Points) -> Corp:
-    """The split of `corp` from points."""
-    rate = _observed(points)
-    best, unknown = points.brier(points.recalibrated), points.brier(rate)
-    score = points.brier(points.score)
-    return Corp(score, score - best, unknown - best, unknown)
+    points = Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight)
+    return Corp(*event_values(points, ("event_brier", "miscalibration", "discrimination", "uncertainty")).values())
 
 
 def miscalibration(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
@@ -230,7 +312,7 @@ def miscalibration(logits: Any, labels: Any, *, top_label: bool = False, sample_
 
     Dimitriadis, Gneiting & Jordan (2021).
     """
-    return EVENT_METRICS["miscalibration"](Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight))
+    return _value("miscalibration", logits, labels, top_label, sample_weight)
 
 
 def discrimination(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
@@ -241,7 +323,7 @@ def discrimination(logits: Any, labels: Any, *, top_label: bool = False, sample_
 
     Dimitriadis, Gneiting & Jordan (2021).
     """
-    return EVENT_METRICS["discrimination"](Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight))
+    return _value("discrimination", logits, labels, top_label, sample_weight)
 
 
 def uncertainty(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
@@ -252,7 +334,7 @@ def uncertainty(logits: Any, labels: Any, *, top_label: bool = False, sample_wei
 
     Dimitriadis, Gneiting & Jordan (2021).
     """
-    return EVENT_METRICS["uncertainty"](Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight))
+    return _value("uncertainty", logits, labels, top_label, sample_weight)
 
 
 def auroc(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
@@ -265,7 +347,7 @@ def auroc(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: A
 
     Mann and Whitney (1947); Hanley and McNeil (1982).
     """
-    return EVENT_METRICS["auroc"](Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight))
+    return _value("auroc", logits, labels, top_label, sample_weight)
 
 
 def calibration_slope(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
@@ -279,9 +361,7 @@ def calibration_slope(logits: Any, labels: Any, *, top_label: bool = False, samp
 
     Cox (1958), Two further applications of a model for binary regression; Steyerberg (2009).
     """
-    return EVENT_METRICS["calibration_slope"](
-        Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight)
-    )
+    return _value("calibration_slope", logits, labels, top_label, sample_weight)
 
 
 def calibration_intercept(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
@@ -293,9 +373,7 @@ def calibration_intercept(logits: Any, labels: Any, *, top_label: bool = False, 
 
     Cox (1958); Steyerberg (2009), Clinical prediction models.
     """
-    return EVENT_METRICS["calibration_intercept"](
-        Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight)
-    )
+    return _value("calibration_intercept", logits, labels, top_label, sample_weight)
 
 
 def calibration_in_the_large(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
@@ -310,9 +388,7 @@ def calibration_in_the_large(logits: Any, labels: Any, *, top_label: bool = Fals
 
     Cox (1958); Steyerberg (2009), Clinical prediction models.
     """
-    return EVENT_METRICS["calibration_in_the_large"](
-        Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight)
-    )
+    return _value("calibration_in_the_large", logits, labels, top_label, sample_weight)
 
 
 def ici(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
@@ -325,7 +401,7 @@ def ici(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any
 
     Austin & Steyerberg (2019), who smooth by loess.
     """
-    return EVENT_METRICS["ici"](Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight))
+    return _value("ici", logits, labels, top_label, sample_weight)
 
 
 def e50(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
@@ -336,7 +412,7 @@ def e50(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any
 
     Austin & Steyerberg (2019).
     """
-    return EVENT_METRICS["e50"](Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight))
+    return _value("e50", logits, labels, top_label, sample_weight)
 
 
 def e90(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
@@ -347,7 +423,7 @@ def e90(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any
 
     Austin & Steyerberg (2019).
     """
-    return EVENT_METRICS["e90"](Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight))
+    return _value("e90", logits, labels, top_label, sample_weight)
 
 
 def kuiper(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
@@ -362,142 +438,51 @@ def kuiper(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: 
 
     Arrieta-Ibarra, Gujral, Tannen, Tygert & Xu (2022), Metrics of calibration for probabilistic predictions.
     """
-    return kuiper_of(Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight))
+    return _value("kuiper", logits, labels, top_label, sample_weight)
 
 
-class Recalibration(NamedTuple):
-    """The logistic regression of what happened on the log-odds of what was predicted, with standard errors."""
-
-    intercept: float
-    """0 if calibrated."""
-    slope: float
-    """1 if calibrated; below 1 the predictions are too extreme, above not extreme enough."""
-    intercept_error: float
-    slope_error: float
+def _value(metric: str, logits: Any, labels: Any, top_label: bool, sample_weight: Any) -> float:
+    return float(EVENT_METRICS[metric](Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight)))
 
 
-_NO_FIT = Recalibration(math.nan, math.nan, math.nan, math.nan)
+def _divide(sums: Any, by: Any) -> Any:
+    """The quotient, NaN where there is nothing to divide by."""
+    return np.divide(sums, by, out=np.full(np.shape(by), math.nan), where=np.not_equal(by, 0))
 
 
-def fit_recalibration(points: Points, *, max_iter: int = 100) -> Recalibration:
-    """Fit intercept and slope by Newton's steps, halved until the likelihood rises; NaN where it has no maximum.
-
-    It has none where it always or never happens, where all scores are equal, and where one score separates what
-    happened from what did not.
-    """
-    x, hits, total = points.odds, points.hits, points.total
-    if len(x) < 2 or not points.has_both or _is_separated(points):
-        return _NO_FIT
-    weight, target = points.count / total, hits / total
-    centre = float(weight @ x)
-    width = math.sqrt(float(weight @ (x - centre) ** 2))
-    if width <= 1e-12 * (1 + abs(centre)):
-        return _NO_FIT
-    u = (x - centre) / width
-    at = np.array([float(logit(target.sum())), 0.0])
-    value = _logistic_loss(at, u, weight, target)
-    for _ in range(max_iter):
-        p = expit(at[0] + at[1] * u)
-        residual, bend = weight * p - target, weight * p * (1 - p)
-        slope = np.array([residual.sum(), residual @ u])
-        a, b, c = bend.sum(), bend @ u, bend @ u**2
-        if not a * c - b * b > 0:
-            return _NO_FIT
-        step = np.array([b * slope[1] - c * slope[0], b * slope[0] - a * slope[1]]) / (a * c - b * b)
-        gain, length = float(-step @ slope), 1.0
-        while True:
-            following = _logistic_loss(at + length * step, u, weight, target)
-            if following <= value - 1e-4 * length * gain + 1e-15 or length < 1e-6:
-                break
-            length /= 2
-        at, value = at + length * step, following
-        if gain < 1e-18:  # the last step is taken too: it leaves an error of about its square
-            break
-    else:
-        return _NO_FIT
-    turn = np.array([[1.0, -centre / width], [0.0, 1 / width]])  # from the intercept and slope of u to those of x
-    covariance = turn @ np.linalg.inv([[a, b], [b, c]]) @ turn.T / points.effective_rows
-    intercept, slope_of_x = turn @ at
-    errors = np.sqrt(np.diag(covariance))
-    return Recalibration(float(intercept), float(slope_of_x), float(errors[0]), float(errors[1]))
+def _event_auroc(points: Points) -> Any:
+    no, yes = points.rows[..., 0, :], points.hits
+    wins = (yes * (np.cumsum(no, axis=-1) - no / 2)).sum(axis=-1)
+    return _divide(wins, yes.sum(axis=-1) * no.sum(axis=-1))
 
 
-def fit_in_the_large(points: Points) -> tuple[float, float]:
-    """The shift of the log-odds after which the mean is right, and its standard error."""
-    if not points.has_both:
-        return math.nan, math.nan
-    x, weight, rate = points.odds, points.count / points.total, _observed(points)
-    low, high = float(logit(rate) - x.max()), float(logit(rate) - x.min())  # all at the largest, all at the least
-    shift = (low + high) / 2
-    for _ in range(200):
-        p = expit(x + shift)
-        off, bend = float(weight @ p) - rate, float(weight @ (p * (1 - p)))
-        low, high = (low, shift) if off > 0 else (shift, high)
-        step = -off / bend if bend > 0 else math.inf
-        inside = low < shift + step < high
-        following = shift + step if inside else (low + high) / 2
-        if abs(following - shift) <= 1e-12 * (1 + abs(shift)):
-            break
-        shift = following
-    return following, 1 / math.sqrt(points.effective_rows * bend) if bend > 0 else math.nan
-
-
-def _logistic_loss(at: np.ndarray, u: np.ndarray, weight: np.ndarray, target: np.ndarray) -> float:
-    odds = at[0] + at[1] * u
-    return float(weight @ np.logaddexp(0.0, odds) - target @ odds)
-
-
-def _is_separated(points: Points) -> bool:
-    """Whether all scores where it happened lie on one side of those where it did not."""
-    no, yes = (np.flatnonzero(rows > 0) for rows in points.rows)
-    return bool(yes[0] >= no[-1] or yes[-1] <= no[0])
-
-
-def _observed(points: Points) -> float:
-    return float(points.hits.sum() / points.total) if points.total else math.nan
-
-
-def _observed_expected(points: Points) -> float:
-    expected = float(points.count @ points.score)
-    return float(points.hits.sum()) / expected if expected else math.nan
-
-
-def _event_auroc(points: Points) -> float:
-    if not points.has_both:
-        return math.nan
-    no, yes = points.rows
-    return float(yes @ (np.cumsum(no) - no / 2) / (yes.sum() * no.sum()))
-
-
-def _quantile_of_errors(points: Points, share: float) -> float:
+def _quantile_of_errors(points: Points, share: float) -> Any:
     """The least error that at least this share of the rows does not exceed."""
-    if not points.total:
+    if not points.count.size:
         return math.nan
-    error = np.abs(points.score - points.recalibrated)
-    order = np.argsort(error, kind="stable")
-    below = np.cumsum(points.count[order])
-    return float(error[order][np.searchsorted(below, share * points.total * (1 - 1e-12))])
+    order = np.argsort(points.error, axis=-1, kind="stable")
+    below = np.cumsum(np.take_along_axis(points.count, order, axis=-1), axis=-1)
+    first = (below < share * points.total[..., None] * (1 - 1e-12)).sum(axis=-1, keepdims=True)
+    return np.take_along_axis(np.take_along_axis(points.error, order, axis=-1), first, axis=-1)[..., 0]
 
 
 def kuiper_of(points: Points) -> float:
     """The range of `kuiper` from points."""
-    if not points.total:
-        return math.nan
     gap = np.concatenate([[0.0], np.cumsum(points.hits - points.count * points.score)])
-    return float(gap.max() - gap.min()) / points.total
+    return float(_divide(gap.max() - gap.min(), points.total))
 
 
-EVENT_METRICS: Mapping[str, Callable[[Points], float]] = {
-    "observed_expected": _observed_expected,
+EVENT_METRICS: Mapping[str, Callable[[Points], Any]] = {
+    "observed_expected": lambda points: _divide(points.hits.sum(axis=-1), (points.count * points.score).sum(axis=-1)),
     "event_brier": lambda points: points.brier(points.score),
-    "miscalibration": lambda points: corp_of(points).miscalibration,
-    "discrimination": lambda points: corp_of(points).discrimination,
-    "uncertainty": lambda points: points.brier(_observed(points)),
+    "miscalibration": lambda points: points.brier(points.score) - points.brier(points.recalibrated),
+    "discrimination": lambda points: points.rate * (1 - points.rate) - points.brier(points.recalibrated),
+    "uncertainty": lambda points: points.rate * (1 - points.rate),
     "auroc": _event_auroc,
-    "calibration_intercept": lambda points: fit_recalibration(points).intercept,
-    "calibration_slope": lambda points: fit_recalibration(points).slope,
-    "calibration_in_the_large": lambda points: fit_in_the_large(points)[0],
-    "ici": lambda points: points.mean(np.abs(points.score - points.recalibrated)),
+    "calibration_intercept": lambda points: points.recalibration.intercept,
+    "calibration_slope": lambda points: points.recalibration.slope,
+    "calibration_in_the_large": lambda points: points.in_the_large[0],
+    "ici": lambda points: points.mean(points.error),
     "e50": lambda points: _quantile_of_errors(points, 0.5),
     "e90": lambda points: _quantile_of_errors(points, 0.9),
     "kuiper": kuiper_of,
@@ -506,12 +491,5 @@ EVENT_METRICS: Mapping[str, Callable[[Points], float]] = {
 
 
 def event_values(points: Points, names: Iterable[str]) -> dict[str, float]:
-    """Several of `EVENT_METRICS`; what they share is computed once."""
-    found: dict[str, float] = {}
-    for name in names:
-        if name not in found:
-            if name in ("calibration_slope", "calibration_intercept"):
-                found["calibration_intercept"], found["calibration_slope"] = fit_recalibration(points)[:2]
-            else:
-                found[name] = EVENT_METRICS[name](points)
-    return found
+    """Several of `EVENT_METRICS`."""
+    return {name: float(EVENT_METRICS[name](points)) for name in names}

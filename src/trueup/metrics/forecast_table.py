@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Unpack
 
@@ -13,20 +13,10 @@ from trueup._core.arrays import as_weights, effective_rows
 from trueup._core.clusters import mean_error, weighted_clusters
 from trueup._core.errors import InputError
 from trueup._core.formatting import format_percent
-from trueup.metrics.forecasts import (
-    SHARE_ERRORS,
-    GaussianForecast,
-    QuantileForecast,
-    RowGroups,
-    ScoredForecast,
-    check_forecast,
-    count_rows,
-    difference,
-    list_levels,
-)
-from trueup.metrics.intervals import Interval
+from trueup.metrics.forecasts import SHARE_ERRORS, Forecast, RowGroups, ScoredForecast, check_forecast, list_levels
+from trueup.metrics.intervals import Interval, count_rows
 from trueup.metrics.resampling import Resampling, ResamplingOptions
-from trueup.metrics.table import ScoreTable
+from trueup.metrics.table import Findings, ScoreTable
 
 ENOUGH_ROWS = 150
 """With so many rows the test of calibration finds a median that 60 % of the targets lie below in four of five cases."""
@@ -73,31 +63,35 @@ class ForecastScores(ScoreTable):
     cluster_name: str = "cluster"
     """What a cluster is, such as a patient."""
 
-    def verdict(self, method: str | None = None) -> str:
-        """One or two sentences on whether a forecast is calibrated."""
-        name = method or self.methods[0]
-        test, says = self.tests[name], self._coverage_words(name)
-        chance = f"p {'=' if test.p_value > 0.001 else '≤'} {test.p_value:.3f}"
-        by = "" if self.clusters is None else f" by {self.cluster_name}"
-        shown = f"a calibrated forecast would show a PIT error of {test.expected:.4f}; consistency test{by} {chance}"
-        if test.n_resamples < 19:
-            return f"{says}{test.n_resamples} resamples are too few for a test at 5 %: it takes 19."
-        if test.p_value > 0.05 and (self.effective_rows or self.rows) < ENOUGH_ROWS:
-            few = f"{self.rows:,} row is" if self.rows == 1 else f"{self.rows:,} rows are"
-            return (
-                f"{says}{few} too few to tell whether it is calibrated (consistency test{by} {chance}): with about "
-                f"{ENOUGH_ROWS} a median that 60 % of the targets lie below would be found in four of five cases."
-            )
-        if test.p_value > 0.05:
-            return f"{says}Nothing speaks against calibration ({shown})."
-        return f"{says}It is miscalibrated: {self._direction(name)} ({shown})."
+    def _findings(self, name: str) -> Findings:
+        """The coverage of the interval that is furthest off, or of the widest; and in which way it is wrong."""
+        test, gaps, says, words = self.tests[name], self._gaps(name), "", []
+        off = {level: gap for level, gap in gaps.items() if abs(gap) > 1.96}
+        if gaps:
+            level = max(off, key=lambda level: abs(off[level])) if off else max(gaps)
+            share = format_percent(self.values[name][f"coverage_{level:g}"].value, 1)
+            says = f"Its {level:g} % intervals hold {share} of the targets. "
+        if abs(test.bias_z) > 1.96:
+            words.append(f"its forecasts are too {'low' if test.bias_z > 0 else 'high'}")
+        wide, narrow = ([f"{level:g} %" for level, gap in off.items() if side * gap > 0] for side in (1, -1))
+        if wide and narrow:
+            words.append(f"its intervals of {', '.join(wide)} are too wide and those of {', '.join(narrow)} too narrow")
+        elif wide or narrow or abs(test.spread_z) > 1.96:
+            is_narrow = bool(narrow) if off else test.spread_z > 0
+            words.append(f"its intervals are too {'narrow' if is_narrow else 'wide'}")
+        shape = "right in the mean and in the spread, but its distributions have the wrong shape"
+        is_few = (self.effective_rows or self.rows) < ENOUGH_ROWS
+        few = f"{count_rows(self.rows)} {'is' if self.rows == 1 else 'are'}" if is_few else ""
+        more = f"{ENOUGH_ROWS} a median that 60 % of the targets lie below"
+        wrong = f"It is miscalibrated: {' and '.join(words) or shape}"
+        return Findings(says, "forecast would show a PIT error", few, more, wrong)
 
     def _gaps(self, name: str) -> dict[float, float]:
         """Level of a central interval in per cent → by how many standard errors its coverage lies above it."""
         found = {}
         for metric, covered in self.values[name].items():
             if metric.startswith("coverage_"):
-                level = _percent_of(metric) / 100
+                level = float(metric.partition("_")[2]) / 100
                 rows, far = self.effective_rows or self.rows, covered.value - level
                 alone = far / math.sqrt(level * (1 - level) / rows)
                 # By cluster only what its interval excludes is off.
@@ -105,48 +99,15 @@ class ForecastScores(ScoreTable):
                 found[100 * level] = 0.0 if held else alone
         return found
 
-    def _coverage_words(self, name: str) -> str:
-        """The coverage of the interval that is furthest off or, where none is, of the widest."""
-        gaps = self._gaps(name)
-        if not gaps:
-            return ""
-        worst = max(gaps, key=lambda level: abs(gaps[level]))
-        level = worst if abs(gaps[worst]) > 1.96 else max(gaps)
-        share = self.values[name][f"coverage_{level:g}"].value
-        return f"Its {level:g} % intervals hold {format_percent(share, 1)} of the targets. "
+    def _subject(self) -> tuple[dict[str, Any], str]:
+        """The levels of the quantiles."""
+        if self.levels is None:
+            return {"levels": None}, "Gaussian forecasts"
+        return {"levels": list(self.levels)}, f"quantiles of the levels {list_levels(self.levels)}"
 
-    def _direction(self, name: str) -> str:
-        """In which way it is wrong, in words."""
-        test, words = self.tests[name], []
-        if abs(test.bias_z) > 1.96:
-            words.append(f"its forecasts are too {'low' if test.bias_z > 0 else 'high'}")
-        off = {level: gap for level, gap in self._gaps(name).items() if abs(gap) > 1.96}
-        wide, narrow = ([f"{level:g} %" for level, gap in off.items() if side * gap > 0] for side in (1, -1))
-        if wide and narrow:
-            words.append(f"its intervals of {', '.join(wide)} are too wide and those of {', '.join(narrow)} too narrow")
-        elif wide or narrow or abs(test.spread_z) > 1.96:
-            is_narrow = bool(narrow) if wide or narrow else test.spread_z > 0
-            words.append(f"its intervals are too {'narrow' if is_narrow else 'wide'}")
-        return " and ".join(words) or "right in the mean and in the spread, but its distributions have the wrong shape"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON; what is not defined is None."""
-        return {
-            "schema": 1,
-            "rows": self.rows,
-            "levels": None if self.levels is None else list(self.levels),
-            "effective_rows": self.effective_rows,
-            **({} if self.clusters is None else {"clusters": self.clusters, "cluster_name": self.cluster_name}),
-            "level": self.level,
-            "methods": {
-                name: self.record(name) | {"remarks": list(self.remarks.get(name, ()))} for name in self.methods
-            },
-        }
-
-    def caption(self) -> str:
-        """How much was scored."""
-        worth = "" if self.effective_rows is None else f" (weighted, worth {self.effective_rows:,.0f})"
-        return f"{count_rows(self.rows)}{worth}, {_kind_words(self.levels)}{self.cluster_caption()}"
+    def record(self, method: str) -> dict[str, Any]:
+        """One forecast's numbers, test, paired changes and remarks as plain data."""
+        return super().record(method) | {"remarks": list(self.remarks.get(method, ()))}
 
     def digits(self, metric: str) -> int:
         """As many as show four figures of what has the units of the targets."""
@@ -161,11 +122,8 @@ class ForecastScores(ScoreTable):
         coarse = [] if self.levels is None else [f"crps is an integral over {len(self.levels)} levels, no finer."]
         if len(self.methods) == 1:
             return [self.verdict(), *self.remarks.get(self.methods[0], ()), *coarse]
-        return [
-            *self.verdicts(),
-            *(f"{name}: {words}" for name, each in self.remarks.items() for words in each),
-            *coarse,
-        ]
+        remarks = [f"{name}: {words}" for name, each in self.remarks.items() for words in each]
+        return [*self.verdicts(), *remarks, *coarse]
 
 
 def evaluate_forecasts(
@@ -277,7 +235,7 @@ def compare_forecasts(
     tests, changes, remarks = {}, {}, {}
     scored_first: ScoredForecast | None = None
     for name, forecast in checked.items():
-        if common is not None and isinstance(forecast, GaussianForecast):
+        if common is not None:
             forecast = forecast.to_quantiles(common)
         scored = ScoredForecast.of(forecast, coverage, groups, resampling)
         values[name] = {metric: Interval(*scored.interval(metric, tail), level) for metric in scored.metrics}
@@ -287,18 +245,15 @@ def compare_forecasts(
         if scored_first is None:
             scored_first = scored
             continue
-        changes[name] = {
-            metric: Interval(*difference(scored_first, scored, metric, tail), level)
-            for metric in scored.metrics
-            if metric in scored_first.metrics
-        }
+        shared = [metric for metric in scored.metrics if metric in scored_first.metrics]
+        changes[name] = {metric: Interval(*scored.change(scored_first, metric, tail), level) for metric in shared}
     worth = None if w is None else effective_rows(w, len(w))
     held = None if common is None else tuple(float(q) for q in common)
     of_clusters = () if together is None else (together.count, together.name)
     return ForecastScores(len(first.targets), level, values, tests, changes, held, worth, remarks, *of_clusters)
 
 
-def _check(name: str, triple: Any) -> GaussianForecast | QuantileForecast:
+def _check(name: str, triple: Any) -> Forecast:
     try:
         mean, std, targets = triple
     except (TypeError, ValueError):
@@ -312,17 +267,14 @@ def _check(name: str, triple: Any) -> GaussianForecast | QuantileForecast:
         raise ValueError(f"{name}: {error}" if name else str(error)) from None
 
 
-def _common_levels(checked: Mapping[str, GaussianForecast | QuantileForecast]) -> np.ndarray | None:
+def _common_levels(checked: Mapping[str, Forecast]) -> np.ndarray | None:
     found: tuple[str, np.ndarray] | None = None
     for name, forecast in checked.items():
-        if isinstance(forecast, GaussianForecast):
+        if forecast.levels is None:
             continue
         if found is not None and not np.array_equal(found[1], forecast.levels):
-            raise InputError(
-                f"the levels of {name}",
-                f"be those of {found[0]}, {list_levels(found[1])}",
-                list_levels(forecast.levels),
-            )
+            wanted = f"be those of {found[0]}, {list_levels(found[1])}"
+            raise InputError(f"the levels of {name}", wanted, list_levels(forecast.levels))
         found = found or (name, forecast.levels)
     return None if found is None else found[1]
 
@@ -333,11 +285,8 @@ def _check_same_targets(first: str, expected: np.ndarray, name: str, targets: np
     differ = np.flatnonzero(expected != targets)
     if len(differ):
         row = int(differ[0])
-        raise InputError(
-            name,
-            f"have the targets of {first}, to be compared row by row",
-            f"{targets[row]:g} in row {row} where {first} has {expected[row]:g} ({len(differ)} rows differ)",
-        )
+        got = f"{targets[row]:g} in row {row} where {first} has {expected[row]:g} ({len(differ)} rows differ)"
+        raise InputError(name, f"have the targets of {first}, to be compared row by row", got)
 
 
 def _test(scored: ScoredForecast, resampling: Resampling) -> ForecastTest:
@@ -368,13 +317,3 @@ def _test(scored: ScoredForecast, resampling: Resampling) -> ForecastTest:
         z.append((float(np.average(x, weights=w)) - expected) / noise if variance > 1e-12 else 0.0)
     mean_pit = float(np.average(scored.pit, weights=w))
     return ForecastTest(p_value, shown, mean_pit, z[0], z[1], n_resamples)
-
-
-def _percent_of(metric: str) -> float:
-    return float(metric.partition("_")[2])
-
-
-def _kind_words(levels: Iterable[float] | None) -> str:
-    if levels is None:
-        return "Gaussian forecasts"
-    return f"quantiles of the levels {list_levels(levels)}"

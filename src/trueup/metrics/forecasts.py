@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -19,7 +19,7 @@ from trueup._core.arrays import as_matrix, as_vector, as_weights
 from trueup._core.clusters import Clusters
 from trueup._core.errors import InputError
 from trueup._core.tally import Mean
-from trueup.metrics.intervals import mean_interval
+from trueup.metrics.intervals import count_rows, mean_interval
 from trueup.metrics.resampling import BootstrapBins, Resampling, paired_interval
 
 COVERAGE = (0.5, 0.8, 0.95)
@@ -29,6 +29,8 @@ LEVELS = np.linspace(0.01, 0.99, 99)
 _GRID = np.linspace(0.0, 1.0, 100)
 """The levels over which calibration errors of Gaussian forecasts are averaged, as `mean_calibration_error` has it."""
 _GROUPS = 1000
+_ROOTS = ("rmse", "sharpness")
+"""Metrics that are roots of means."""
 SHARE_ERRORS = ("interval_error", "pit_error")
 """Metrics that are errors of shares."""
 _CERTAIN = 1e8
@@ -49,12 +51,14 @@ def pit(mean: Any, std: Any, targets: Any) -> np.ndarray:
     forecast = check_forecast(mean, std, targets)
     if isinstance(forecast, QuantileForecast):
         cells = np.concatenate([[0.0], forecast.levels, [1.0]])
-        below: np.ndarray = (forecast.targets[:, None] > forecast.quantiles).sum(axis=1)
-        return ((cells[1:] + cells[:-1]) / 2)[below]
-    error = forecast.targets - forecast.mean
+        return ((cells[1:] + cells[:-1]) / 2)[(forecast.targets[:, None] > forecast.quantiles).sum(axis=1)]
+    return ndtr(_standardise(forecast.targets - forecast.mean, forecast.std))
+
+
+def _standardise(error: np.ndarray, std: np.ndarray) -> np.ndarray:
+    """The error in standard deviations: a certain forecast is right, or infinitely far off."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        values: np.ndarray = ndtr(np.where(error == 0, 0.0, error / forecast.std))
-    return values
+        return np.where(error == 0, 0.0, error / std)
 
 
 def central_coverage(mean: Any, std: Any, targets: Any, *, sample_weight: Any = None) -> tuple[np.ndarray, np.ndarray]:
@@ -84,6 +88,7 @@ class GaussianForecast:
     mean: np.ndarray
     std: np.ndarray
     targets: np.ndarray
+    levels: ClassVar[None] = None
 
     def take(self, rows: np.ndarray) -> GaussianForecast:
         """Some rows."""
@@ -106,8 +111,15 @@ class QuantileForecast:
         """Some rows."""
         return QuantileForecast(self.quantiles[rows], self.levels, self.targets[rows])
 
+    def to_quantiles(self, levels: np.ndarray) -> QuantileForecast:
+        """Itself, whose levels these are."""
+        return self
 
-def check_forecast(mean: Any, std: Any, targets: Any) -> GaussianForecast | QuantileForecast:
+
+Forecast = GaussianForecast | QuantileForecast
+
+
+def check_forecast(mean: Any, std: Any, targets: Any) -> Forecast:
     """Check a forecast: vectors (mean, std, targets), or a matrix of quantiles with its levels and targets."""
     if np.ndim(mean) == 2 and np.ndim(std) == 1:
         return _check_quantiles(mean, std, targets)
@@ -195,8 +207,7 @@ class _Shares(NamedTuple):
     @property
     def bins(self) -> BootstrapBins:
         """In the form whose expected error is the mean of |share − level|, and which knows what noise adds to it."""
-        ones = np.ones(len(self.levels))
-        return BootstrapBins(ones, 0 * ones, self.share - self.levels, self.noise)
+        return BootstrapBins(np.ones(len(self.levels)), self.share - self.levels, self.noise)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,9 +216,7 @@ class ScoredForecast:
 
     metrics: tuple[str, ...]
     means: Mapping[str, np.ndarray]
-    """Of metrics that are means over the rows."""
-    squares: Mapping[str, np.ndarray]
-    """Of metrics that are roots of means."""
+    """Of metrics that are means over the rows, or of `_ROOTS`, the roots of means."""
     shares: Mapping[str, _Shares]
     """Of metrics that are errors of shares."""
     pit: np.ndarray
@@ -218,11 +227,7 @@ class ScoredForecast:
 
     @classmethod
     def of(
-        cls,
-        forecast: GaussianForecast | QuantileForecast,
-        coverage: Sequence[float] | None,
-        groups: RowGroups,
-        resampling: Resampling,
+        cls, forecast: Forecast, coverage: Sequence[float] | None, groups: RowGroups, resampling: Resampling
     ) -> ScoredForecast:
         """Score every row."""
         if isinstance(forecast, GaussianForecast):
@@ -231,40 +236,33 @@ class ScoredForecast:
 
     def interval(self, metric: str, tail: float) -> tuple[float, float, float]:
         """A metric's value and the ends of its interval."""
-        w = self.groups.sample_weight
         if metric in self.shares:
             bins = self.shares[metric].bins
             value = bins.observed("ece")
             return (value, *(bins.interval("ece", tail) if len(self.pit) > 1 else (math.nan, math.nan)))
-        if metric in self.squares:
-            mean = Mean.of(self.squares[metric], w)
-            ends = mean_interval(metric, mean, tail, self.groups.of_block(self.squares[metric]))
-            low, high = (end if math.isnan(end) else math.sqrt(max(end, 0.0)) for end in ends)
-            return math.sqrt(mean.value), low, high
-        mean = Mean.of(self.means[metric], w)
+        rows = self.means[metric]
+        mean = Mean.of(rows, self.groups.sample_weight)
         kind = "observed" if metric.startswith("coverage_") else metric
-        low, high = mean_interval(kind, mean, tail, self.groups.of_block(self.means[metric]))
-        return mean.value, low if metric == "nll" else max(low, 0.0), high  # NaN stays: max(NaN, 0) is NaN
+        low, high = mean_interval(kind, mean, tail, self.groups.of_block(rows))
+        low = low if metric == "nll" else max(low, 0.0)  # NaN stays: max(NaN, 0) is NaN
+        if metric in _ROOTS:
+            return math.sqrt(mean.value), math.sqrt(low), math.sqrt(high)
+        return mean.value, low, high
 
-
-def difference(first: ScoredForecast, second: ScoredForecast, metric: str, tail: float) -> tuple[float, float, float]:
-    """How much a metric differs between two forecasts of the same rows, and the ends of the paired interval."""
-    w = first.groups.sample_weight
-    value = second.interval(metric, tail)[0] - first.interval(metric, tail)[0]
-    if metric in first.shares:
-        if len(first.pit) < 2:
-            return value, math.nan, math.nan
-        return (value, *paired_interval(first.shares[metric].bins, second.shares[metric].bins, "ece", tail))
-    rows = []
-    for one in (first, second):
-        if metric in one.squares:  # the root's derivative, so that the paired rows add up
-            root = math.sqrt(Mean.of(one.squares[metric], w).value)
-            rows.append(one.squares[metric] / (2 * root) if root else one.squares[metric])
-        else:
-            rows.append(one.means[metric])
-    change = rows[1] - rows[0]
-    low, high = mean_interval("difference", Mean.of(change, w), tail, first.groups.of_block(change))
-    return value, value - (high - low) / 2, value + (high - low) / 2
+    def change(self, first: ScoredForecast, metric: str, tail: float) -> tuple[float, float, float]:
+        """How much a metric differs from another forecast of the same rows, and the ends of the paired interval."""
+        before, after = first.interval(metric, tail)[0], self.interval(metric, tail)[0]
+        value = after - before
+        if metric in first.shares:
+            if len(first.pit) < 2:
+                return value, math.nan, math.nan
+            return (value, *paired_interval(first.shares[metric].bins, self.shares[metric].bins, "ece", tail))
+        old, new = first.means[metric], self.means[metric]
+        if metric in _ROOTS:  # the root's derivative, so that the paired rows add up
+            old, new = old / (2 * before or 1.0), new / (2 * after or 1.0)
+        mean = Mean.of(new - old, first.groups.sample_weight)
+        low, high = mean_interval("difference", mean, tail, first.groups.of_block(new - old))
+        return value, value - (high - low) / 2, value + (high - low) / 2
 
 
 def _coverage_levels(coverage: Sequence[float] | None) -> tuple[float, ...]:
@@ -280,8 +278,7 @@ def _score_gaussian(
 ) -> ScoredForecast:
     m, s, y = forecast.mean, forecast.std, forecast.targets
     error = y - m
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        z = np.where(error == 0, 0.0, error / s)  # a certain forecast is right, or infinitely far off
+    z = _standardise(error, s)
     sure = ~(np.abs(z) < _CERTAIN)
     near = np.where(sure, 0.0, z)
     pit = ndtr(z)
@@ -295,9 +292,8 @@ def _score_gaussian(
         means["nll"] = nll
     else:
         zero, several = int((s == 0).sum()), int((~np.isfinite(nll)).sum())
-        what = (
-            f"std is 0 in {count_rows(zero)}" if zero else f"std is too small beside the error in {count_rows(several)}"
-        )
+        small = f"too small beside the error in {count_rows(several)}"
+        what = f"std is {f'0 in {count_rows(zero)}' if zero else small}"
         remarks.append(f"nll is not defined: {what}, where a density has no finite value. The other numbers hold.")
         means["nll"] = np.full(len(y), math.nan)
     means["mae"], means["pinball"] = np.abs(error), scaled_pinball(error, s, LEVELS, ndtri(LEVELS))
@@ -316,8 +312,8 @@ def _score_gaussian(
         sums = np.cumsum(groups.cell_sums(cell, len(_GRID)), axis=1)
         shares[name] = _Shares.of(_GRID, sums, groups, resampling)
     metrics = ("crps", "nll", "rmse", "mae", "pinball", *names, "sharpness", *SHARE_ERRORS)
-    squares = {"rmse": error**2, "sharpness": s**2}
-    return ScoredForecast(metrics, means, squares, shares, pit, np.linspace(0, 1, 10_001), groups, tuple(remarks))
+    means |= {"rmse": error**2, "sharpness": s**2}
+    return ScoredForecast(metrics, means, shares, pit, np.linspace(0, 1, 10_001), groups, tuple(remarks))
 
 
 def scaled_pinball(error: np.ndarray, std: np.ndarray, levels: np.ndarray, bounds: np.ndarray) -> np.ndarray:
@@ -325,8 +321,7 @@ def scaled_pinball(error: np.ndarray, std: np.ndarray, levels: np.ndarray, bound
 
     It is straight in z = (y − μ)/σ between the bounds, so that sums of those above z are enough.
     """
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        z = np.where(error == 0, 0.0, error / std)
+    z = _standardise(error, std)
     sure, mean_level = ~(np.abs(z) < _CERTAIN), float(levels.mean())
     z = np.where(sure, 0.0, z)
     above = len(bounds) - np.searchsorted(bounds, z, side="right")
@@ -374,13 +369,12 @@ def _score_quantiles(
     cells = np.concatenate([[0.0], tau, [1.0]])
     pit = ((cells[1:] + cells[:-1]) / 2)[rank]
     remarks = []
-    crossing = int((np.diff(q, axis=1) < 0).any(axis=1).sum())
-    if crossing:
+    if crossing := int((np.diff(q, axis=1) < 0).any(axis=1).sum()):
         remarks.append(
             f"Quantiles cross in {crossing:,} of {len(y):,} rows. They are scored as they are; sorting each row, "
             "np.sort(quantiles, axis=1), never makes the pinball loss larger."
         )
-    return ScoredForecast((*means, *shares), means, {}, shares, pit, cells, groups, tuple(remarks))
+    return ScoredForecast((*means, *shares), means, shares, pit, cells, groups, tuple(remarks))
 
 
 def _central_pairs(tau: np.ndarray) -> dict[float, tuple[int, int]]:
@@ -404,11 +398,6 @@ def _chosen_pairs(pairs: Mapping[float, tuple[int, int]], coverage: Sequence[flo
         got = f"{missing[0]:g}, whose ends would be the levels {(1 - missing[0]) / 2:g} and {(1 + missing[0]) / 2:g}"
         raise InputError("coverage", f"be among {list_levels(there) or 'none'}, as the levels have them", got)
     return wanted
-
-
-def count_rows(count: int) -> str:
-    """So many rows, in words."""
-    return f"{count:,} row{'' if count == 1 else 's'}"
 
 
 def list_levels(levels: Iterable[float], most: int = 9) -> str:

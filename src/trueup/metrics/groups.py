@@ -11,14 +11,14 @@ common rows is what a max-t procedure comes to, and for several columns errs on 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.special import betainc, expit, logit, ndtri
 
-from trueup._core.arrays import as_vector, as_weights
+from trueup._core.arrays import as_vector, as_weights, check_share
 from trueup._core.clusters import as_clusters, degrees_of_freedom, t_quantile
 from trueup._core.errors import InputError
 from trueup._core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
@@ -107,9 +107,7 @@ class GroupTable:
             return "There are no groups to judge."
         if (worst := self.worst) is None:
             least, most = (f(row.detectable for row in self.rows) for f in (min, max))
-            seen = (
-                f"{format_percent(least, 1)} to {format_percent(most, 1)}" if least < most else format_percent(most, 1)
-            )
+            seen = " to ".join(format_percent(x, 1) for x in dict.fromkeys((least, most)))
             text = f"In no group is it shown to be wrong on average; differences of {seen} would have been seen."
         else:
             happened, predicted = (format_percent(x, 1) for x in (worst.observed, worst.predicted))
@@ -119,10 +117,9 @@ class GroupTable:
             chance = f"p {'=' if p > 0.001 else '≤'} {max(p, 0.001):.3f}"
             if p > 0.05:  # all may be wrong alike
                 text += f" That the groups{of} differ from each other is not shown ({chance})."
-            elif worst is None:  # taken together they may show what none of them shows alone
-                text += f" Taken together, though, the groups{of} differ ({chance})."
-            else:
-                text += f" The groups{of} differ ({chance})."
+            else:  # without a worst group, all may show what none of them shows alone
+                start = "Taken together, though, the" if worst is None else "The"
+                text += f" {start} groups{of} differ ({chance})."
         return text
 
     def table(self) -> list[Row]:
@@ -149,8 +146,7 @@ class GroupTable:
     def __str__(self) -> str:
         return f"{text_table(self.table())}\n\n{self.verdict()}"
 
-    def __repr__(self) -> str:
-        return str(self)
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         head, *rows = self.table()
@@ -172,14 +168,7 @@ class GroupTally:
     @classmethod
     def of(cls, scores: Any, outcomes: Any, groups: Any, *, sample_weight: Any = None) -> GroupTally:
         """Tally scores (n,) in [0, 1] and outcomes (n,), 0 or 1, by groups: one value a row, or columns of them."""
-        p = as_vector(scores, "scores")
-        y = as_vector(outcomes, "outcomes", length=len(p))
-        if len(p) and (p.min() < 0 or p.max() > 1):
-            raise InputError("scores", "lie in [0, 1]", f"{p.min():.6g}..{p.max():.6g}")
-        if not np.isin(y, (0.0, 1.0)).all():
-            raise InputError("outcomes", "be 0 or 1", f"{y[~np.isin(y, (0.0, 1.0))][0]:g}")
-        w = as_weights(sample_weight, len(p))
-        w = np.ones(len(p)) if w is None else w
+        p, y, w = _check_rows(scores, outcomes, sample_weight)
         with np.errstate(divide="ignore"):
             cell = np.clip((logit(p) + _FAR) / _STEP, 0, _CELLS - 1).astype(np.int64)
         columns = np.stack([w > 0, w, w * w, w * p, w * y, w * (y - p) ** 2])
@@ -211,13 +200,9 @@ class GroupTally:
     @classmethod
     def unpack(cls, keys: Any, places: np.ndarray, sums: np.ndarray) -> GroupTally:
         """The tally that `pack` gave; what it cannot have given is refused."""
-        named = isinstance(keys, list) and all(
-            isinstance(key, list)
-            and len(key) == 2
-            and isinstance(key[0], str)
-            and isinstance(key[1], (str, int, float, type(None)))
-            for key in keys
-        )
+        pairs = isinstance(keys, list) and all(isinstance(key, list) and len(key) == 2 for key in keys)
+        kinds = (str, int, float, type(None))
+        named = pairs and all(isinstance(column, str) and isinstance(group, kinds) for column, group in keys)
         cells = len(places)
         if not (named and places.shape == (cells, 2) and sums.shape == (cells, len(_FIELDS))):
             raise ValueError("its groups do not fit each other")
@@ -231,31 +216,24 @@ class GroupTally:
 
     def table(self, *, level: float = 0.95, seed: int = 0) -> GroupTable:
         """The groups, by the evidence against them."""
-        if not 0 < level < 1:
-            raise InputError("level", "lie between 0 and 1", f"{level}")
+        check_share(level, "level")
         keys = [key for key, sums in self.sums.items() if sums[1].sum() > 0]
         if not keys:
             return GroupTable((), level, {})
         sums = np.stack([self.sums[key] for key in keys])
         by_column = {column: [i for i, key in enumerate(keys) if key[0] == column] for column, _ in keys}
-        model = _Model.of(sums, sums[next(iter(by_column.values()))].sum(axis=0))
+        model = _Model(sums, sums[next(iter(by_column.values()))].sum(axis=0))
         each = -math.expm1(math.log(level) / len(keys))  # Šidák's
-        low, high = model.interval(each / 2)
         p_values = -np.expm1(len(keys) * np.log1p(-model.p_values()))
-        detectable = model.detectable(-ndtri(each / 2))
-        rows = [
-            GroupRow(
-                *key,
-                int(sums[i, 0].sum()),
-                float(model.predicted[i]),
-                float(model.observed[i]),
-                Interval(float(model.observed[i] - model.predicted[i]), float(low[i]), float(high[i]), level),
-                float(p_values[i]),
-                float(detectable[i]),
-            )
-            for i, key in enumerate(keys)
-        ]
-        order = np.lexsort((-np.abs(model.observed - model.predicted), p_values))
+        difference = model.observed - model.predicted
+        columns = model.predicted, model.observed, difference, *model.interval(each / 2)
+        numbers = np.stack([*columns, p_values, model.detectable(-ndtri(each / 2))], axis=1).tolist()
+        rows = []
+        for key, count, row in zip(keys, sums[:, 0], numbers, strict=True):
+            predicted, observed, value, low, high, p, least = row
+            shown = Interval(value, low, high, level)
+            rows.append(GroupRow(*key, int(count.sum()), predicted, observed, shown, p, least))
+        order = np.lexsort((-np.abs(difference), p_values))
         tests = {column: model.heterogeneity(at, seed) for column, at in by_column.items() if len(at) > 1}
         return GroupTable(tuple(rows[i] for i in order), level, tests)
 
@@ -294,34 +272,40 @@ def _by_cluster(
     The variance of Σw(y − p) over the clusters of the group, by that of independent rows; times (t/z)², since so few
     clusters know their own variance badly. At most all rows of a cluster are as one.
     """
-    p, y = as_vector(scores, "scores"), as_vector(outcomes, "outcomes")
-    w = as_weights(sample_weight, len(p))
-    w = np.ones(len(p)) if w is None else w
+    p, y, w = _check_rows(scores, outcomes, sample_weight)
     of_row = as_clusters(clusters, len(p))
     assert of_row is not None
-    sums, each = dict(tally.sums), -math.expm1(math.log(level) / max(len(tally.sums), 1))
+    sums, tail = dict(tally.sums), -math.expm1(math.log(level) / max(len(tally.sums), 1)) / 2
     for column, values in as_groups(groups, len(p)).items():
         codes, names = encode_groups(values)
         for k, name in enumerate(names):
             mine = np.flatnonzero((codes == k) & (w > 0))
-            code = np.unique(of_row.code[mine], return_inverse=True)[1]
             if not len(mine):
                 continue
-            total, off = np.bincount(code, w[mine]), np.bincount(code, w[mine] * (y - p)[mine])
-            whole, squared = total.sum(), float(w[mine] @ w[mine])
-            most = float(total @ total) / squared
-            effect = most
+            code = np.unique(of_row.code[mine], return_inverse=True)[1]
+            weight, gap = w[mine], w[mine] * (y - p)[mine]
+            gap = gap - weight * gap.sum() / weight.sum()
+            total, off = np.bincount(code, weight), np.bincount(code, gap)
+            effect = most = float(total @ total) / float(weight @ weight)
             if len(total) > 1:
-                off = off - total * off.sum() / whole
-                rest = w[mine] * (y - p)[mine]
-                rest = rest - w[mine] * rest.sum() / whole
-                df = degrees_of_freedom(total)
-                wider = (t_quantile(each / 2, df) / -ndtri(each / 2)) ** 2
-                clustered = len(total) / (len(total) - 1) * float(off @ off)
-                effect = clustered / max(float(rest @ rest), 1e-300) * wider if float(rest @ rest) > 0 else most
+                wider = (t_quantile(tail, degrees_of_freedom(total)) / -ndtri(tail)) ** 2
+                if (alone := float(gap @ gap)) > 0:
+                    effect = len(total) / (len(total) - 1) * float(off @ off) / alone * wider
                 effect = min(max(effect, wider), most * wider)
             sums[column, name] = sums[column, name] * np.where(np.array(_FIELDS) == "squared", effect, 1.0)[:, None]
     return GroupTally(sums)
+
+
+def _check_rows(scores: Any, outcomes: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Scores in [0, 1], outcomes 0 or 1, and weights, 1 where there are none."""
+    p = as_vector(scores, "scores")
+    y = as_vector(outcomes, "outcomes", length=len(p))
+    if len(p) and (p.min() < 0 or p.max() > 1):
+        raise InputError("scores", "lie in [0, 1]", f"{p.min():.6g}..{p.max():.6g}")
+    if not np.isin(y, (0.0, 1.0)).all():
+        raise InputError("outcomes", "be 0 or 1", f"{y[~np.isin(y, (0.0, 1.0))][0]:g}")
+    w = as_weights(sample_weight, len(p))
+    return p, y, np.ones(len(p)) if w is None else w
 
 
 def as_groups(groups: Any, rows: int) -> dict[str, np.ndarray]:
@@ -340,7 +324,8 @@ def as_groups(groups: Any, rows: int) -> dict[str, np.ndarray]:
         argument = f"groups[{name!r}]" if name else "groups"
         if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
             raise InputError(argument, "have one value for each row", f"the single value {values!r}")
-        listed = values.tolist() if hasattr(values, "tolist") else [_unwrap(value) for value in values]
+        plain = (value.item() if isinstance(value, np.generic) else value for value in values)
+        listed = values.tolist() if hasattr(values, "tolist") else list(plain)
         column = np.asarray(listed, dtype=object)
         if column.ndim != 1:
             raise InputError(argument, "have one value for each row", f"shape {column.shape}")
@@ -349,10 +334,6 @@ def as_groups(groups: Any, rows: int) -> dict[str, np.ndarray]:
         column[column != column] = MISSING  # NaN equals nothing, and would be a group in every row
         columns[str(name)] = column
     return columns
-
-
-def _unwrap(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def plain_group(group: Hashable) -> Hashable:
@@ -375,35 +356,33 @@ def encode_groups(values: np.ndarray) -> tuple[np.ndarray, list[Hashable]]:
 class _Model:
     """Groups (g,) whose log-odds are those of all rows together, shifted by a number a group."""
 
-    def __init__(self, weight: np.ndarray, odds: np.ndarray, score: np.ndarray, sums: np.ndarray) -> None:
-        self.share = weight / weight.sum(axis=1, keepdims=True)
-        self.odds, self.score, self.sums = odds, score, sums
+    def __init__(self, sums: np.ndarray, whole: np.ndarray) -> None:
+        """Of sums (groups, fields, cells) and those of all rows, to which the line in the log-odds is fitted."""
+        used = whole[1] > 0
+        sums, whole, middle = sums[:, :, used], whole[:, used], ((np.arange(_CELLS) + 0.5) * _STEP - _FAR)[used]
+        weight, filled = sums[:, 1], sums[:, 1] > 0
+        score = np.where(filled, sums[:, 3] / np.where(filled, weight, 1.0), expit(middle))
+        self.score = np.clip(score, 1e-7, 1 - 1e-7)
+        slope, offset = _line(whole)
+        self.odds, self.share = offset + slope * logit(self.score), weight / weight.sum(axis=1, keepdims=True)
         total = sums.sum(axis=2)
         self.rows = total[:, 1] ** 2 / total[:, 2]
         self.predicted, self.observed = total[:, 3] / total[:, 1], total[:, 4] / total[:, 1]
-        off = self.observed - self.predicted
-        self.spread = np.maximum(total[:, 5] / total[:, 1] - off**2, 0.0)
+        self.spread = np.maximum(total[:, 5] / total[:, 1] - (self.observed - self.predicted) ** 2, 0.0)
         self.worth = self._worth()
         self.right = self._solve(lambda a: self.at(a)[0] - self.predicted)
         """The shifts under which the scores are right on average."""
 
-    @classmethod
-    def of(cls, sums: np.ndarray, whole: np.ndarray) -> _Model:
-        """Of sums (groups, fields, cells) and those of all rows, to which the line in the log-odds is fitted."""
-        used = whole[1] > 0
-        sums, whole, middle = sums[:, :, used], whole[:, used], ((np.arange(_CELLS) + 0.5) * _STEP - _FAR)[used]
-        filled = sums[:, 1] > 0
-        score = np.where(filled, sums[:, 3] / np.where(filled, sums[:, 1], 1.0), expit(middle))
-        score = np.clip(score, 1e-7, 1 - 1e-7)
-        slope, offset = _line(whole)
-        return cls(sums[:, 1], offset + slope * logit(score), score, sums)
-
     def at(self, shift: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Mean rate, binomial trials with its variance, and the rate of each trial, where the log-odds are shifted."""
-        q = expit(self.odds + shift[:, None])
-        mean, square = (self.share * q).sum(axis=1), (self.share * q * q).sum(axis=1)
-        chance = square / mean  # trials · chance · (1 − chance) is the variance, trials · chance the mean
+        mean, chance = self.mean_and_chance(shift)
         return mean, self.worth * self.rows * mean / chance, chance
+
+    def mean_and_chance(self, shift: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean rate, and the rate of each binomial trial: trials · chance · (1 − chance) is the variance."""
+        q = expit(self.odds + shift[:, None])
+        mean = (self.share * q).sum(axis=1)
+        return mean, (self.share * q * q).sum(axis=1) / mean
 
     def _worth(self) -> np.ndarray:
         """What a row is worth of one whose outcome alone is random.
@@ -412,9 +391,7 @@ class _Model:
         """
         half = 0.5 / (self.rows + 1)
         rate = np.clip(self.observed, half, 1 - half)
-        q = expit(
-            self.odds + self._solve(lambda a: (self.share * expit(self.odds + a[:, None])).sum(axis=1) - rate)[:, None]
-        )
+        q = expit(self.odds + self._solve(lambda a: self.mean_and_chance(a)[0] - rate)[:, None])
         inside = np.maximum((self.share * q * (1 - q)).sum(axis=1), 1e-300)
         gap = q - self.score
         wander = (self.share * gap * gap).sum(axis=1) - (self.share * gap).sum(axis=1) ** 2
@@ -430,8 +407,7 @@ class _Model:
         seen = self.observed * trials * chance / np.maximum(mean, 1e-300)
         no = np.maximum(trials - seen, 1e-9)
         more = np.where(seen > 0, betainc(np.maximum(seen, 1e-12), no + 1, chance), 1.0)
-        beyond = betainc(seen + 1, no, chance)
-        high = (more + beyond) / 2
+        high = (more + betainc(seen + 1, no, chance)) / 2
         return high, 1 - high
 
     def interval(self, tail: float) -> tuple[np.ndarray, np.ndarray]:
@@ -456,25 +432,23 @@ class _Model:
 
     def heterogeneity(self, at: list[int], seed: int) -> float:
         """The p-value of the groups at these places following one line: chi-square, its law by simulation."""
+        mean, chance = (x[at] for x in self.mean_and_chance(np.zeros(len(self.rows))))
         rows = self.rows[at]
-        share, q = self.share[at], expit(self.odds[at])
-        inside = rows * (share * q * (1 - q)).sum(axis=1) + 1e-12
+        inside = rows * mean * (1 - chance) + 1e-12
         spread = np.maximum(self._floor(self.observed)[at] * rows, inside) / inside
-        off = rows * (self.observed[at] - (share * q).sum(axis=1))
 
         def statistic(off: np.ndarray) -> np.ndarray:
             scaled = inside * spread
             return (off * off / scaled).sum(axis=-1) - off.sum(axis=-1) ** 2 / scaled.sum()
 
         # Events in each group as binomial draws of the same mean and variance.
-        mean, square = (share * q).sum(axis=1), (share * q * q).sum(axis=1)
-        chance = square / mean
         trials = np.maximum(np.rint(rows * mean / chance), 1).astype(np.int64)
         drawn = np.random.default_rng(seed).binomial(trials, chance, (_DRAWS, len(at))) - trials * chance
-        exceed = int((statistic(drawn * np.sqrt(spread)) >= statistic(off) - 1e-9).sum())
+        seen = statistic(rows * (self.observed[at] - mean))
+        exceed = int((statistic(drawn * np.sqrt(spread)) >= seen - 1e-9).sum())
         return (1 + exceed) / (1 + _DRAWS)
 
-    def _solve(self, rising: Any) -> np.ndarray:
+    def _solve(self, rising: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """The shift at which a rising function vanishes, by halves."""
         low, high = np.full(len(self.rows), -_WIDEST), np.full(len(self.rows), _WIDEST)
         for _ in range(34):

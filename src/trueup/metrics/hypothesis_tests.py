@@ -5,34 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
-from scipy.special import chdtrc, erfc, expit, gammaln, ndtr, ndtri
+from scipy.special import chdtrc, erfc, expit, gammaln, logit, ndtr, ndtri
 
 from trueup._core import native
 from trueup._core.arrays import as_arrays, as_weights, check_share
-from trueup._core.bins import BINNED_ERRORS, BINS, equal_mass_chunks
+from trueup._core.bins import BINNED_ERRORS, BINS
 from trueup._core.clusters import as_clusters, degrees_of_freedom, t_quantile, z_of_t
 from trueup._core.errors import InputError
 from trueup._core.row_scores import scores_and_outcomes
 from trueup._core.tally import ClusterSums, Tally
-from trueup.metrics.events import Points, fit_recalibration, kuiper_of
+from trueup.metrics.events import Points, kuiper_of
 from trueup.metrics.intervals import Scored
 from trueup.metrics.resampling import (
     CELLS_PER_BIN,
     Resampling,
     ResamplingOptions,
-    check_resamples,
     coarse_cells,
     gap_noise,
     gather_cells,
     membership,
-    sign_flips,
 )
-
-if TYPE_CHECKING:
-    from trueup.metrics.event_intervals import ClusteredPoints
 
 _RANGE_CELLS = 1024
 """Into how many cells the scores are gathered where the range of clusters is simulated."""
@@ -97,11 +92,9 @@ def consistency(
 
 def _tally(logits: Any, labels: Any, **options: Any) -> Tally:
     """A tally with a sum for each cluster, however many there are."""
-    return (
-        Tally.of(logits, labels, **options)
-        if options["clusters"] is None
-        else Scored.of(logits, labels, **options).tally
-    )
+    if options["clusters"] is None:
+        return Tally.of(logits, labels, **options)
+    return Scored.of(logits, labels, **options).tally
 
 
 def consistency_of_tally(tally: Tally, resampling: Resampling, *, metric: str = "ece") -> Consistency:
@@ -111,52 +104,49 @@ def consistency_of_tally(tally: Tally, resampling: Resampling, *, metric: str = 
         raise ValueError(f"metric must be one of {', '.join((*BINNED_ERRORS, 'aece'))}, got {metric!r}")
     if not tally.n:
         nothing = np.full(tally.grid.bins, np.nan)
-        return Consistency(float("nan"), float("nan"), float("nan"), nothing, nothing, n_resamples)
-    if tally.clusters is not None:
-        return _consistency_of_clusters(tally, tally.clusters.drop_empty(), metric, resampling)
-    index, count, confidence, squared = gather_cells(tally.grid, metric == "aece")
+        return Consistency(math.nan, math.nan, math.nan, nothing, nothing, n_resamples)
     error = BINNED_ERRORS["ece" if metric == "aece" else metric]
-    both, sums, squares = count.sum(axis=0), confidence.sum(axis=0), squared.sum(axis=0)
-    full = both > 0
-    chance = np.clip(sums / np.where(full, both, 1.0), 0.0, 1.0)
-    # A cell of weight W counts as W²/Σw² rows of equal weight.
-    rows_of_cell = np.where(full, np.rint(both**2 / np.where(full, squares, 1.0)), 0.0)
-    unit = both / np.maximum(rows_of_cell, 1.0)
-    shape = n_resamples, len(index)
-    drawn = unit * resampling.generator().binomial(rows_of_cell.astype(np.int64), chance, size=shape)
-    member = membership(index)
-    rows, claimed, right = both @ member, sums @ member, drawn @ member
-    statistic = float(error(rows, claimed, count[1] @ member))
-    simulated = error(rows, claimed, right)
-    p_value = (1 + int((simulated >= statistic - 1e-12).sum())) / (n_resamples + 1)
-    low, high = np.quantile(right / np.where(rows > 0, rows, np.nan), [tail, 1 - tail], axis=0)
-    return Consistency(statistic, p_value, float(simulated.mean()), low, high, n_resamples)
+    if tally.clusters is not None:
+        if metric == "aece":
+            got = "aece, whose bins are not those of the tally"
+            raise InputError("metric", f"be one of {', '.join(BINNED_ERRORS)} with clusters", got)
+        sums, top = _check_clusters(tally.clusters), tally.top
+        rows, claimed, right = top.count, top.confidence, top.hits
+        # Under calibration what a cluster shows is as likely turned over.
+        signs = resampling.generator().integers(0, 2, (n_resamples, len(sums.weight))) * 2.0 - 1.0
+        simulated = error(rows, claimed, claimed + signs @ sums.gap)
+        # What a calibrated network would show has the spread of the clusters about their mean, not about 0.
+        drawn = claimed + gap_noise(sums.gap, sums.weight, resampling)
+        shown = error(rows, claimed, drawn)
+        drawn = np.clip(drawn, 0.0, rows)
+    else:
+        index, count, confidence, squared = gather_cells(tally.grid, metric == "aece")
+        both, stated, squares = count.sum(axis=0), confidence.sum(axis=0), squared.sum(axis=0)
+        full, member = both > 0, membership(index)
+        chance = np.clip(stated / np.where(full, both, 1.0), 0.0, 1.0)
+        # A cell of weight W counts as W²/Σw² rows of equal weight.
+        rows_of_cell = np.where(full, np.rint(both**2 / np.where(full, squares, 1.0)), 0.0)
+        size = n_resamples, len(index)
+        hits = resampling.generator().binomial(rows_of_cell.astype(np.int64), chance, size=size)
+        rows, claimed, right = both @ member, stated @ member, count[1] @ member
+        drawn = (both / np.maximum(rows_of_cell, 1.0) * hits) @ member
+        simulated = shown = error(rows, claimed, drawn)
+    statistic = float(error(rows, claimed, right))
+    low, high = np.quantile(drawn / np.where(rows > 0, rows, np.nan), [tail, 1 - tail], axis=0)
+    return Consistency(statistic, _rarity(simulated, statistic), float(shown.mean()), low, high, n_resamples)
 
 
-def _consistency_of_clusters(tally: Tally, sums: ClusterSums, metric: str, resampling: Resampling) -> Consistency:
-    """The signs of whole clusters are drawn: under calibration what one shows is as likely turned over."""
-    tail, n_resamples = resampling.tail, resampling.n_resamples
-    if metric == "aece":
-        got = "aece, whose bins are not those of the tally"
-        raise InputError("metric", f"be one of {', '.join(BINNED_ERRORS)} with clusters", got)
-    check_clusters(sums)
-    error, top = BINNED_ERRORS[metric], tally.top
-    statistic = float(error(top.count, top.confidence, top.hits))
-    flipped = sign_flips(len(sums.weight), resampling) @ sums.gap
-    simulated = error(top.count, top.confidence, top.confidence + flipped)
-    p_value = (1 + int((simulated >= statistic - 1e-12).sum())) / (n_resamples + 1)
-    # What a calibrated network would show has the spread of the clusters about their mean, not about 0.
-    noise = gap_noise(sums.gap, sums.weight, resampling)
-    expected = float(error(top.count, top.confidence, top.confidence + noise).mean())
-    rows = np.where(top.count > 0, top.count, np.nan)
-    low, high = np.quantile(np.clip((top.confidence + noise) / rows, 0.0, 1.0), [tail, 1 - tail], axis=0)
-    return Consistency(statistic, p_value, expected, low, high, n_resamples)
+def _rarity(simulated: np.ndarray, statistic: float) -> float:
+    """The p-value (1 + #{S_r ≥ S}) / (R + 1)."""
+    return (1 + int((simulated >= statistic - 1e-12).sum())) / (len(simulated) + 1)
 
 
-def check_clusters(sums: ClusterSums) -> None:
-    """A single cluster shows no noise."""
+def _check_clusters(clusters: ClusterSums) -> ClusterSums:
+    """The sums of clusters that have rows; a single cluster shows no noise."""
+    sums = clusters.drop_empty()
     if len(sums.weight) < 2:
         raise InputError("clusters", "be at least 2", f"{len(sums.weight)}", "a single cluster shows no noise")
+    return sums
 
 
 def _cluster_z(sums: np.ndarray, weight: np.ndarray) -> float:
@@ -182,22 +172,20 @@ def spiegelhalter(
     >>> round(spiegelhalter([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]).z, 4)
     1.7302
     """
-    return spiegelhalter_of_tally(
-        _tally(logits, labels, top_label=top_label, sample_weight=sample_weight, clusters=clusters)
-    )
+    tally = _tally(logits, labels, top_label=top_label, sample_weight=sample_weight, clusters=clusters)
+    return spiegelhalter_of_tally(tally)
 
 
 def spiegelhalter_of_tally(tally: Tally) -> Spiegelhalter:
     """Spiegelhalter's test from a tally."""
     if tally.clusters is not None and tally.n:
-        sums = tally.clusters.drop_empty()
-        check_clusters(sums)
+        sums = _check_clusters(tally.clusters)
         z = _cluster_z(sums.mean("calibration_gap"), sums.weight)
-        return Spiegelhalter(z, float(2 * ndtr(-abs(z))))
-    variance = tally.calibration_variance.total
-    # A confidence of ½ may come rounded, which makes 1 − 2c some 1e-16 instead of 0.
-    least = 1e-24 * tally.accuracy.squared_weights
-    z = tally.calibration_gap.total / math.sqrt(variance) if variance > least else float("nan")
+    else:
+        variance = tally.calibration_variance.total
+        # A confidence of ½ may come rounded, which makes 1 − 2c some 1e-16 instead of 0.
+        least = 1e-24 * tally.accuracy.squared_weights
+        z = tally.calibration_gap.total / math.sqrt(variance) if variance > least else math.nan
     return Spiegelhalter(z, float(2 * ndtr(-abs(z))))
 
 
@@ -221,40 +209,26 @@ class CalibrationTests:
     slope_error: float = math.nan
 
     @classmethod
-    def of(
-        cls,
-        tally: Tally,
-        resampling: Resampling,
-        points: Points | None = None,
-        clustered: ClusteredPoints | None = None,
-    ) -> CalibrationTests:
-        """Run both tests on a tally; the slope is exact where the points themselves are known.
+    def of(cls, tally: Tally, resampling: Resampling, scored: Scored | None = None) -> CalibrationTests:
+        """Run both tests on a tally; the slope is exact where the rows themselves are known, and are of an event.
 
         Where the tally has clusters, the error of the slope is that of points by cluster, or NaN.
         """
-        ece_test = consistency_of_tally(tally, resampling)
-        normal = spiegelhalter_of_tally(tally)
-        excess = tally.predicted.total - tally.observed.total
-        variance = tally.score_variance.total
-        z = excess / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, excess)
-        fit = fit_recalibration(Points.of_grid(tally.grid) if points is None else points)
+        test, normal = consistency_of_tally(tally, resampling), spiegelhalter_of_tally(tally)
+        event = None if scored is None or scored.odds is None else scored
+        fit = (Points.of_grid(tally.grid) if event is None else event.points).recalibration
         slope_error = fit.slope_error
+        excess, variance = tally.predicted.total - tally.observed.total, tally.score_variance.total
+        z = excess / math.sqrt(variance) if variance > 0 else math.copysign(math.inf, excess)
         if tally.clusters is not None:
-            sums = tally.clusters.drop_empty()
+            sums, slope_error = tally.clusters.drop_empty(), math.nan
             z = _cluster_z(sums.mean("predicted") - sums.mean("observed"), sums.weight) if tally.n else math.nan
-            slope_error = math.nan
-            if clustered is not None:  # as wide as Student's t asks, for those who take 1.96 of it
-                slope_error = clustered.error("calibration_slope") * t_quantile(0.025, clustered.df) / 1.96
-        return cls(
-            ece_test.p_value,
-            ece_test.expected,
-            normal.z,
-            normal.p_value,
-            z if tally.n else math.nan,
-            resampling.n_resamples,
-            fit.slope,
-            slope_error,
-        )
+            if event is not None:  # as wide as Student's t asks, for those who take 1.96 of it
+                clustered = event.clustered_points()
+                (error,) = clustered.errors(["calibration_slope"]).values()
+                slope_error = error * t_quantile(0.025, clustered.df) / 1.96
+        z = z if tally.n else math.nan
+        return cls(test.p_value, test.expected, *normal, z, resampling.n_resamples, fit.slope, slope_error)
 
 
 @dataclass(frozen=True)
@@ -295,24 +269,17 @@ def detectable_error(
     >>> 0.05 < few < 0.08, 0.015 < many < 0.03
     (True, True)
     """
-    return detectable_error_of_tally(
-        Tally.of(logits, labels, bins=bins), rows=rows, power=power, level=level, n_resamples=n_resamples, seed=seed
-    )
+    options = ResamplingOptions(level=level, n_resamples=n_resamples, seed=seed)
+    return detectable_error_of_tally(Tally.of(logits, labels, bins=bins), rows=rows, power=power, **options)
 
 
 def detectable_error_of_tally(
-    tally: Tally,
-    *,
-    rows: int | None = None,
-    power: float = 0.8,
-    level: float = 0.95,
-    n_resamples: int = 1000,
-    seed: int = 0,
+    tally: Tally, *, rows: int | None = None, power: float = 0.8, **resampling: Unpack[ResamplingOptions]
 ) -> DetectableError:
     """The smallest detectable error from a tally, as `detectable_error` finds it."""
-    check_resamples(n_resamples)
     check_share(power, "power")
-    check_share(level, "level")
+    simulation = Resampling(**resampling)
+    level, n_resamples, rng = simulation.level, simulation.n_resamples, simulation.generator()
     n = tally.n if rows is None else int(rows)
     if not tally.n or n < 1:
         return DetectableError(n, math.nan, math.nan, math.nan, power, level)
@@ -321,13 +288,12 @@ def detectable_error_of_tally(
     rows_of_cell = tally.grid.rows[fine]
     weight, stated = rows_of_cell / rows_of_cell.sum(), tally.grid.confidence.sum(axis=0)[fine] / rows_of_cell
     stated = np.clip(stated, 1e-12, 1 - 1e-12)
-    odds = np.log(stated) - np.log1p(-stated)
+    odds = logit(stated)
     coarse, cell = np.unique(coarse_cells(tally.grid, False)[fine], return_inverse=True)
     mass, member = np.bincount(cell, weight), membership(coarse // CELLS_PER_BIN)
-    rng = np.random.default_rng(seed)
 
     def gather(values: np.ndarray) -> np.ndarray:
-        return np.asarray(np.clip(np.bincount(cell, weight * values) / mass, 0.0, 1.0))
+        return np.clip(np.bincount(cell, weight * values) / mass, 0.0, 1.0)
 
     mean = gather(stated)
     drawn = rng.multinomial(n, mass, size=n_resamples)
@@ -338,14 +304,14 @@ def detectable_error_of_tally(
     def statistics(truth: np.ndarray, n_sets: int = n_resamples) -> np.ndarray:
         """The ECE of simulated data sets, as a multiple of what calibration would show."""
         right = rng.binomial(drawn[:n_sets], gather(truth)) @ member
-        values: np.ndarray = BINNED_ERRORS["ece"](rows_of_bin[:n_sets], claimed[:n_sets], right)
-        return values / np.maximum(scale[:n_sets], 1e-300)
+        ece = BINNED_ERRORS["ece"](rows_of_bin[:n_sets], claimed[:n_sets], right)
+        return ece / np.maximum(scale[:n_sets], 1e-300)
 
     critical = float(np.quantile(np.concatenate([statistics(stated) for _ in range(_NEAR)]), level))
 
     def find(sign: float) -> float:
         def truth(size: float) -> np.ndarray:
-            return np.asarray(expit(odds * math.exp(sign * size)))
+            return expit(odds * math.exp(sign * size))
 
         def power_at(size: float, n_sets: int = n_resamples) -> float:
             return float((statistics(truth(size), n_sets) > critical).mean())
@@ -381,10 +347,8 @@ def _solve_power(power_at: Callable[[float], float], start: float, power: float,
 
 def _poisson_deviation(mean: np.ndarray) -> np.ndarray:
     """E|X − λ| of a Poisson count: 2 e^(−λ) λ^(⌊λ⌋+1) / ⌊λ⌋!, about √(2λ/π) where λ is large."""
-    whole = np.floor(mean)
-    rate = np.maximum(mean, 1e-300)
-    deviation: np.ndarray = 2 * np.exp((whole + 1) * np.log(rate) - rate - gammaln(whole + 1))
-    return deviation
+    whole, rate = np.floor(mean), np.maximum(mean, 1e-300)
+    return 2 * np.exp((whole + 1) * np.log(rate) - rate - gammaln(whole + 1))
 
 
 class EventTest(NamedTuple):
@@ -424,17 +388,9 @@ def kuiper_test(
     if variance <= 0 and gap <= _ROUNDING * points.total:
         return EventTest(math.nan, math.nan)
     statistic = gap / math.sqrt(variance) if variance > 0 else math.inf  # what was certain did not happen
-    if clusters is not None:
-        return EventTest(
-            statistic, _clustered_range_tail(logits, labels, top_label, sample_weight, clusters, n_resamples, seed)
-        )
-    return EventTest(statistic, brownian_range_tail(statistic))
-
-
-def _clustered_range_tail(
-    logits: Any, labels: Any, top_label: bool, sample_weight: Any, clusters: Any, n_resamples: int, seed: int
-) -> float:
-    """How often the range is as large when the gaps of whole clusters are turned over at random."""
+    if clusters is None:
+        return EventTest(statistic, brownian_range_tail(statistic))
+    # How often is the range as large when the gaps of whole clusters are turned over at random?
     z, y = as_arrays(logits, labels)
     score, outcome = scores_and_outcomes(z, y, top_label=top_label)
     together = as_clusters(clusters, len(z), at_least=2)
@@ -456,7 +412,7 @@ def _clustered_range_tail(
         steps[1:] += (rng.integers(0, 2, (n_resamples, width)) * 2.0 - 1.0) @ of_block
     walks = np.cumsum(steps, axis=1)
     ranges = np.maximum(walks.max(axis=1), 0.0) - np.minimum(walks.min(axis=1), 0.0)
-    return (1 + int((ranges[1:] >= ranges[0] - 1e-12).sum())) / (n_resamples + 1)
+    return EventTest(statistic, _rarity(ranges[1:], float(ranges[0])))
 
 
 def brownian_range_tail(r: float) -> float:
@@ -493,11 +449,9 @@ def hosmer_lemeshow(
     points = Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight)
     if not points.total:
         return EventTest(math.nan, math.nan)
-    chunk = equal_mass_chunks(np.cumsum(points.count) - points.count, points.total, int(groups))
-    first = np.flatnonzero(np.diff(chunk, prepend=-1))
+    sums = np.stack([points.count, points.hits, points.count * points.score])
     unit = points.effective_rows / points.total
-    sums = (points.count, points.hits, points.count * points.score)
-    n, happened, expected = (unit * np.add.reduceat(x, first) for x in sums)
+    n, happened, expected = unit * np.add.reduceat(sums, points.chunk_starts(int(groups)), axis=1)
     variance = expected * (1 - expected / n)
     some = variance > 0
     if (np.abs(happened - expected) > _ROUNDING * n)[~some].any():  # what was certain did not happen

@@ -10,40 +10,31 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from functools import cache, cached_property
+from typing import Any, Unpack
 
 import numpy as np
 from scipy.special import betaincinv, ndtri
 
 from trueup._core.arrays import as_arrays, as_weights
 from trueup._core.bins import BINS, Bins, bin_index, equal_mass, equal_width, rounding_error
-from trueup._core.clusters import (
-    Clusters,
-    as_clusters,
-    block_sums,
-    degrees_of_freedom,
-    jackknife,
-    mean_error,
-    t_quantile,
-)
+from trueup._core.clusters import Clusters, block_sums, degrees_of_freedom, mean_error, t_quantile, weighted_clusters
 from trueup._core.row_scores import RowScores, event_log_odds, is_event, score_rows_and_classes
 from trueup._core.splits import random_groups
 from trueup._core.tally import MEAN_METRICS, TABLE_METRICS, ClusterSums, Mean, Tally, class_cells, row_values
-from trueup.metrics.events import EVENT_METRICS, Points, event_values, fit_in_the_large, fit_recalibration, log_odds
+from trueup.metrics.event_intervals import NOISE_ADDS, ClusteredPoints, Samples, invert_noise
+from trueup.metrics.events import EVENT_METRICS, Points, event_values, log_odds
 from trueup.metrics.resampling import (
     BootstrapBins,
     Classwise,
     Resampling,
     ResamplingOptions,
-    gap_noise,
+    jackknife_error,
     paired_classwise,
     paired_interval,
     resample_cells,
     sum_columns,
 )
-
-if TYPE_CHECKING:
-    from trueup.metrics.event_intervals import ClusteredPoints
 
 _SHARES = ("accuracy", "observed")
 """What is 0 or 1 in each row: it has Wilson's interval."""
@@ -61,7 +52,8 @@ class Interval:
     level: float = 0.95
 
 
-class Scored(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Scored:
     """A data set after its one pass."""
 
     rows: RowScores
@@ -88,81 +80,75 @@ class Scored(NamedTuple):
         """Pass over a pair; rows fall into the same groups as those of another method, if it is to stand beside one."""
         z, y = as_arrays(logits, labels)
         w = as_weights(sample_weight, len(z))
-        together = as_clusters(clusters, len(z)) if beside is None else beside.clusters
-        if together is not None and beside is None:
-            counted = together if w is None else together.take(w > 0)
-            as_clusters(counted, len(counted.code), at_least=2)
-        if beside is not None and (shape := (beside.tally.n, *beside.tally.classes.count.shape)) != (*z.shape, bins):
-            raise ValueError(
-                f"paired methods must have the same (rows, classes, bins), got {shape} and {(*z.shape, bins)}"
-            )
+        of_row = weighted_clusters(clusters, None, len(z)) if beside is None else beside.clusters
+        if beside is None:
+            weighted_clusters(of_row, w, len(z), at_least=2)
+        size = (*z.shape, bins)
+        if beside is not None and (shape := (beside.tally.n, *beside.tally.classes.count.shape)) != size:
+            raise ValueError(f"paired methods must have the same (rows, classes, bins), got {shape} and {size}")
         unit = rounding_error(z)
         cells = class_cells(z.shape[1], bins, unit)
-        if together is not None:
-            group = together.code % cells.groups
+        if of_row is not None:
+            group = of_row.code % cells.groups
         else:
             group = random_groups(z, y, cells.groups) if beside is None else beside.rows.group
         odds = event_log_odds(z) if is_event(z, top_label) else None
         rows, classes = score_rows_and_classes(z, y, replace(cells, group=group, weights=w), top_label=top_label)
         tally = Tally.from_rows(rows, classes, bins, unit, top_label=top_label, sample_weight=w)
-        if together is not None:
-            sums = ClusterSums.of(rows, together.block, int(together.block.max(initial=0)) + 1, bins, unit, w)
+        if of_row is not None:
+            sums = ClusterSums.of(rows, of_row.block, int(of_row.block.max(initial=0)) + 1, bins, unit, w)
             tally = replace(tally, clusters=sums)
-        return cls(rows, tally, unit, w, odds, together)
+        return cls(rows, tally, unit, w, odds, of_row)
 
-    @property
+    @cached_property
     def points(self) -> Points:
         """Its distinct scores."""
         return Points.from_rows(self.rows.score, self.rows.outcome, self.odds, self.sample_weight)
 
+    @cached_property
+    def cells(self) -> tuple[Points, np.ndarray]:
+        """The scores of an event in cells of equal mass, and the cell of each row."""
+        score, w = self.rows.score, self.sample_weight
+        cell = np.unique(bin_index(score, equal_mass(score, _EVENT_CELLS, w)), return_inverse=True)[1]
+        odds = log_odds(score) if self.odds is None else self.odds
+        return Points.from_cells(cell, score, odds, self.rows.outcome, np.ones(len(score)) if w is None else w), cell
+
     def values(self, metrics: Iterable[str]) -> dict[str, float]:
         """Numbers of the table; unlike the tally's, the adaptive error and those of an event are exact."""
-        names = list(metrics)
-        of_event = [name for name in names if name in EVENT_METRICS]
-        found = event_values(self.points, of_event) if of_event else {}
-        return {name: found[name] if name in found else self.value(name) for name in names}
+        return {name: self.value(name) for name in metrics}
 
     def value(self, metric: str) -> float:
         """One number of the table."""
         if metric in EVENT_METRICS:
-            return EVENT_METRICS[metric](self.points)
-        if metric != "aece":
-            return self.tally.value(metric)
-        index, edges = self.bin_of_row(adaptive=True)
-        return Bins.from_indices(
-            index, self.rows.score, self.rows.outcome, edges, sample_weight=self.sample_weight
-        ).ece()
+            return float(EVENT_METRICS[metric](self.points))
+        return self._adaptive_bins()[0].ece() if metric == "aece" else self.tally.value(metric)
 
-    def adaptive_noise(self, resampling: Resampling) -> BootstrapBins:
-        """The bins of equal mass, and how clusters make their gaps vary."""
-        assert self.clusters is not None
+    def _adaptive_bins(self) -> tuple[Bins, np.ndarray]:
+        """The bins of equal mass, and the bin of each row."""
         index, edges = self.bin_of_row(adaptive=True)
-        found = Bins.from_indices(index, self.rows.score, self.rows.outcome, edges, sample_weight=self.sample_weight)
-        gap = self.rows.outcome - self.rows.score
-        gap = gap if self.sample_weight is None else self.sample_weight * gap
-        size, block = len(found.count), self.clusters.block
-        blocks = int(block.max()) + 1
-        of_block = np.bincount(block * size + index, gap, blocks * size).reshape(blocks, size)
-        count = np.bincount(block * size + index, self.sample_weight, blocks * size).reshape(blocks, size)
-        weight = np.bincount(block, self.sample_weight, blocks)
-        some = weight > 0
-        noise = gap_noise(of_block[some], weight[some], resampling)
-        sides = count[some].astype(np.float64), of_block[some]
-        return BootstrapBins(found.count, found.confidence, found.hits - found.confidence, noise, sides)
+        claims = self.rows.score, self.rows.outcome
+        return Bins.from_indices(index, *claims, edges, sample_weight=self.sample_weight), index
+
+    def cluster_bins(self, adaptive: bool, resampling: Resampling) -> BootstrapBins:
+        """The bins of equal width or (adaptive) equal mass, and how clusters make their gaps vary."""
+        if not adaptive:
+            return _cluster_bins(self.tally, resampling)
+        assert self.clusters is not None
+        bins, index = self._adaptive_bins()
+        gap, w = self.rows.outcome - self.rows.score, self.sample_weight
+        size, block = len(bins.count), self.clusters.block
+        shape = int(block.max()) + 1, size
+        count, gaps = (
+            np.bincount(block * size + index, x, math.prod(shape)).reshape(shape).astype(np.float64)
+            for x in (w, gap if w is None else w * gap)
+        )
+        return BootstrapBins.of_blocks(bins, count, gaps, resampling)
 
     def clustered_points(self) -> ClusteredPoints:
         """The scores of an event in cells, by block of clusters."""
         assert self.clusters is not None
-        weights = np.ones(len(self.rows.score)) if self.sample_weight is None else self.sample_weight
-        some = weights > 0
-        score, outcome, weights = self.rows.score[some], self.rows.outcome[some], weights[some]
-        odds = log_odds(score) if self.odds is None else self.odds[some]
-        place = bin_index(score, equal_mass(score, _EVENT_CELLS, weights))
-        place = np.unique(place, return_inverse=True)[1]
-        cells = Points.from_cells(place, score, odds, outcome, weights)
-        from trueup.metrics.event_intervals import ClusteredPoints  # only tables of an event need it
-
-        return ClusteredPoints.of(cells, place, outcome, self.clusters.code[some] % _EVENT_BLOCKS, weights)
+        block = self.clusters.code % _EVENT_BLOCKS
+        return ClusteredPoints.of(*self.cells, self.rows.outcome, block, self.sample_weight)
 
     def bin_of_row(self, *, adaptive: bool) -> tuple[np.ndarray, np.ndarray]:
         """The bin of each row, of equal width or (adaptive) equal mass, and the edges."""
@@ -212,39 +198,36 @@ def intervals(
     Where the tally has clusters, the adaptive error and the metrics of an event have intervals only if the rows
     themselves are there as `scored`; else NaN.
     """
-    tail, level = resampling.tail, resampling.level
-    known = dict(values) if isinstance(values, Mapping) else _values_of_tally(tally, values)
-    noisy: dict[bool, BootstrapBins] = {}
-    reached: dict[str, tuple[float, float]] = {}
+    tail, level, points = resampling.tail, resampling.level, Points.of_grid(tally.grid)
+    if not isinstance(values, Mapping):
+        values = {name: _tally_value(tally, points, name) for name in values}
+    of_event = {name: value for name, value in values.items() if name in EVENT_METRICS}
+    sums = None if tally.clusters is None else tally.clusters.drop_empty()
+    ends = dict.fromkeys(of_event, (math.nan, math.nan))
+    if of_event and sums is None:
+        ends = _event_intervals(points, of_event, resampling)
+    elif of_event and scored is not None and sums is not None and len(sums.weight) > 1:
+        ends = scored.clustered_points().intervals(of_event, resampling)
 
+    @cache
+    def noisy_bins(adaptive: bool) -> BootstrapBins:
+        if sums is None:
+            return BootstrapBins.of_grid(tally.grid, adaptive, resampling)
+        return _cluster_bins(tally, resampling) if scored is None else scored.cluster_bins(adaptive, resampling)
+
+    @cache
     def reach(name: str) -> tuple[float, float]:
         """The interval of a binned error, which those of larger errors ask for too."""
-        if name not in reached:
-            adaptive = name == "aece"
-            if adaptive not in noisy:
-                noisy[adaptive] = BootstrapBins.of_grid(tally.grid, adaptive, resampling)
-            reached[name] = noisy[adaptive].interval("ece" if adaptive else name, tail)
-        return reached[name]
+        return noisy_bins(name == "aece").interval("ece" if name == "aece" else name, tail)
 
-    of_event = {name: value for name, value in known.items() if name in EVENT_METRICS}
-    sums = None if tally.clusters is None else tally.clusters.drop_empty()
-    ends: dict[str, tuple[float, float]] = {}
-    if sums is not None:
-        noisy = _cluster_bins(tally, sums, scored, resampling)
-        if of_event:
-            ends = dict.fromkeys(of_event, (math.nan, math.nan))
-            if scored is not None and len(sums.weight) > 1:
-                ends = scored.clustered_points().intervals(of_event, resampling)
-    elif of_event:
-        ends = _event_intervals(Points.of_grid(tally.grid), of_event, resampling)
-    found = {}
-    for name, value in known.items():
+    result = {}
+    for name, value in values.items():
         if name in ends:
-            found[name] = Interval(value, *ends[name], level)
+            result[name] = Interval(value, *ends[name], level)
             continue
         alone = tally.n < 2 and name not in _SHARES  # one row shows no spread
-        if alone or (sums is not None and (len(sums.weight) < 2 or (name == "aece" and True not in noisy))):
-            low, high = float("nan"), float("nan")
+        if alone or (sums is not None and (len(sums.weight) < 2 or (name == "aece" and scored is None))):
+            low, high = math.nan, math.nan
         elif name in MEAN_METRICS:
             of_block = None if sums is None else (sums.mean(name), sums.weight)
             low, high = mean_interval(name, getattr(tally, name), tail, of_block)
@@ -258,8 +241,8 @@ def intervals(
             high = max(high, low) if high > 0 else value
         # Nothing in the table is negative, though the normal interval of few rows may reach below 0.
         high = high if name in ("nll", "entropy", "brier") else min(high, 1.0)
-        found[name] = Interval(value, max(low, 0.0), high, level)
-    return found
+        result[name] = Interval(value, max(low, 0.0), high, level)
+    return result
 
 
 def paired_bootstrap(
@@ -291,19 +274,25 @@ def differences(
     first: Scored, second: Scored, metrics: Iterable[str], resampling: Resampling = _USUAL
 ) -> dict[str, Interval]:
     """Paired intervals of second − first for several metrics; both must have the same groups of rows."""
-    tail = resampling.tail
-    joint: dict[bool, tuple[BootstrapBins, BootstrapBins]] = {}
-    names = list(metrics)
+    tail, names = resampling.tail, list(metrics)
     before, after = first.values(names), second.values(names)
     of_event = [name for name in names if name in EVENT_METRICS and name != "kuiper"]
     ends = _event_differences(first, second, of_event, resampling) if of_event and first.tally.n else {}
-    found = {}
+
+    @cache
+    def noisy_bins(adaptive: bool) -> tuple[BootstrapBins, BootstrapBins]:
+        if first.clusters is None:
+            return _resample_jointly(first, second, adaptive, resampling)
+        # The same factors of the same clusters for both.
+        return first.cluster_bins(adaptive, resampling), second.cluster_bins(adaptive, resampling)
+
+    result = {}
     for name in names:
         value = after[name] - before[name]
         if name in ends:
-            low, high = ends[name]
+            low, high = value + ends[name][0], value + ends[name][1]
         elif not first.tally.n or name == "kuiper":
-            low, high = float("nan"), float("nan")
+            low, high = math.nan, math.nan
         elif name in MEAN_METRICS:
             change = row_values(second.rows, name) - row_values(first.rows, name)
             mean = Mean.of(change, first.sample_weight)
@@ -312,17 +301,11 @@ def differences(
         elif name == "sce":
             low, high = paired_classwise(Classwise.of(first.tally), Classwise.of(second.tally), tail)
         else:
-            adaptive = name == "aece"
-            if adaptive not in joint and first.clusters is None:
-                joint[adaptive] = _resample_jointly(first, second, adaptive, resampling)
-            elif adaptive not in joint:  # the same factors of the same clusters for both
-                one, two = (_cluster_noise(each, adaptive, resampling) for each in (first, second))
-                joint[adaptive] = one, two
-            low, high = paired_interval(*joint[adaptive], "ece" if adaptive else name, tail)
+            low, high = paired_interval(*noisy_bins(name == "aece"), "ece" if name == "aece" else name, tail)
             most = _most(first, second, name)
             low, high = max(low, -most), min(high, most)
-        found[name] = Interval(value, low, high, resampling.level)
-    return found
+        result[name] = Interval(value, low, high, resampling.level)
+    return result
 
 
 _EVENT_BLOCKS = 200
@@ -331,67 +314,39 @@ _EVENT_CELLS = 256
 """Into how many cells the scores of an event are gathered to be resampled."""
 
 
-def _cluster_bins(
-    tally: Tally, sums: ClusterSums, scored: Scored | None, resampling: Resampling
-) -> dict[bool, BootstrapBins]:
-    """Bins with the noise of clusters, of equal width and, where the rows are there, of equal mass."""
-    if len(sums.weight) < 2:
-        return {}
-    top = tally.top
-    noise = gap_noise(sums.gap, sums.weight, resampling)
-    sides = sums.count, sums.gap
-    found = {False: BootstrapBins(top.count, top.confidence, top.hits - top.confidence, noise, sides)}
-    return found if scored is None else found | {True: scored.adaptive_noise(resampling)}
+def _cluster_bins(tally: Tally, resampling: Resampling) -> BootstrapBins:
+    """Bins of equal width with the noise of clusters."""
+    assert tally.clusters is not None
+    return BootstrapBins.of_blocks(tally.top, tally.clusters.count, tally.clusters.gap, resampling)
 
 
-def _cluster_noise(scored: Scored, adaptive: bool, resampling: Resampling) -> BootstrapBins:
-    if adaptive:
-        return scored.adaptive_noise(resampling)
-    assert scored.tally.clusters is not None
-    return _cluster_bins(scored.tally, scored.tally.clusters.drop_empty(), None, resampling)[False]
-
-
-def _values_of_tally(tally: Tally, names: Iterable[str]) -> dict[str, float]:
-    """Numbers of the table from a tally alone; those of an event are off by no more than the width of a grid cell."""
-    wanted = list(names)
-    of_event = [name for name in wanted if name in EVENT_METRICS]
-    found = event_values(Points.of_grid(tally.grid), of_event) if of_event else {}
-    return {name: found[name] if name in found else tally.value(name) for name in wanted}
+def _tally_value(tally: Tally, points: Points, metric: str) -> float:
+    """A number of the table from a tally alone; one of an event is off by no more than the width of a grid cell."""
+    return float(EVENT_METRICS[metric](points)) if metric in EVENT_METRICS else tally.value(metric)
 
 
 def _event_intervals(
     points: Points, values: Mapping[str, float], resampling: Resampling
 ) -> dict[str, tuple[float, float]]:
     """Intervals of an event's metrics: Wald's of the regression's, by inversion what noise adds to, else bootstrap."""
-    from trueup.metrics.event_intervals import NOISE_ADDS, invert_noise  # only tables of an event need it
-
-    tail = resampling.tail
-    z = float(-ndtri(tail))
-    fit, shift = fit_recalibration(points), fit_in_the_large(points)
-    wald = {
-        "calibration_intercept": fit.intercept_error,
-        "calibration_slope": fit.slope_error,
-        "calibration_in_the_large": shift[1],
-    }
-    drawn = [name for name in values if name not in wald and name not in NOISE_ADDS and name != "kuiper"]
-    noisy = [name for name in values if name in NOISE_ADDS]
-    enough = points.effective_rows > 1 + 1e-9
-    cells = points.merge(_EVENT_CELLS)
-    replicates = _resample_points(cells, drawn, resampling) if drawn and enough else {}
-    here = event_values(cells, drawn) if replicates else {}
-    ends = invert_noise(cells, noisy, resampling) if noisy and enough else {}
-    found = {}
-    for name, value in values.items():
-        low = high = math.nan
-        if name in wald:
-            low, high = value - z * wald[name], value + z * wald[name]
-        elif name in ends:
-            low, high = ends[name]
-        elif name in replicates:
-            low, high = (value + end - here[name] for end in _ends(replicates[name], tail))
-            low = max(low, 0.0)
-        found[name] = low, high
-    return found
+    fit, z = points.recalibration, float(-ndtri(resampling.tail))
+    wald = {"calibration_intercept": fit.intercept_error, "calibration_slope": fit.slope_error}
+    if "calibration_in_the_large" in values:
+        wald["calibration_in_the_large"] = points.in_the_large[1]
+    ends = {name: (x - z * wald[name], x + z * wald[name]) for name, x in values.items() if name in wald}
+    if points.effective_rows > 1 + 1e-9:
+        cells = points.merge(_EVENT_CELLS)
+        ends |= invert_noise(cells, [name for name in values if name in NOISE_ADDS], resampling)
+        drawn = [name for name in values if name not in ends and name != "kuiper"]
+        if drawn:
+            some = cells.rows > 0
+            rows = np.zeros((resampling.n_resamples, *some.shape))
+            rows[:, some] = resample_cells(cells.rows[some], cells.squared[some], resampling)
+            here = event_values(cells, drawn)
+            for name, replicates in Samples(cells, rows).values(drawn).items():
+                low, high = (values[name] + end - here[name] for end in _ends(replicates, resampling.tail))
+                ends[name] = max(low, 0.0), high
+    return {name: ends.get(name, (math.nan, math.nan)) for name in values}
 
 
 def _ends(replicates: np.ndarray, tail: float) -> tuple[float, float]:
@@ -399,67 +354,40 @@ def _ends(replicates: np.ndarray, tail: float) -> tuple[float, float]:
     return (float(np.quantile(some, tail)), float(np.quantile(some, 1 - tail))) if len(some) else (math.nan, math.nan)
 
 
-def _resample_points(cells: Points, names: list[str], resampling: Resampling) -> dict[str, np.ndarray]:
-    """Metrics of points whose rows are drawn again."""
-    from trueup.metrics.event_intervals import values_of_resamples
-
-    some = cells.rows.ravel() > 0
-    rows = np.zeros((resampling.n_resamples, cells.rows.size))
-    rows[:, some] = resample_cells(cells.rows.ravel()[some], cells.squared.ravel()[some], resampling)
-    return values_of_resamples(cells, rows.reshape(len(rows), 2, -1), names)
-
-
 def _event_differences(
     first: Scored, second: Scored, names: list[str], resampling: Resampling
 ) -> dict[str, tuple[float, float]]:
-    """Paired intervals of an event's metrics: both methods' rows are drawn together."""
+    """How far the ends of paired intervals of an event's metrics lie from the differences themselves.
+
+    Both methods have the same resamples. With clusters the ends come from the jackknife over clusters: noise adds much
+    the same to both methods.
+    """
+    (before, before_cell), (after, after_cell) = first.cells, second.cells
+    old, new = event_values(before, names), event_values(after, names)
+    observed = {name: new[name] - old[name] for name in names}
     if first.clusters is not None:
-        return _clustered_event_differences(first, second, names, resampling.tail)
-    from trueup.metrics.event_intervals import values_of_resamples
-
-    outcome = first.rows.outcome.astype(np.int64)
-    weights = np.ones(len(outcome)) if first.sample_weight is None else first.sample_weight
-    index, cells = [], []
-    for one in (first, second):
-        place = bin_index(one.rows.score, equal_mass(one.rows.score, _EVENT_CELLS, one.sample_weight))
-        place = np.unique(place, return_inverse=True)[1]
-        index.append(place)
-        odds = log_odds(one.rows.score) if one.odds is None else one.odds
-        cells.append(Points.from_cells(place, one.rows.score, odds, one.rows.outcome, weights))
-    sizes = [len(one.score) for one in cells]
-    some = weights > 0
-    joint, cell = np.unique((index[0] * sizes[1] + index[1])[some] * 2 + outcome[some], return_inverse=True)
-    count, squared = np.bincount(cell, weights[some]), np.bincount(cell, weights[some] ** 2)
-    drawn = resample_cells(count, squared, resampling)
+        one, two = first.clustered_points(), second.clustered_points()
+        behind, ahead = one.without.values(names), two.without.values(names)
+        reach = t_quantile(resampling.tail, one.df)
+        errors = {name: reach * jackknife_error(observed[name], ahead[name] - behind[name]) for name in names}
+        return {name: (-error, error) for name, error in errors.items()}
+    # Of the predicted class the outcomes of two methods may differ.
+    outcomes = [scored.rows.outcome.astype(np.int64) for scored in (first, second)]
+    key = ((before_cell * len(after.score) + after_cell) * 2 + outcomes[0]) * 2 + outcomes[1]
+    row, _, _, drawn = _draw_cells(key, first.sample_weight, resampling)
     values = []
-    for points, place, size in zip(cells, (joint // 2 // sizes[1], joint // 2 % sizes[1]), sizes, strict=True):
-        rows = sum_columns(drawn, place + size * (joint % 2), 2 * size).reshape(len(drawn), 2, size)
-        values.append((values_of_resamples(points, rows, names), event_values(points, names)))
-    (before, before_here), (after, after_here) = values
-    exact = first.values(names), second.values(names)
-    found = {}
-    for name in names:
-        low, high = _ends(after[name] - before[name], resampling.tail)
-        here, value = after_here[name] - before_here[name], exact[1][name] - exact[0][name]
-        # Noise adds to both methods, in resamples once more: what it adds to the difference is taken off.
-        found[name] = (value + here - high, value + here - low)
-    return found
+    for (points, cell), outcome in zip((first.cells, second.cells), outcomes, strict=True):
+        size = len(points.score)
+        rows = sum_columns(drawn, cell[row] + size * outcome[row], 2 * size)
+        values.append(Samples(points, rows.reshape(len(drawn), 2, size)).values(names))
+    ends = {name: _ends(values[1][name] - values[0][name], resampling.tail) for name in names}
+    # Noise adds to both methods, in resamples once more: what it adds to the difference is taken off.
+    return {name: (observed[name] - high, observed[name] - low) for name, (low, high) in ends.items()}
 
 
-def _clustered_event_differences(
-    first: Scored, second: Scored, names: list[str], tail: float
-) -> dict[str, tuple[float, float]]:
-    """The same by the jackknife over clusters: what noise adds is much the same in both methods."""
-    one, two = first.clustered_points(), second.clustered_points()
-    without = one.without(names), two.without(names)
-    here = event_values(one.cells, names), event_values(two.cells, names)
-    before, after = first.values(names), second.values(names)
-    reach, found = t_quantile(tail, one.df), {}
-    for name in names:
-        parts = jackknife(here[1][name] - here[0][name], without[1][name] - without[0][name])
-        error, value = float(np.sqrt((parts**2).sum())), after[name] - before[name]
-        found[name] = value - reach * error, value + reach * error
-    return found
+def count_rows(count: int) -> str:
+    """So many rows, in words."""
+    return f"{count:,} row{'' if count == 1 else 's'}"
 
 
 def binomial_bounds(hits: np.ndarray, trials: np.ndarray, alpha: float) -> tuple[np.ndarray, np.ndarray]:
@@ -516,22 +444,29 @@ def _resample_jointly(
 ) -> tuple[BootstrapBins, BootstrapBins]:
     """Resample two methods' rows together, by cells of one method's confidence and outcome times the other's."""
     bins, keys = [], []
-    for one in (first, second):
-        index, edges = one.bin_of_row(adaptive=adaptive)
+    for side in (first, second):
+        index, edges = side.bin_of_row(adaptive=adaptive)
         low, high = edges[index], edges[index + 1]
-        part = np.clip((one.rows.score - low) / (high - low) * _JOINT_PARTS, 0, _JOINT_PARTS - 1).astype(np.int64)
-        keys.append((index * _JOINT_PARTS + part) * 2 + one.rows.outcome.astype(np.int64))
+        part = np.clip((side.rows.score - low) / (high - low) * _JOINT_PARTS, 0, _JOINT_PARTS - 1).astype(np.int64)
+        keys.append((index * _JOINT_PARTS + part) * 2 + side.rows.outcome.astype(np.int64))
         bins.append(index)
-    joint = keys[0] * (int(keys[1].max()) + 1) + keys[1]
-    some = np.ones(len(joint), bool) if first.sample_weight is None else first.sample_weight > 0
-    weights = np.ones(int(some.sum())) if first.sample_weight is None else first.sample_weight[some]
-    _, cell = np.unique(joint[some], return_inverse=True)
-    count, squared = np.bincount(cell, weights), np.bincount(cell, weights**2)
-    drawn = resample_cells(count, squared, resampling)
+    row, cell, count, drawn = _draw_cells(keys[0] * (int(keys[1].max()) + 1) + keys[1], first.sample_weight, resampling)
     result = []
-    for index, one in zip(bins, (first, second), strict=True):
-        bin_of_cell = np.zeros(len(count), np.int64)
-        bin_of_cell[cell] = index[some]
-        confidence, hits = (np.bincount(cell, weights * x[some]) for x in (one.rows.score, one.rows.outcome))
-        result.append(BootstrapBins.of_cells(bin_of_cell, count, confidence, hits, drawn))
+    for index, side in zip(bins, (first, second), strict=True):
+        gap = side.rows.outcome - side.rows.score
+        sums = np.bincount(cell, gap if first.sample_weight is None else first.sample_weight * gap)
+        result.append(BootstrapBins.of_cells(index[row], count, sums, drawn))
     return result[0], result[1]
+
+
+def _draw_cells(
+    key: np.ndarray, sample_weight: np.ndarray | None, resampling: Resampling
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Draw rows again by cells of one key each: a row of each cell, each row's cell, the cells' weights, the draws."""
+    w = np.ones(len(key)) if sample_weight is None else sample_weight
+    some = np.flatnonzero(w > 0)
+    _, first, of_some = np.unique(key[some], return_index=True, return_inverse=True)
+    cell = np.zeros(len(key), np.int64)
+    cell[some] = of_some
+    count, squared = np.bincount(cell, w), np.bincount(cell, w**2)
+    return some[first], cell, count, resample_cells(count, squared, resampling)

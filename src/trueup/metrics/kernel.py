@@ -41,8 +41,7 @@ def skce(logits: Any, labels: Any, *, bandwidth: float | None = None, sample_wei
 
     Widmann, Lindsten & Zachariah (2019), Calibration tests in multi-class classification.
     """
-    z, y = as_arrays(logits, labels)
-    pairs = _Pairs.of(z, y, bandwidth, sample_weight)
+    pairs = _Pairs.of(logits, labels, bandwidth, sample_weight)
     return pairs.sum() / pairs.count() if pairs.count() else math.nan
 
 
@@ -57,9 +56,9 @@ def skce_biased(logits: Any, labels: Any, *, bandwidth: float | None = None, sam
 
     Widmann, Lindsten & Zachariah (2019), Calibration tests in multi-class classification.
     """
-    z, y = as_arrays(logits, labels)
-    pairs = _Pairs.of(z, y, bandwidth, sample_weight)
-    return max(0.0, 2 * pairs.sum() + pairs.diagonal_sum()) / len(z) ** 2 if len(z) > 1 else math.nan
+    pairs = _Pairs.of(logits, labels, bandwidth, sample_weight)
+    n = len(pairs.labels)
+    return max(0.0, 2 * pairs.sum() + pairs.diagonal_sum()) / n**2 if n > 1 else math.nan
 
 
 def skce_linear(logits: Any, labels: Any, *, bandwidth: float | None = None, sample_weight: Any = None) -> float:
@@ -73,10 +72,10 @@ def skce_linear(logits: Any, labels: Any, *, bandwidth: float | None = None, sam
 
     Widmann, Lindsten & Zachariah (2019), Calibration tests in multi-class classification.
     """
-    z, y = as_arrays(logits, labels)
-    pairs = _Pairs.of(z, y, bandwidth, sample_weight)
-    together = float((pairs.weights[: len(z) // 2 * 2 : 2] * pairs.weights[1::2]).sum())
-    return float(pairs.neighbours().sum()) / together if together else math.nan
+    pairs = _Pairs.of(logits, labels, bandwidth, sample_weight)
+    weights = pairs.weights[: len(pairs.labels) // 2 * 2]
+    total = float((weights[::2] * weights[1::2]).sum())
+    return float(pairs.neighbours().sum()) / total if total else math.nan
 
 
 def mmce(
@@ -184,7 +183,7 @@ def median_distance(logits: Any) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Pairs:
-    """The matrix w_i w_j h_ij of a trusted pair, a tile at a time."""
+    """The matrix w_i w_j h_ij of a pair, a tile at a time."""
 
     logits: np.ndarray
     labels: np.ndarray
@@ -193,7 +192,8 @@ class _Pairs:
     """Of mean 1."""
 
     @classmethod
-    def of(cls, z: np.ndarray, y: np.ndarray, bandwidth: float | None, sample_weight: Any) -> _Pairs:
+    def of(cls, logits: Any, labels: Any, bandwidth: float | None, sample_weight: Any) -> _Pairs:
+        z, y = as_arrays(logits, labels)
         w = as_weights(sample_weight, len(z))
         mean_one = np.ones(len(z)) if w is None else w / w.mean()
         return cls(z, y, median_distance(z) if bandwidth is None else _positive(bandwidth), mean_one)
@@ -270,8 +270,7 @@ def _slices(n: int, start: int = 0) -> Iterator[slice]:
 
 
 def _probs(z: np.ndarray) -> np.ndarray:
-    probs: np.ndarray = softmax(z.astype(np.float64), axis=1)
-    return probs
+    return softmax(z.astype(np.float64), axis=1)
 
 
 def _positive(bandwidth: Any) -> float:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
 import numpy as np
 
 from trueup._core.bins import BINS, bin_index, equal_width
-from trueup._core.clusters import Clusters, as_clusters, degrees_of_freedom, jackknife, t_quantile
+from trueup._core.clusters import Clusters, as_clusters, degrees_of_freedom, t_quantile
 from trueup._core.errors import InputError
 from trueup._core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
 from trueup.io.predictions import PredictionTable, from_multilabel, take_rows
 from trueup.metrics.intervals import Interval, Scored, intervals
-from trueup.metrics.resampling import Classwise, Resampling, ResamplingOptions, tail_share
+from trueup.metrics.resampling import Classwise, Resampling, ResamplingOptions, jackknife_error, tail_share
 from trueup.metrics.table import Scores, evaluate, plain_record
 
 LABEL_METRICS = ("predicted", "observed", "nll", "event_brier", "ece", "auroc")
@@ -97,14 +97,10 @@ def evaluate_labels(
     """
     table = from_multilabel(logits, targets, class_names=class_names, ignore_index=ignore_index, probs=probs)
     if clusters is not None:
-        together = as_clusters(clusters, np.shape(logits)[0], at_least=2)
-        assert together is not None
+        of_row = as_clusters(clusters, np.shape(logits)[0], at_least=2)
+        assert of_row is not None
         assert table.clusters is not None
-        ids = together.code[table.clusters]
-        table = PredictionTable(
-            table.logits, table.labels, groups=table.groups, class_names=table.class_names, clusters=ids,
-            cluster_name=together.name,
-        )  # fmt: skip
+        table = replace(table, clusters=of_row.code[table.clusters], cluster_name=of_row.name)
     return scores_of_labels(table, bins=bins, **resampling)
 
 
@@ -121,71 +117,51 @@ def scores_of_labels(
     labels: dict[str, dict[str, Interval]] = {}
     everyone = as_clusters(table.clusters, len(codes), at_least=2)
     assert everyone is not None
-    of_row = []
+    blocks, block = min(_BLOCKS, everyone.count), []
     for name in dict.fromkeys(codes.tolist()):
         mine = np.flatnonzero(codes == name)
-        of_row.append(everyone.code[mine])
-        part = take_rows(table, mine)
-        alone = everyone.take(mine)
+        block.append(everyone.code[mine] % blocks)
+        part, alone = take_rows(table, mine), everyone.take(mine)
         repeated = alone.count < len(mine)  # where a cluster is a row, each label has one of it
         scored = Scored.of(*part, bins=bins, sample_weight=part.sample_weight, clusters=alone if repeated else None)
         parts[str(name)] = scored
         labels[str(name)] = intervals(scored.tally, scored.values(LABEL_METRICS), simulation, scored=scored)
-    return LabelScores(micro, labels, _macro(parts, labels, of_row, everyone, simulation.level))
+    values = {name: np.array([label[name].value for label in labels.values()]) for name in LABEL_METRICS}
+    return LabelScores(micro, labels, _macro(list(parts.values()), values, block, blocks, simulation.level))
 
 
 def _macro(
-    parts: Mapping[str, Scored],
-    labels: Mapping[str, Mapping[str, Interval]],
-    codes: Sequence[np.ndarray],
-    everyone: Clusters,
-    level: float,
+    parts: Sequence[Scored], values: Mapping[str, np.ndarray], block: Sequence[np.ndarray], blocks: int, level: float
 ) -> dict[str, Interval]:
     """Means over the labels; their error by the jackknife over blocks of rows, which all labels share."""
-    tail, blocks = tail_share(level), min(_BLOCKS, everyone.count)
-    block = [code % blocks for code in codes]
-    size = np.zeros(blocks)
-    for each in block:
-        size += np.bincount(each, minlength=blocks)
+    tail, size = tail_share(level), np.bincount(np.concatenate(block), minlength=blocks)
     reach = t_quantile(tail, degrees_of_freedom(size[size > 0]))
-    found = {}
-    for name in LABEL_METRICS:
-        values = np.array([labels[label][name].value for label in parts])
-        known = np.isfinite(values)
+    result = {}
+    for name, of_label in values.items():
+        known = np.isfinite(of_label)
         if not known.any():
-            found[name] = Interval(math.nan, math.nan, math.nan, level)
+            result[name] = Interval(math.nan, math.nan, math.nan, level)
             continue
-        mean = float(values[known].mean())
+        mean = float(of_label[known].mean())
         if name == "ece":
-            found[name] = Interval(mean, *_macro_ece(list(parts.values()), block, blocks, tail), level)
+            result[name] = Interval(mean, *_macro_ece(parts, block, blocks, tail), level)
             continue
-        without = np.stack(
-            [
-                _without(scored, each, blocks, name)
-                for scored, each, some in zip(parts.values(), block, known, strict=True)
-                if some
-            ]
-        )
-        some = np.isfinite(without)  # a label may lack an outcome without a block
+        without = np.stack([_without(scored, each, blocks, name) for scored, each in zip(parts, block, strict=True)])
+        some = np.isfinite(without)  # a label may lack an outcome, also without a block
         means = np.where(some, without, 0.0).sum(axis=0) / np.maximum(some.sum(axis=0), 1)
-        enough = some.any(axis=0).all() and blocks > 1
-        error = float(np.sqrt((jackknife(mean, means) ** 2).sum())) if enough else math.nan
+        error = jackknife_error(mean, means) if some.any(axis=0).all() else math.nan
         low, high = max(mean - reach * error, 0.0), mean + reach * error
-        found[name] = Interval(mean, low, high if name == "nll" else min(high, 1.0), level)
-    return found
+        result[name] = Interval(mean, low, high if name == "nll" else min(high, 1.0), level)
+    return result
 
 
 def _without(scored: Scored, block: np.ndarray, blocks: int, name: str) -> np.ndarray:
     """A label's metric without each block of rows, (blocks,)."""
-    rows = Clusters(block, list(range(blocks)))
     if name in ("event_brier", "auroc"):
-        held = np.full(blocks, np.nan)
-        some = np.unique(block)
-        points = scored._replace(clusters=rows).clustered_points()
-        whole = scored.value(name)
-        held[some] = points.without([name])[name]
-        held[np.setdiff1d(np.arange(blocks), some)] = whole
-        return held
+        points = replace(scored, clusters=Clusters(block, list(range(blocks)))).clustered_points()
+        without = np.full(blocks, scored.value(name))
+        without[np.unique(block)] = points.without.values([name])[name]
+        return without
     values = {"nll": scored.rows.nll, "predicted": scored.rows.score, "observed": scored.rows.outcome}[name]
     weights = np.ones(len(values)) if scored.sample_weight is None else scored.sample_weight
     sums, count = (np.bincount(block, x, blocks) for x in (weights * values, weights))
@@ -205,8 +181,6 @@ def _macro_ece(parts: Sequence[Scored], block: Sequence[np.ndarray], blocks: int
     gap = by_block.sum(axis=0)
     off = (by_block - gap / blocks) * math.sqrt(blocks / max(blocks - 1, 1))
     influence = (off * np.sign(gap)).sum(axis=(1, 2)) / len(parts)
-    sigma = np.sqrt((off**2).sum(axis=0))
-    size = float(len(parts))
-    seen = float(np.abs(gap).sum() / size)
-    noise = Classwise(gap, sigma, size, influence, limit=math.inf, observed=seen, df=float(blocks - 1))
-    return noise.interval(tail)
+    sigma, size = np.sqrt((off**2).sum(axis=0)), float(len(parts))
+    observed = float(np.abs(gap).sum() / size)
+    return Classwise(gap, sigma, size, influence, math.inf, observed, df=float(blocks - 1)).interval(tail)

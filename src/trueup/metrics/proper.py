@@ -11,7 +11,7 @@ from scipy.special import log_softmax
 from trueup._core import native
 from trueup._core.arrays import as_arrays, as_logits, as_weights, count_options, upcast_half
 from trueup._core.bins import BINS, bin_index, equal_width, rounding_error
-from trueup._core.row_scores import RowScores, class_probs, score_rows
+from trueup._core.row_scores import class_probs, score_rows
 
 
 def accuracy(logits: Any, labels: Any, *, sample_weight: Any = None) -> float:
@@ -20,7 +20,7 @@ def accuracy(logits: Any, labels: Any, *, sample_weight: Any = None) -> float:
     >>> accuracy([[2.0, 1.0], [0.0, 3.0]], [0, 0])
     0.5
     """
-    return _mean(_rows(logits, labels).correct, sample_weight)
+    return _mean(score_rows(*as_arrays(logits, labels)).correct, sample_weight)
 
 
 def top_k(logits: Any, labels: Any, *, k: int = 5, sample_weight: Any = None) -> float:
@@ -51,9 +51,8 @@ def nll(logits: Any, labels: Any, *, sample_weight: Any = None) -> float:
     z, y = as_arrays(logits, labels, soft=True)
     if y.ndim == 1:
         return _mean(score_rows(z, y).nll, sample_weight)
-    return _mean(
-        np.concatenate([-np.where(q > 0, q * log_p, 0.0).sum(axis=1) for log_p, q in _soft(z, y)]), sample_weight
-    )
+    losses = [-np.where(q > 0, q * log_p, 0.0).sum(axis=1) for log_p, q in _soft(z, y)]
+    return _mean(np.concatenate(losses), sample_weight)
 
 
 def brier(logits: Any, labels: Any, *, sample_weight: Any = None) -> float:
@@ -76,7 +75,7 @@ def top_label_brier(logits: Any, labels: Any, *, sample_weight: Any = None) -> f
     >>> top_label_brier([[0.0, 0.0]], [1])
     0.25
     """
-    scored = _rows(logits, labels)
+    scored = score_rows(*as_arrays(logits, labels))
     return _mean((scored.confidence - scored.correct) ** 2, sample_weight)
 
 
@@ -135,10 +134,10 @@ def brier_decomposition(
         scored = score_rows(z, y)
         index = bin_index(scored.confidence, edges, rounding=unit)
         return Decomposition(*_murphy(scored.confidence, scored.correct, index, w).tolist())
-    parts, label = np.zeros(6), y
+    parts = np.zeros(6)
     for first, probs in class_probs(z):
         for k, p in enumerate(probs, first):
-            parts += _murphy(p, (label == k) * 1.0, bin_index(p, edges, rounding=unit), w)
+            parts += _murphy(p, (y == k) * 1.0, bin_index(p, edges, rounding=unit), w)
     return Decomposition(*parts.tolist())
 
 
@@ -151,20 +150,9 @@ def _murphy(p: np.ndarray, hit: np.ndarray, index: np.ndarray, sample_weight: np
     mean_p, mean_hit = (np.bincount(index, weights=w * x, minlength=len(count)) / count for x in (p, hit))
     base = w @ hit
     conf, freq = mean_p[index], mean_hit[index]
-    return np.array(
-        [
-            w @ (p - hit) ** 2,
-            w @ (conf - freq) ** 2,
-            w @ (freq - base) ** 2,
-            base * (1 - base),
-            w @ (p - conf) ** 2,
-            2 * (w @ ((p - conf) * (hit - freq))),
-        ]
-    )
-
-
-def _rows(logits: Any, labels: Any) -> RowScores:
-    return score_rows(*as_arrays(logits, labels))
+    score, reliability, resolution, within = (w @ x**2 for x in (p - hit, conf - freq, freq - base, p - conf))
+    covariance = 2 * (w @ ((p - conf) * (hit - freq)))
+    return np.array([score, reliability, resolution, base * (1 - base), within, covariance])
 
 
 def _soft(z: np.ndarray, y: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:

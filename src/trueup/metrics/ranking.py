@@ -18,6 +18,8 @@ from trueup._core.bins import tie_ends
 from trueup._core.row_scores import RowScores, score_rows
 
 Score = Literal["confidence", "entropy"]
+TieEnds = Callable[[np.ndarray], np.ndarray]
+"""Marks the last of each run of ties in an ascending array."""
 
 
 def roc_area(scores: Any, positive: Any, *, sample_weight: Any = None) -> float:
@@ -75,8 +77,7 @@ def misclassification_auroc(
 
     Hendrycks and Gimpel (2017).
     """
-    certainty, wrong = _certainty_and_errors(logits, labels, score)
-    return _roc_area(*_descend(-certainty, wrong, tie_ends, as_weights(sample_weight, len(wrong))))
+    return _roc_area(*_descend_errors(logits, labels, score, sample_weight))
 
 
 def misclassification_aupr(
@@ -92,8 +93,7 @@ def misclassification_aupr(
 
     Hendrycks and Gimpel (2017), who call it AUPR-Error.
     """
-    certainty, wrong = _certainty_and_errors(logits, labels, score)
-    return _average_precision(*_descend(-certainty, wrong, tie_ends, as_weights(sample_weight, len(wrong))))
+    return _average_precision(*_descend_errors(logits, labels, score, sample_weight))
 
 
 def misclassification_fpr95(
@@ -246,6 +246,11 @@ def _certainty_and_errors(logits: Any, labels: Any, score: Score) -> tuple[np.nd
     return _certainty(scored, z, score), 1.0 - scored.correct
 
 
+def _descend_errors(logits: Any, labels: Any, score: Score, sample_weight: Any) -> tuple[np.ndarray, np.ndarray]:
+    certainty, wrong = _certainty_and_errors(logits, labels, score)
+    return _descend(-certainty, wrong, tie_ends, as_weights(sample_weight, len(wrong)))
+
+
 def _certainty_and_origin(logits: Any, ood: Any, score: Score) -> tuple[np.ndarray, np.ndarray]:
     known, foreign = as_logits(logits), as_logits(ood, "ood")
     if foreign.shape[1] != known.shape[1]:
@@ -262,16 +267,12 @@ def _certainty(scored: RowScores, logits: np.ndarray, score: Score) -> np.ndarra
     if score == "confidence":
         return scored.confidence
     if score == "entropy":
-        certainty: np.ndarray = -scored.entropy / math.log(logits.shape[1])
-        return certainty
+        return -scored.entropy / math.log(logits.shape[1])
     raise ValueError(f'score must be "confidence" or "entropy", got {score!r}')
 
 
 def _descend(
-    scores: np.ndarray,
-    marked: np.ndarray,
-    ends: Callable[[np.ndarray], np.ndarray],
-    sample_weight: np.ndarray | None = None,
+    scores: np.ndarray, marked: np.ndarray, ends: TieEnds = tie_ends, sample_weight: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Down the scores, at the end of each run of ties: how many rows were passed (or their weight), and marked ones."""
     order = np.argsort(-scores)
@@ -291,9 +292,7 @@ def _kept_weight(certainty: np.ndarray, sample_weight: np.ndarray) -> np.ndarray
 
 
 def _equal_ends(ordered: np.ndarray) -> np.ndarray:
-    last = np.ones(len(ordered), dtype=bool)
-    last[:-1] = ordered[1:] != ordered[:-1]
-    return last
+    return np.diff(ordered, append=np.inf) != 0
 
 
 def _roc_area(passed: np.ndarray, hits: np.ndarray) -> float:

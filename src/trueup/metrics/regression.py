@@ -243,8 +243,7 @@ def _standardise(mean: Any, std: Any, targets: Any) -> tuple[np.ndarray, np.ndar
 def _check_std(s: np.ndarray) -> np.ndarray:
     if len(s) and s.min() < 0:
         raise ValueError(f"std must not be negative, got {s.min():g} at [{int(s.argmin())}]")
-    floored: np.ndarray = np.maximum(s, STD_FLOOR)
-    return floored
+    return np.maximum(s, STD_FLOOR)
 
 
 def _check_levels(levels: Any, name: str = "levels") -> np.ndarray:

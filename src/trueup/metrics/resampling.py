@@ -13,12 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, TypedDict
 
 import numpy as np
 from scipy.special import ndtri
 
-from trueup._core.bins import BINNED_ERRORS, folded_mean
+from trueup._core.arrays import check_share
+from trueup._core.bins import BINNED_ERRORS, Bins, folded_mean
 from trueup._core.clusters import degrees_of_freedom, jackknife, t_quantile
 from trueup._core.errors import InputError
 from trueup._core.tally import Grid, Tally
@@ -57,14 +59,10 @@ class ResamplingOptions(TypedDict, total=False):
     seed: int
 
 
-_NOTHING = np.zeros(1)  # errors are of gaps: hits beside no confidence are gaps
-
-
 class BootstrapBins(NamedTuple):
     """Bins with the gaps observed in them, and how these vary from sample to sample."""
 
     counts: np.ndarray
-    confidence: np.ndarray
     gap: np.ndarray
     """Σ(a − c) in each bin, (B,)."""
     noise: np.ndarray
@@ -76,37 +74,44 @@ class BootstrapBins(NamedTuple):
     def of_grid(cls, grid: Grid, adaptive: bool, resampling: Resampling) -> BootstrapBins:
         """Resample a tally's rows, binned to equal width or (adaptive) equal mass."""
         index, count, confidence, squared = gather_cells(grid, adaptive)
-        some = count.ravel() > 0
-        hits = (count * np.array([[0.0], [1.0]])).ravel()[some]
-        count, confidence = count.ravel()[some], confidence.ravel()[some]
-        drawn = resample_cells(count, squared.ravel()[some], resampling)
-        return cls.of_cells(np.tile(index, 2)[some], count, confidence, hits, drawn)
+        some = count > 0
+        gap = count * np.array([[0.0], [1.0]]) - confidence
+        drawn = resample_cells(count[some], squared[some], resampling)
+        return cls.of_cells(np.tile(index, (2, 1))[some], count[some], gap[some], drawn)
 
     @classmethod
-    def of_cells(
-        cls, index: np.ndarray, count: np.ndarray, confidence: np.ndarray, hits: np.ndarray, drawn: np.ndarray
-    ) -> BootstrapBins:
-        """Sum cells, as observed and as drawn again, over the bins they lie in."""
+    def of_cells(cls, index: np.ndarray, count: np.ndarray, gap: np.ndarray, drawn: np.ndarray) -> BootstrapBins:
+        """Sum the gaps of cells, as observed and as drawn again, over the bins they lie in."""
         member = membership(index)
-        gap = (hits - confidence) @ member
-        noise = (drawn / count) @ ((hits - confidence)[:, None] * member) - gap
-        return cls(count @ member, confidence @ member, gap, noise)
+        return cls(count @ member, gap @ member, (drawn / count) @ (gap[:, None] * member) - gap @ member)
+
+    @classmethod
+    def of_blocks(cls, bins: Bins, count: np.ndarray, gap: np.ndarray, resampling: Resampling) -> BootstrapBins:
+        """Bins with the noise of clusters, whose counts and gaps are (blocks, B)."""
+        some = count.sum(axis=1) > 0
+        count, gap = count[some], gap[some]
+        return cls(bins.count, bins.hits - bins.confidence, gap_noise(gap, count.sum(axis=1), resampling), (count, gap))
+
+    def errors(self, error: str, gap: np.ndarray) -> np.ndarray:
+        """The errors of gaps (…, B)."""
+        return BINNED_ERRORS[error](self.counts, np.zeros(1), gap)
 
     def observed(self, error: str) -> float:
         """The plug-in value."""
-        return float(BINNED_ERRORS[error](self.counts, self.confidence, self.confidence + self.gap))
+        return float(self.errors(error, self.gap))
 
     def direction(self, error: str) -> np.ndarray:
         """Gaps whose error is 1: those observed, scaled, or where they make none the same in every bin."""
-        for gap in (self.gap, self.counts, -self.counts):
-            size = self._size(error, gap)
-            if size > 0:
-                break
-        return gap / size
+        return self._directions(error, self.gap, self.counts, -self.counts)[0]
+
+    def _directions(self, error: str, *gaps: np.ndarray) -> list[np.ndarray]:
+        """Gaps scaled to an error of 1, of those that make one."""
+        sizes = [(gap, float(self.errors(error, gap))) for gap in gaps]
+        return [gap / size for gap, size in sizes if size > 0]
 
     def simulate(self, error: str, direction: np.ndarray, truth: float) -> np.ndarray:
         """What samples would show if the true error were `truth`."""
-        return BINNED_ERRORS[error](self.counts, _NOTHING, truth * direction + self.noise)
+        return self.errors(error, truth * direction + self.noise)
 
     def truth(self, error: str, quantile: float, *, last: bool = False, direction: np.ndarray | None = None) -> float:
         """The first (or last) true error of which the observed one is this quantile; 0 if there is none."""
@@ -123,8 +128,7 @@ class BootstrapBins(NamedTuple):
         if self.blocks is None:
             return self.truth(error, 1 - tail), self.truth(error, tail, last=True)
         mostly = np.linalg.svd(self.noise, full_matrices=False)[2][0]
-        sizes = [(gap, self._size(error, gap)) for gap in (self.counts, -self.counts, mostly, -mostly)]
-        directions = [self.direction(error), *(gap / size for gap, size in sizes if size > 0)]
+        directions = self._directions(error, self.gap, self.counts, -self.counts, mostly, -mostly)
         low = min(self.truth(error, 1 - tail, direction=each) for each in directions)
         return low, max(self.truth(error, tail, last=True, direction=each) for each in directions)
 
@@ -132,11 +136,7 @@ class BootstrapBins(NamedTuple):
         """The plug-in values without each block of clusters, (blocks,)."""
         assert self.blocks is not None
         count, gap = self.counts - self.blocks[0], self.gap - self.blocks[1]
-        values: np.ndarray = BINNED_ERRORS[error](np.maximum(count, 0.0), np.zeros_like(gap), gap)
-        return values
-
-    def _size(self, error: str, gap: np.ndarray) -> float:
-        return float(BINNED_ERRORS[error](self.counts, self.confidence, self.confidence + gap))
+        return BINNED_ERRORS[error](np.maximum(count, 0.0), np.zeros(1), gap)
 
 
 def paired_interval(before: BootstrapBins, after: BootstrapBins, error: str, tail: float) -> tuple[float, float]:
@@ -146,29 +146,27 @@ def paired_interval(before: BootstrapBins, after: BootstrapBins, error: str, tai
         return _negative(paired_interval(after, before, error, tail))
     directions = before.direction(error), after.direction(error)
 
-    def seen(quantile: float) -> Callable[[float, float], float]:
-        def difference(first: float, second: float) -> float:
-            before_seen = before.simulate(error, directions[0], first)
-            return _quantile(after.simulate(error, directions[1], second) - before_seen, quantile)
-
-        return difference
+    def seen(quantile: float, first: float, second: float) -> float:
+        before_seen = before.simulate(error, directions[0], first)
+        return _quantile(after.simulate(error, directions[1], second) - before_seen, quantile)
 
     observed = after.observed(error) - before.observed(error)
-    low = solve_difference(seen(1 - tail), observed, starts[0])
-    high = solve_difference(seen(tail), observed, starts[0], last=True)
+    low = solve_difference(partial(seen, 1 - tail), observed, starts[0])
+    high = solve_difference(partial(seen, tail), observed, starts[0], last=True)
     if before.blocks is None or after.blocks is None:
         return low, high
     # Where one method claims too much and the other too little, what moves all bins moves their errors apart. So true
     # gaps are also considered that are those observed less the noise.
-    behind, ahead = (
-        BINNED_ERRORS[error](side.counts, side.confidence, side.confidence + side.gap - side.noise)
-        for side in (before, after)
-    )
+    behind, ahead = (side.errors(error, side.gap - side.noise) for side in (before, after))
     ends = _quantile(ahead - behind, tail), _quantile(ahead - behind, 1 - tail)
-    parts = jackknife(observed, after.without_each(error) - before.without_each(error))
-    weight = before.blocks[0].sum(axis=1)
-    reach = t_quantile(tail, degrees_of_freedom(weight)) * math.sqrt(float((parts**2).sum()))
+    jackknifed = jackknife_error(observed, after.without_each(error) - before.without_each(error))
+    reach = t_quantile(tail, degrees_of_freedom(before.blocks[0].sum(axis=1))) * jackknifed
     return min(low, observed - reach, ends[0]), max(high, observed + reach, ends[1])
+
+
+def jackknife_error(whole: float, without: np.ndarray) -> float:
+    """The standard error of a number, of its values without each cluster; NaN of fewer than two clusters."""
+    return float(np.sqrt((jackknife(whole, without) ** 2).sum())) if len(without) > 1 else math.nan
 
 
 def gap_noise(gap: np.ndarray, weight: np.ndarray, resampling: Resampling) -> np.ndarray:
@@ -181,14 +179,7 @@ def gap_noise(gap: np.ndarray, weight: np.ndarray, resampling: Resampling) -> np
 def normal_draws(clusters: int, df: float, n_resamples: int, seed: int) -> np.ndarray:
     """A factor for each cluster in each resample, (n_resamples, clusters): together they have Student's tails."""
     rng = np.random.default_rng(seed)
-    draws: np.ndarray = rng.standard_normal((n_resamples, clusters))
-    return draws * np.sqrt(df / rng.chisquare(df, size=(n_resamples, 1)))
-
-
-def sign_flips(clusters: int, resampling: Resampling) -> np.ndarray:
-    """A sign for each cluster in each resample: under calibration what a cluster shows is as likely turned over."""
-    signs: np.ndarray = resampling.generator().integers(0, 2, (resampling.n_resamples, clusters)) * 2.0 - 1.0
-    return signs
+    return rng.standard_normal((n_resamples, clusters)) * np.sqrt(df / rng.chisquare(df, size=(n_resamples, 1)))
 
 
 class Classwise(NamedTuple):
@@ -210,9 +201,8 @@ class Classwise(NamedTuple):
         """Take each cell's sum of hits for binomial; groups of rows show how the cells vary together."""
         # With weights, as if there were (Σw)²/Σw² rows of weight 1.
         unit = tally.effective_rows / tally.accuracy.count if tally.accuracy.count else 1.0
-        of_cell, confidence, hits = (
-            unit * x for x in (tally.classes.count, tally.classes.confidence, tally.classes.hits)
-        )
+        classes = tally.classes
+        of_cell, confidence, hits = (unit * x for x in (classes.count, classes.confidence, classes.hits))
         count = np.where(of_cell > 0, of_cell, 1.0)
         # A cell's own rate, drawn towards its mean probability as by one more row, so that no cell seems free of noise.
         rate = np.clip((hits + confidence / count) / (count + 1), 0.0, 1.0)
@@ -315,8 +305,7 @@ def coarse_cells(grid: Grid, adaptive: bool) -> np.ndarray:
     """The coarser cell, of eight a bin, in which each cell of the grid lies."""
     index = grid.equal_mass_of_cell() if adaptive else grid.bin_of_cell()
     place = np.arange(len(index)) - np.searchsorted(index, index)
-    cells: np.ndarray = index * CELLS_PER_BIN + place * CELLS_PER_BIN // np.bincount(index)[index]
-    return cells
+    return index * CELLS_PER_BIN + place * CELLS_PER_BIN // np.bincount(index)[index]
 
 
 def gather_cells(grid: Grid, adaptive: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -332,8 +321,7 @@ def gather_cells(grid: Grid, adaptive: bool) -> tuple[np.ndarray, np.ndarray, np
 
 def membership(index: np.ndarray) -> np.ndarray:
     """(cells, bins): 1 where a cell lies in a bin."""
-    member: np.ndarray = (index[:, None] == np.arange(int(index.max()) + 1)).astype(np.float64)
-    return member
+    return (index[:, None] == np.arange(int(index.max()) + 1)).astype(np.float64)
 
 
 def resample_cells(count: np.ndarray, squared: np.ndarray, resampling: Resampling) -> np.ndarray:
@@ -358,9 +346,7 @@ def sum_columns(values: np.ndarray, place: np.ndarray, size: int) -> np.ndarray:
 
 def tail_share(level: float) -> float:
     """The share of the distribution beyond each end of an interval of this level."""
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, got {level}")
-    return (1 - level) / 2
+    return (1 - check_share(level, "level")) / 2
 
 
 def check_resamples(n_resamples: int) -> None:

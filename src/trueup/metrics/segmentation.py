@@ -95,13 +95,10 @@ class SegmentationTally:
             return NotImplemented
         if self.bins.count.shape != other.bins.count.shape or self.background != other.background:
             raise ValueError("tallies must have the same classes, bins and background to be added")
-        return SegmentationTally(
-            {name: np.concatenate([self.errors[name], other.errors[name]]) for name in ERRORS},
-            np.concatenate([self.pixels, other.pixels]),
-            np.concatenate([self.correct, other.correct]),
-            self.bins + other.bins,
-            self.background,
-        )
+        errors = {name: np.concatenate([self.errors[name], other.errors[name]]) for name in ERRORS}
+        pixels = np.concatenate([self.pixels, other.pixels])
+        correct = np.concatenate([self.correct, other.correct])
+        return SegmentationTally(errors, pixels, correct, self.bins + other.bins, self.background)
 
     def __radd__(self, other: int) -> SegmentationTally:
         """So that `sum` adds them up."""
@@ -119,8 +116,7 @@ class SegmentationTally:
 
     def of_images(self, error: str = "ece") -> np.ndarray:
         """The error of each image, the mean over its classes, (images,)."""
-        mean: np.ndarray = self._errors(error)[:, list(self.classes)].mean(axis=1)
-        return mean
+        return self._errors(error)[:, list(self.classes)].mean(axis=1)
 
     def value(self, error: str = "ece", *, level: float = 0.95) -> Interval:
         """The mean over images and classes, with its interval by image."""

@@ -13,7 +13,7 @@ import numpy as np
 from trueup._core.arrays import as_arrays
 from trueup._core.bins import BINS
 from trueup._core.errors import InputError
-from trueup._core.row_scores import event_name, score_rows
+from trueup._core.row_scores import event_name, scores_and_outcomes
 from trueup._core.tally import TABLE_METRICS, Tally
 from trueup.convert import as_event
 from trueup.io.predictions import PredictionTable, take_rows
@@ -42,8 +42,8 @@ def evaluate_shards(
 
     The adaptive error comes from a fine grid of confidences, whose own bound on its error is a few parts in a thousand.
     Columns that the shards name as weights or as groups are those of `trueup.evaluate`; `event` is a class, or one of
-    the names that the shards have as `classes`. The column of clusters makes intervals and tests those of clusters; the
-    adaptive error and what is of an event alone then come without intervals, which need all rows at once.
+    the names that the shards have as `class_names`. The column of clusters makes intervals and tests those of clusters;
+    the adaptive error and what is of an event alone then come without intervals, which need all rows at once.
     """
     simulation = Resampling(**resampling)
     wanted = () if metrics is None else tuple(metrics)
@@ -54,48 +54,32 @@ def evaluate_shards(
     if shards.fields.groups and shards.fields.clusters is not None:
         hint = "load the files and evaluate(*table, **table.options())"
         raise InputError("groups", "be left out of shards with clusters", "both", hint)
-    sums, _, bad = map_shards(
-        functools.partial(
-            _tally_rows, bins=bins, event=event, class_names=shards.fields.class_names, top_label=top_label
-        ),
-        shards,
-        executor=executor,
-        skip_bad=skip_bad,
-        progress=progress,
-        label="evaluating shards",
-    )
+    names = shards.fields.class_names
+    task = functools.partial(_tally_rows, bins=bins, event=event, class_names=names, top_label=top_label)
+    options: dict[str, Any] = {"executor": executor, "skip_bad": skip_bad, "progress": progress}
+    sums, _, bad = map_shards(task, shards, label="evaluating shards", **options)
     warn_of_bad_shards(bad)
     tally = sums.tally
     if shards.fields.sample_weight is not None and not tally.n:
         raise InputError(shards.fields.sample_weight, "not all be zero", "zeros")
-    by_group = None if sums.groups is None else sums.groups.table(level=simulation.level, seed=simulation.seed)
-    return scores_of_tally(
-        tally,
-        wanted,
-        simulation,
-        effective_rows=None if shards.fields.sample_weight is None else tally.effective_rows,
-        group_tables={} if by_group is None else {"network": by_group},
-        event_name=event_name(event, sums.classes, shards.fields.class_names),
-        clusters=None if tally.clusters is None else len(sums.clusters),
-        cluster_name=shards.fields.clusters or "cluster",
-    )
+    worth = None if shards.fields.sample_weight is None else tally.effective_rows
+    fields: dict[str, Any] = {"effective_rows": worth, "event_name": event_name(event, sums.classes, names)}
+    if sums.groups is not None:
+        fields["group_tables"] = {"network": sums.groups.table(level=simulation.level, seed=simulation.seed)}
+    if tally.clusters is not None:
+        fields |= {"clusters": len(sums.clusters), "cluster_name": shards.fields.clusters}
+    return scores_of_tally(tally, wanted, simulation, **fields)
 
 
 def scores_of_tally(tally: Tally, metrics: Iterable[str], resampling: Resampling, **fields: Any) -> Scores:
     """The table of `trueup.evaluate` from a tally alone; the other fields of `Scores` by name."""
-    wanted = tuple(metrics) or default_metrics(len(tally.classes.count), tally.top_label)
-    return Scores(
-        rows=tally.n,
-        n_classes=len(tally.classes.count),
-        bins=tally.grid.bins,
-        level=resampling.level,
-        values={"network": intervals(tally, wanted, resampling)},
-        tests={"network": CalibrationTests.of(tally, resampling)},
-        changes={},
-        means={"network": (tally.predicted.value, tally.observed.value)},
-        is_event=tally.is_event,
-        **fields,
-    )
+    classes = len(tally.classes.count)
+    wanted = tuple(metrics) or default_metrics(classes, tally.top_label)
+    values = {"network": intervals(tally, wanted, resampling)}
+    tests = {"network": CalibrationTests.of(tally, resampling)}
+    means = {"network": (tally.predicted.value, tally.observed.value)}
+    size = tally.n, classes, tally.grid.bins, resampling.level
+    return Scores(*size, values, tests, changes={}, means=means, is_event=tally.is_event, **fields)
 
 
 @dataclass(frozen=True)
@@ -123,9 +107,9 @@ def _tally_rows(
     if event is not None:
         z, y = as_event(z, y, event, class_names=class_names)
     tally = Tally.of(z, y, bins=bins, top_label=top_label, sample_weight=part.sample_weight, clusters=part.clusters)
-    names_of = frozenset() if part.clusters is None else frozenset(np.unique(part.clusters).tolist())
-    if not part.groups:
-        return _Sums(tally, None, part.logits.shape[1], names_of)
-    rows = score_rows(*as_arrays(z, y), top_label=top_label)
-    groups = GroupTally.of(rows.score, rows.outcome, part.groups, sample_weight=part.sample_weight)
-    return _Sums(tally, groups, part.logits.shape[1])
+    names = frozenset() if part.clusters is None else frozenset(np.unique(part.clusters).tolist())
+    groups = None
+    if part.groups:
+        claims = scores_and_outcomes(*as_arrays(z, y), top_label=top_label)
+        groups = GroupTally.of(*claims, part.groups, sample_weight=part.sample_weight)
+    return _Sums(tally, groups, part.logits.shape[1], names)

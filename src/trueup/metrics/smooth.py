@@ -70,10 +70,9 @@ def ks_classwise(logits: Any, labels: Any, *, sample_weight: Any = None) -> floa
     Gupta et al. (2021), Calibration of neural networks using splines.
     """
     z, y = as_arrays(logits, labels)
-    label, w = y, as_weights(sample_weight, len(z))
-    total = 0.0
+    w, total = as_weights(sample_weight, len(z)), 0.0
     for first, probs in class_probs(z):
-        total += sum(_largest_drift(p, label == k, w) for k, p in enumerate(probs, first))
+        total += sum(_largest_drift(p, y == k, w) for k, p in enumerate(probs, first))
     return total / z.shape[1]
 
 
@@ -198,14 +197,12 @@ def _cosines(points: np.ndarray, weights: np.ndarray, size: int) -> np.ndarray:
         j = left.astype(np.int64) + shift
         j = np.where(j < 0, -1 - j, np.where(j >= size, 2 * size - 1 - j, j))
         mass += np.bincount(j, weights=weights * share / 6, minlength=size)
-    waves: np.ndarray = dct(mass) / 2 / np.sinc(np.arange(size) / (2 * size)) ** 4
-    return waves
+    return dct(mass) / 2 / np.sinc(np.arange(size) / (2 * size)) ** 4
 
 
 def _on_mesh(waves: np.ndarray) -> np.ndarray:
     """w_0 + 2 Σ_k w_k cos(πkt) at t = (j + ½)/size: the density that has these cosine averages."""
-    density: np.ndarray = idct(waves, axis=-1) * (2 * waves.shape[-1])
-    return density
+    return idct(waves, axis=-1) * (2 * waves.shape[-1])
 
 
 def _smooth(waves: np.ndarray, sigma: float) -> float:
@@ -223,5 +220,4 @@ def _triweight_waves(frequency: np.ndarray) -> np.ndarray:
     """∫ 35/32 (1 − v²)³ cos(ωv) dv = 105 j₃(ω)/ω³; near zero by its series."""
     near = frequency < 1e-2
     safe = np.where(near, 1.0, frequency)
-    waves: np.ndarray = np.where(near, 1 - frequency**2 / 18, 105 * spherical_jn(3, safe) / safe**3)
-    return waves
+    return np.where(near, 1 - frequency**2 / 18, 105 * spherical_jn(3, safe) / safe**3)

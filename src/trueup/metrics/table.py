@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.special import ndtri
@@ -22,7 +22,7 @@ from trueup._core.row_scores import event_name
 from trueup._core.tally import TABLE_METRICS
 from trueup.metrics.events import EVENT_METRICS
 from trueup.metrics.hypothesis_tests import CalibrationTests
-from trueup.metrics.intervals import Interval, Scored, differences, intervals
+from trueup.metrics.intervals import Interval, Scored, count_rows, differences, intervals
 from trueup.metrics.resampling import Resampling
 
 if TYPE_CHECKING:
@@ -31,31 +31,67 @@ if TYPE_CHECKING:
 DEFAULT = ("accuracy", "confidence", "nll", "brier", "entropy", "ece", "mce", "rmsce", "aece", "sce")
 """The rows of the table, by default."""
 EVENT_DEFAULT = (
-    "predicted",
-    "observed",
-    "nll",
-    "event_brier",
-    "miscalibration",
-    "discrimination",
-    "uncertainty",
-    "ece",
-    "auroc",
-    "calibration_intercept",
-    "calibration_slope",
-    "ici",
+    *("predicted", "observed", "nll", "event_brier", "miscalibration", "discrimination", "uncertainty"),
+    *("ece", "auroc", "calibration_intercept", "calibration_slope", "ici"),
 )
 """The rows of the table of an event's probability."""
+
+
+class Findings(NamedTuple):
+    """What there is to say of a method, in words."""
+
+    says: str
+    """What it says on average, and what is so: a sentence, or nothing."""
+    calibrated: str
+    """Who would show which error if calibrated."""
+    few: str
+    """How many rows there are, with a verb, if they are too few; else nothing."""
+    more: str
+    """What more of them would show."""
+    wrong: str
+    """In which way it is miscalibrated."""
 
 
 class ScoreTable:
     """A table of `values` by method and metric, and of `changes` from the first method: as text, HTML, JSON, pandas."""
 
+    rows: int
+    level: float
     values: Mapping[str, Mapping[str, Interval]]
     tests: Mapping[str, Any]
     changes: Mapping[str, Mapping[str, Interval]]
-    level: float
+    effective_rows: float | None
     clusters: int | None
     cluster_name: str
+
+    def _subject(self) -> tuple[dict[str, Any], str]:
+        """What was scored, as plain data and in words."""
+        raise NotImplementedError
+
+    def _findings(self, name: str) -> Findings:
+        """What there is to say of a method."""
+        raise NotImplementedError
+
+    def notes(self) -> list[str]:
+        """The notes below the table."""
+        raise NotImplementedError
+
+    def verdict(self, method: str | None = None) -> str:
+        """One or two sentences on whether a method is calibrated."""
+        name = method or self.methods[0]
+        test = self.tests[name]
+        if math.isnan(test.p_value):
+            return "There are no rows to judge."
+        says, calibrated, few, more, wrong = self._findings(name)
+        by = "" if self.clusters is None else f" by {self.cluster_name}"
+        chance = f"consistency test{by} p {'=' if test.p_value > 0.001 else '≤'} {test.p_value:.3f}"
+        if test.n_resamples < 19:
+            return f"{says}{test.n_resamples} resamples are too few for a test at 5 %: it takes 19."
+        if test.p_value > 0.05 and few:
+            tell = f"{few} too few to tell whether it is calibrated ({chance})"
+            return f"{says}{tell}: with about {more} would be found in four of five cases."
+        verdict = "Nothing speaks against calibration" if test.p_value > 0.05 else wrong
+        return f"{says}{verdict} (a calibrated {calibrated} of {test.expected:.4f}; {chance})."
 
     def __getitem__(self, key: str | tuple[str, str]) -> Interval:
         method, metric = key if isinstance(key, tuple) else (self.methods[0], key)
@@ -81,14 +117,18 @@ class ScoreTable:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON; what is not defined is None."""
-        raise NotImplementedError
+        record = {"schema": 1, "rows": self.rows, **self._subject()[0], "effective_rows": self.effective_rows}
+        if self.clusters is not None:
+            record |= {"clusters": self.clusters, "cluster_name": self.cluster_name}
+        return record | {"level": self.level, "methods": {name: self.record(name) for name in self.methods}}
 
     def record(self, method: str) -> dict[str, Any]:
         """One method's numbers, test and paired changes as plain data."""
+        values, changes = self.values[method], self.changes.get(method, {})
         return {
-            "metrics": {metric: plain_record(asdict(i)) for metric, i in self.values[method].items()},
+            "metrics": {metric: plain_record(asdict(i)) for metric, i in values.items()},
             "test": plain_record(asdict(self.tests[method])),
-            "change": {metric: plain_record(asdict(i)) for metric, i in self.changes.get(method, {}).items()},
+            "change": {metric: plain_record(asdict(i)) for metric, i in changes.items()},
         }
 
     def to_json(self, **options: Any) -> str:
@@ -111,8 +151,7 @@ class ScoreTable:
     def __str__(self) -> str:
         return "\n\n".join([self.caption(), text_table(self.table()), *self.notes()])
 
-    def __repr__(self) -> str:
-        return str(self)
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         head, *rows = self.table()
@@ -122,23 +161,13 @@ class ScoreTable:
         return f'<div class="trueup">{style}<p>{caption}</p>{html_table(head, rows)}{notes}</div>'
 
     def caption(self) -> str:
-        """How much was scored."""
-        raise NotImplementedError
-
-    def cluster_caption(self) -> str:
-        """Of which clusters the rows are; nothing where they are independent."""
+        """How much was scored, and of which clusters the rows are."""
+        worth = "" if self.effective_rows is None else f" (weighted, worth {self.effective_rows:,.0f})"
+        caption = f"{count_rows(self.rows)}{worth}, {self._subject()[1]}"
         if self.clusters is None:
-            return ""
+            return caption
         named = "" if self.cluster_name == "cluster" else f" ({self.cluster_name})"
-        return f", {self.clusters:,} clusters{named}: intervals by {self.cluster_name}"
-
-    def notes(self) -> list[str]:
-        """The notes below the table."""
-        raise NotImplementedError
-
-    def verdict(self, method: str | None = None) -> str:
-        """One or two sentences on whether a method is calibrated."""
-        raise NotImplementedError
+        return f"{caption}, {self.clusters:,} clusters{named}: intervals by {self.cluster_name}"
 
     def verdicts(self) -> list[str]:
         """Those of several methods, below what the marks in the table mean."""
@@ -222,41 +251,25 @@ class Scores(ScoreTable):
         """The groups of the first method; None where none were given."""
         return self.group_tables.get(self.methods[0])
 
-    def verdict(self, method: str | None = None) -> str:
-        """One sentence on whether a method is calibrated."""
-        name = method or self.methods[0]
-        test, values = self.tests[name], self.values[name]
-        if math.isnan(test.p_value):
-            return "There are no rows to judge."
-        says = ""
+    def _findings(self, name: str) -> Findings:
+        """What a method says on average, whether its rows are too few, and in which way it is miscalibrated."""
+        test, values, says = self.tests[name], self.values[name], ""
+        few, enough = self.too_few_rows(name), f"{_enough_rows(self.means[name][0]):,}"
         if self.is_event:
             predicted, right = (format_percent(mean, 1) for mean in self.means[name])
-            says = f"It predicts {predicted} on average and the event happens {right} of the time"
-            says += ". " if test.p_value > 0.05 or test.n_resamples < 19 else ": "
-        elif "confidence" in values and "accuracy" in values:
-            confidence, right = (format_percent(values[metric].value, 1) for metric in ("confidence", "accuracy"))
-            says = f"It says {confidence} on average and is right {right} of the time. "
-        chance = f"p {'=' if test.p_value > 0.001 else '≤'} {test.p_value:.3f}"
-        one = "one" if self.is_event else "network"
-        by = "" if self.clusters is None else f" by {self.cluster_name}"
-        shown = f"a calibrated {one} would show an ECE of {test.expected:.4f}; consistency test{by} {chance}"
-        if test.n_resamples < 19:
-            return f"{says}{test.n_resamples} resamples are too few for a test at 5 %: it takes 19."
-        if test.p_value > 0.05 and (few := self.too_few_rows(name)):
-            mean = "predicted rate" if self.is_event else "confidence"
-            return (
-                f"{says}{few} too few to tell whether it is calibrated (consistency test{by} {chance}): with about "
-                f"{_enough_rows(self.means[name][0]):,} a mean {mean} that is 10 points off would be found in four of "
-                "five cases."
-            )
-        if test.p_value > 0.05:
-            return f"{says}Nothing speaks against calibration ({shown})."
-        if self.is_event:
-            return f"{says}{event_direction(test)}. It is miscalibrated ({shown})."
-        # Not by the sign of Spiegelhalter's z, which turns over where confidences are below ½.
-        side = "overconfident" if test.overconfidence_z > 0 else "underconfident"
-        direction = f" and {side}" if abs(test.overconfidence_z) > 1.96 else ""
-        return f"{says}It is miscalibrated{direction} ({shown})."
+            end = ". " if test.p_value > 0.05 or test.n_resamples < 19 else ": "
+            says = f"It predicts {predicted} on average and the event happens {right} of the time{end}"
+            more, wrong = "predicted rate", f"{event_direction(test)}. It is miscalibrated"
+        else:
+            if "confidence" in values and "accuracy" in values:
+                confidence, right = (format_percent(values[metric].value, 1) for metric in ("confidence", "accuracy"))
+                says = f"It says {confidence} on average and is right {right} of the time. "
+            # Not by the sign of Spiegelhalter's z, which turns over where confidences are below ½.
+            side = " and overconfident" if test.overconfidence_z > 0 else " and underconfident"
+            more = "confidence"
+            wrong = f"It is miscalibrated{side if abs(test.overconfidence_z) > 1.96 else ''}"
+        calibrated = f"{'one' if self.is_event else 'network'} would show an ECE"
+        return Findings(says, calibrated, few, f"{enough} a mean {more} that is 10 points off", wrong)
 
     def too_few_rows(self, method: str | None = None) -> str:
         """How many rows there are, with a verb, if so few would hide a mean that is 10 points off; else nothing."""
@@ -265,7 +278,7 @@ class Scores(ScoreTable):
         if worth >= _enough_rows(self.means[name][0]):
             return ""
         if self.clusters is None:
-            return f"{self.rows:,} row is" if self.rows == 1 else f"{self.rows:,} rows are"
+            return f"{count_rows(self.rows)} {'is' if self.rows == 1 else 'are'}"
         of = f"{self.rows:,} rows of {self.clusters:,} clusters ({self.cluster_name})"
         return f"{of} tell as much as about {worth:,.0f} independent ones, which are"
 
@@ -280,24 +293,16 @@ class Scores(ScoreTable):
         error = (found.high - found.low) / (2 * float(ndtri(0.5 + found.level / 2)))
         return min(rows, found.value * (1 - found.value) / error**2)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON; what is not defined is None."""
-        return {
-            "schema": 1,
-            "rows": self.rows,
-            "n_classes": self.n_classes,
-            "bins": self.bins,
-            "event": self.is_event,
-            "event_name": self.event_name if self.is_event else None,
-            "effective_rows": self.effective_rows,
-            **({} if self.clusters is None else {"clusters": self.clusters, "cluster_name": self.cluster_name}),
-            "level": self.level,
-            "methods": {
-                name: self.record(name)
-                | ({"groups": self.group_tables[name].to_dict()} if name in self.group_tables else {})
-                for name in self.methods
-            },
-        }
+    def _subject(self) -> tuple[dict[str, Any], str]:
+        """The classes, the bins and the event."""
+        event = {"event": self.is_event, "event_name": self.event_name if self.is_event else None}
+        what = f"the event is {self.event_name}" if self.is_event else f"{self.n_classes} classes"
+        return {"n_classes": self.n_classes, "bins": self.bins, **event}, f"{what}, {self.bins} bins"
+
+    def record(self, method: str) -> dict[str, Any]:
+        """One method's numbers, test, paired changes and groups as plain data."""
+        groups = {"groups": self.group_tables[method].to_dict()} if method in self.group_tables else {}
+        return super().record(method) | groups
 
     def plot(self, metric: str = "ece", ax: Any = None, *, title: str | None = None) -> Any:
         """Draw one metric of each method with its interval, on matplotlib Axes that are given or new; return them.
@@ -308,13 +313,6 @@ class Scores(ScoreTable):
         """
         reports = import_module("trueup.reports")  # drawing is a higher layer, for users alone
         return reports.draw(reports.comparison(self, metric), ax, title=title)
-
-    def caption(self) -> str:
-        """How much was scored."""
-        worth = "" if self.effective_rows is None else f" (weighted, worth {self.effective_rows:,.0f})"
-        what = f"the event is {self.event_name}" if self.is_event else f"{self.n_classes} classes"
-        rows = f"{self.rows:,} row{'' if self.rows == 1 else 's'}"
-        return f"{rows}{worth}, {what}, {self.bins} bins{self.cluster_caption()}"
 
     def notes(self) -> list[str]:
         """The notes below the table."""
@@ -354,7 +352,7 @@ def evaluate(
     """Score a network's logits (n, classes) against labels (n,), with intervals and a test of calibration.
 
     `metrics` are names of `METRICS`; those outside the default table come without an interval. Two classes are read
-    as the probability of an event, class 1; of more classes `event` is one, by number or by one of `names`.
+    as the probability of an event, class 1; of more classes `event` is one, by number or by one of `class_names`.
     `top_label=True` takes the predicted one of two classes, as of more. `sample_weight` has one number a row; intervals
     and tests then count (Σw)²/Σw² rows. `groups`, one value a row or a mapping of columns of them, adds a table of
     where it is wrong, as `.groups`. `clusters`, one value a row, or a mapping {"image": values}, say which rows are
@@ -374,20 +372,10 @@ def evaluate(
     <BLANKLINE>
     It says 82.1 % on average and is right 59.4 % of the time. It is miscalibrated and overconfident ...
     """
-    return compare(
-        {"network": (logits, labels)},
-        metrics=metrics,
-        event=event,
-        class_names=class_names,
-        top_label=top_label,
-        sample_weight=sample_weight,
-        groups=groups,
-        clusters=clusters,
-        bins=bins,
-        level=level,
-        n_resamples=n_resamples,
-        seed=seed,
-    )
+    rows: dict[str, Any] = {"event": event, "class_names": class_names, "top_label": top_label, "groups": groups}
+    noise: dict[str, Any] = {"clusters": clusters, "level": level, "n_resamples": n_resamples, "seed": seed}
+    pair = {"network": (logits, labels)}
+    return compare(pair, metrics=metrics, bins=bins, sample_weight=sample_weight, **rows, **noise)
 
 
 def compare(
@@ -428,11 +416,9 @@ def compare(
             raise ValueError(f"metrics must be names of METRICS, got {metric!r}; there are: {', '.join(METRICS)}")
     resampling = Resampling(level, n_resamples, seed)
     first: Scored | None = None
-    first_name = next(iter(named))
+    first_name, title = next(iter(named)), ""
     values: dict[str, dict[str, Interval]] = {}
     tests, changes, means, group_tables = {}, {}, {}, {}
-    labels, title = None, ""
-    classes = 0
     for name, pair in named.items():
         z, y = _pair(name, pair)
         if event is not None or z.shape[1] == 2:
@@ -443,48 +429,42 @@ def compare(
             z, y = as_event(z, y, event, class_names=class_names)
         wanted = wanted or default_metrics(z.shape[1], top_label)
         tabled = [metric for metric in wanted if has_interval(metric)]
-        if first is not None and labels is not None:
-            _check_same(first_name, labels, name, y)
-            if z.shape[1] != classes:
-                raise ValueError(f"{name} must have the {classes} classes that {first_name} has, got {z.shape[1]}")
+        if first is None:
+            labels, classes = y, z.shape[1]
+        _check_same(first_name, labels, name, y)
+        if z.shape[1] != classes:
+            raise ValueError(f"{name} must have the {classes} classes that {first_name} has, got {z.shape[1]}")
         scored = Scored.of(
             z, y, bins=bins, top_label=top_label, sample_weight=sample_weight, clusters=clusters, beside=first
         )
-        found = intervals(scored.tally, scored.values(tabled), resampling, scored=scored)
+        scores = intervals(scored.tally, scored.values(tabled), resampling, scored=scored)
         for metric in wanted:
-            if not has_interval(metric):
-                found[metric] = Interval(
-                    _value(metric, z, y, top_label, scored.sample_weight), math.nan, math.nan, level
-                )
-        values[name] = {metric: found[metric] for metric in wanted}
+            if metric not in scores:
+                value = _value(metric, z, y, top_label, scored.sample_weight)
+                scores[metric] = Interval(value, math.nan, math.nan, level)
+        values[name] = {metric: scores[metric] for metric in wanted}
         if groups is not None:
             from trueup.metrics.groups import evaluate_groups
 
-            claims = scored.rows.score, scored.rows.outcome
-            group_tables[name] = evaluate_groups(
-                *claims, groups, sample_weight=sample_weight, clusters=scored.clusters, level=level, seed=seed
-            )
+            weights_and_clusters = {"sample_weight": sample_weight, "clusters": scored.clusters}
+            claims = scored.rows.score, scored.rows.outcome, groups
+            group_tables[name] = evaluate_groups(*claims, **weights_and_clusters, level=level, seed=seed)
         means[name] = scored.tally.predicted.value, scored.tally.observed.value
-        tests[name] = CalibrationTests.of(
-            scored.tally,
-            resampling,
-            scored.points if scored.odds is not None else None,
-            None if scored.clusters is None or scored.odds is None else scored.clustered_points(),
-        )
+        tests[name] = CalibrationTests.of(scored.tally, resampling, scored)
         if first is None:
-            first, labels, classes = scored, y, z.shape[1]
+            first = scored
             continue
         change = differences(first, scored, tabled, resampling)
         for metric in wanted:
-            if not has_interval(metric):
+            if metric not in change:
                 by = values[name][metric].value - values[first_name][metric].value
                 change[metric] = Interval(by, math.nan, math.nan, level)
         changes[name] = {metric: change[metric] for metric in wanted}
     assert first is not None
     worth = None if first.sample_weight is None else first.tally.effective_rows
-    found_in = means, first.tally.is_event, worth, group_tables, title or Scores.event_name
-    together = () if first.clusters is None else (first.clusters.count, first.clusters.name)
-    return Scores(first.tally.n, classes, bins, level, values, tests, changes, *found_in, *together)
+    fields = means, first.tally.is_event, worth, group_tables, title or Scores.event_name
+    of_clusters = () if first.clusters is None else (first.clusters.count, first.clusters.name)
+    return Scores(first.tally.n, classes, bins, level, values, tests, changes, *fields, *of_clusters)
 
 
 def _enough_rows(mean: float) -> int:
@@ -511,16 +491,13 @@ def default_metrics(classes: int, top_label: bool) -> tuple[str, ...]:
 
 def event_direction(test: CalibrationTests) -> str:
     """In which way the probability of an event is wrong, in words: by its mean, and by its calibration slope."""
-    z, words = 1.96, []
-    if abs(test.overconfidence_z) > z:
-        words.append(f"it {'over' if test.overconfidence_z > 0 else 'under'}estimates the probability")
-    off = abs(test.slope - 1) > z * test.slope_error  # not if NaN
-    how = f"calibration slope {test.slope:.2f}: {'too' if test.slope < 1 else 'not'} extreme"
-    how += "" if test.slope < 1 else " enough"
-    if words:
-        return f"{words[0]} ({how})" if off else words[0]
+    off = abs(test.slope - 1) > 1.96 * test.slope_error  # not if NaN
+    slope, extreme = f"calibration slope {test.slope:.2f}", "too extreme" if test.slope < 1 else "not extreme enough"
+    if abs(test.overconfidence_z) > 1.96:
+        words = f"it {'over' if test.overconfidence_z > 0 else 'under'}estimates the probability"
+        return f"{words} ({slope}: {extreme})" if off else words
     if off:
-        return f"right on average, but its predictions are {how.partition(': ')[2]} ({how.partition(': ')[0]})"
+        return f"right on average, but its predictions are {extreme} ({slope})"
     return "right on average, but too high in some places and too low in others"
 
 

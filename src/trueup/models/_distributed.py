@@ -47,9 +47,7 @@ def all_gather_rows(tensor: Tensor) -> Tensor:
             part = torch.empty((shape[0], *rest), dtype=dtype, device=_carrier())
         dist.broadcast(part, src=source)
         parts.append(part)
-    if not parts:
-        return tensor
-    return torch.cat(parts).to(tensor.device)
+    return torch.cat(parts).to(tensor.device) if parts else tensor
 
 
 def all_reduce_sum(tensor: Tensor) -> Tensor:

@@ -59,13 +59,13 @@ class PairModule(ValueModule):
 
 def _read_back(module: ValueModule, _: Any) -> None:
     """Have the wrapped value follow buffers that were loaded."""
-    module.wrapped = rebuild(module.wrapped, lambda path, _: _as_parameter(module.get_buffer(path)))
 
+    def parameter(path: str, _: Any) -> Any:
+        array = module.get_buffer(path).detach().cpu().double().numpy().copy()
+        array.flags.writeable = False
+        return array if array.ndim else float(array)
 
-def _as_parameter(buffer: torch.Tensor) -> Any:
-    array = buffer.detach().cpu().double().numpy().copy()
-    array.flags.writeable = False
-    return array if array.ndim else float(array)
+    module.wrapped = rebuild(module.wrapped, parameter)
 
 
 def as_module(value: Any) -> nn.Module:

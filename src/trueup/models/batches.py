@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -41,16 +42,19 @@ def batches(
     (['x'], tensor([1, 0]))
     """
     for number, batch in enumerate(loader):
-        try:
+        with errors_name_batch(number):
             args, kwargs, labels = _parts(batch)
             labels = _numbers(labels) if numbers else _labels(labels, any_shape)
-        except ValueError as error:
-            raise ValueError(f"batch {number}: {error}") from None
-        yield Batch(
-            tuple(_to_device(value, device) for value in args),
-            {name: _to_device(value, device) for name, value in kwargs.items()},
-            _to_device(labels, device),
-        )
+        yield Batch(*_to_device((args, kwargs, labels), device))
+
+
+@contextmanager
+def errors_name_batch(number: int) -> Iterator[None]:
+    """Let errors about a batch say which one it is."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"batch {number}: {error}") from None
 
 
 def arguments_of(inputs: Any) -> Arguments:
@@ -83,7 +87,7 @@ def with_logits(output: Any, logits: Tensor) -> Any:
     (tensor([[0., 0.]]), 'state')
     """
     key = _key(output)
-    return logits if key is None else _replace(output, key, logits)
+    return logits if key is None else replace_entry(output, key, logits)
 
 
 def tensors_in(inputs: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
@@ -107,7 +111,7 @@ def replace_at(inputs: Any, keys: tuple[Any, ...], change: Callable[[Tensor], Te
     """
     if not keys:
         return change(inputs)
-    return _replace(inputs, keys[0], replace_at(inputs[keys[0]], keys[1:], change))
+    return replace_entry(inputs, keys[0], replace_at(inputs[keys[0]], keys[1:], change))
 
 
 def _key(output: Any) -> Any:
@@ -140,7 +144,8 @@ def _entry(container: Any, key: Any) -> Any:
     return container[key] if indexed else getattr(container, key)
 
 
-def _replace(container: Any, key: Any, value: Any) -> Any:
+def replace_entry(container: Any, key: Any, value: Any) -> Any:
+    """A copy of a tuple, a list, a mapping or an object with one entry or attribute replaced."""
     if isinstance(container, tuple):
         at = container._fields.index(key) if isinstance(key, str) else key  # type: ignore[attr-defined]
         return _like(container, [value if i == at else entry for i, entry in enumerate(container)])

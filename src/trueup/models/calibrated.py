@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from types import CodeType
-from typing import Any, Literal, cast, overload
+from typing import Any, Literal, TypedDict, Unpack, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -18,19 +18,13 @@ from trueup._core.progress import track
 from trueup._core.registry import METHODS
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import takes
-from trueup.convert import classes_last, flatten
+from trueup.convert import ClassAxis, classes_last, flatten
 from trueup.io.predictions import Predictions, PredictionTable
 from trueup.models._distributed import all_gather_object, all_gather_rows, raise_on_all_ranks, rank, world_size
 from trueup.models._tensors import as_tensors, upcast_half
 from trueup.models._value_module import as_module
-from trueup.models.batches import Device, batches, logits_of, replace_at, tensors_in, with_logits
+from trueup.models.batches import Device, batches, errors_name_batch, logits_of, replace_at, tensors_in, with_logits
 from trueup.models.freezing import frozen, unwrap
-
-__all__ = ["Calibrated", "calibrate", "collect", "device_of", "embedding_of", "input_position", "outputs"]
-
-
-ClassAxis = Literal["first", "last"] | None
-"""Where the classes are in outputs of more than two dimensions: (n, K, …) or (n, …, K)."""
 
 
 def outputs(
@@ -57,37 +51,28 @@ def outputs(
         steps = track(loader, label="collecting logits", enabled=progress and rank() == 0)
         for number, (args, kwargs, y) in enumerate(batches(steps, device=device, any_shape=class_axis is not None)):
             output = model(*args, **kwargs)
-            try:
+            with errors_name_batch(number):
                 # A copy, for a model or a loader may use the same memory for the next batch.
                 z = upcast_half(logits_of(output)).to("cpu", copy=True)
-            except ValueError as error:
-                raise ValueError(f"batch {number}: {error}") from None
             yield Predictions(z, y.to("cpu", copy=True))
+
+
+class _CollectOptions(TypedDict, total=False):
+    ignore_index: int
+    shifted: bool
+    device: Device | None
+    progress: bool
 
 
 @overload
 def collect(
-    model: nn.Module,
-    loader: Iterable[Any],
-    *,
-    class_axis: None = None,
-    ignore_index: int = -100,
-    shifted: bool = False,
-    device: Device | None = None,
-    progress: bool = True,
+    model: nn.Module, loader: Iterable[Any], *, class_axis: None = None, **options: Unpack[_CollectOptions]
 ) -> Predictions: ...
 
 
 @overload
 def collect(
-    model: nn.Module,
-    loader: Iterable[Any],
-    *,
-    class_axis: Literal["first", "last"],
-    ignore_index: int = -100,
-    shifted: bool = False,
-    device: Device | None = None,
-    progress: bool = True,
+    model: nn.Module, loader: Iterable[Any], *, class_axis: Literal["first", "last"], **options: Unpack[_CollectOptions]
 ) -> PredictionTable: ...
 
 
@@ -107,10 +92,10 @@ def collect(
     What comes back is on the CPU, in float32 where the model computes in half precision. In an initialised
     `torch.distributed` group each rank gives its share of the data and gets the whole, in the order of the ranks.
 
-    Outputs of more dimensions, tokens or pixels, need `classes`: "first" for (n, K, …), "last" for (n, …, K). They come
-    back as rows, without those labelled `ignore_index`, in a table that unpacks as the pair and knows in `clusters`
-    which text or image each row is of: `evaluate(*table, **table.options())` has intervals by image. The logits of a
-    causal language model, (n, length, K), are for the next token: `shifted=True` moves its labels by one.
+    Outputs of more dimensions, tokens or pixels, need `class_axis`: "first" for (n, K, …), "last" for (n, …, K). They
+    come back as rows, without those labelled `ignore_index`, in a table that unpacks as the pair and knows in
+    `clusters` which text or image each row is of: `evaluate(*table, **table.options())` has intervals by image. The
+    logits of a causal language model, (n, length, K), are for the next token: `shifted=True` moves its labels by one.
 
     >>> x, y = torch.eye(3), torch.tensor([0, 1, 1])
     >>> collect(nn.Identity(), [(x[:2], y[:2]), (x[2:], y[2:])])
@@ -129,7 +114,7 @@ def collect(
     with raise_on_all_ranks():
         batch = outputs(model, loader, class_axis=class_axis, device=device, progress=progress)
         for number, (z, y) in enumerate(batch):
-            try:
+            with errors_name_batch(number):
                 if class_axis is not None:
                     n = len(y)
                     z, y = (z[:, :-1], y[:, 1:]) if shifted else (z, y)
@@ -139,8 +124,6 @@ def collect(
                 z, y = as_tensors(z, y)
                 if logits and z.shape[1] != logits[0].shape[1]:
                     raise ValueError(f"logits must have {logits[0].shape[1]} classes as before, got {z.shape[1]}")
-            except ValueError as error:
-                raise ValueError(f"batch {number}: {error}") from None
             logits.append(z)
             labels.append(y)
     none = torch.empty(0, dtype=torch.int64)
@@ -155,43 +138,51 @@ def collect(
     return PredictionTable(*pair, clusters=of_row.numpy(), cluster_name="sample")
 
 
-class _Bound:
-    """A bound `forward` that shows the signature of the model's own, as exporters and trainers read it."""
+class ModelSignature:
+    """Binds `forward` as a method is bound; what it binds shows the signature of the instance's model.
 
-    def __init__(self, function: Callable[..., Any], instance: nn.Module) -> None:
-        self.function = function
-        self.instance = instance
+    Exporters and trainers read that signature.
+    """
+
+    def __init__(self, function: Callable[..., Any], instance: nn.Module | None = None) -> None:
+        self.function, self.instance, self.__doc__ = function, instance, function.__doc__
+
+    def __get__(self, instance: nn.Module | None, owner: type | None = None) -> Callable[..., Any]:
+        return self.function if instance is None else ModelSignature(self.function, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function with the instance."""
         return self.function(self.instance, *args, **kwargs)
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return inspect.signature(cast(nn.Module, self.instance.model).forward)
+        return inspect.signature(cast(Any, self.instance).model.forward)
 
     @property
     def __code__(self) -> CodeType:  # torch.export asks for it
         return self.function.__code__
 
 
-class ModelSignature:
-    """Binds `forward` as a method is bound, but under the signature of the instance's model."""
+class ModelWrapper(nn.Module):
+    """A module around a model; what the model has besides is had through this one too."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.__doc__ = function.__doc__
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            model = self.__dict__.get("_modules", {}).get("model")  # not there yet while it is copied or unpickled
+            if model is None or name.startswith("__"):
+                raise
+        return getattr(model, name)
 
-    def __get__(self, instance: nn.Module | None, owner: type | None = None) -> Callable[..., Any]:
-        return self.function if instance is None else _Bound(self.function, instance)
 
-
-class Calibrated(nn.Module):
+class Calibrated(ModelWrapper):
     """A network with a map before it and a calibrator after it: after(model(before(x))), called as the model itself is.
 
     `before` acts on the first floating-point tensor among the inputs; where these are tokens, on what the model's input
     embedding makes of them. `after` acts on the logits, wherever they are in what the model returns, and the rest of it
     stays. The model is shared, not copied, and its mode and gradients are left to the caller. Logits of more than two
-    dimensions keep their shape; `classes` says where their classes are, "first" for (n, K, …), "last" for (n, …, K).
+    dimensions keep their shape; `class_axis` says where their classes are, "first" for (n, K, …), "last" for (n, …, K).
     What the model has besides is had through this one too (`config`, `device`), and a method that calls the model, such
     as `generate`, sees the calibrated logits.
 
@@ -234,18 +225,11 @@ class Calibrated(nn.Module):
     @ModelSignature
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns for the mapped inputs, its logits calibrated."""
-        return self._replace_logits(
-            self.model(*args, **kwargs) if self.before is None else self._call_with_map(args, kwargs)
-        )
+        call = self.model if self.before is None else self._call_with_map
+        return self._replace_logits(call(*args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            model = self.__dict__.get("_modules", {}).get("model")  # not there yet while it is copied or unpickled
-            if model is None or name.startswith("__"):
-                raise
-        value = getattr(model, name)
+        value = super().__getattr__(name)
         if name == "save_pretrained":  # the network's own would leave out the calibrator
             from trueup.models.pretrained import save_pretrained
 
@@ -255,7 +239,7 @@ class Calibrated(nn.Module):
                 "a calibrated network has no push_to_hub, which would leave out the calibrator; "
                 "save_pretrained(folder) writes both"
             )
-        if not inspect.ismethod(value) or value.__self__ is not model:
+        if not inspect.ismethod(value) or value.__self__ is not self.model:
             return value
 
         @functools.wraps(value)
@@ -269,19 +253,16 @@ class Calibrated(nn.Module):
         return sorted({*super().__dir__(), *dir(self.model)})  # type: ignore[no-untyped-call]
 
     def _replace_logits(self, output: Any) -> Any:
+        """Calibrate the logits of an output; each token or pixel is a row, and their shape stays."""
         if self.calibrator is None:
             return output
         logits = logits_of(output)
-        return with_logits(output, self._calibrate(logits).to(logits.dtype))
-
-    def _calibrate(self, logits: Tensor) -> Tensor:
-        """Outputs of any dimension keep their shape: each token or pixel is a row."""
-        after = cast(nn.Module, self.calibrator)
         if logits.ndim == 2:
-            return cast(Tensor, after(logits))
+            return with_logits(output, self.calibrator(logits).to(logits.dtype))
         last = classes_last(logits, self.class_axis)
-        calibrated = after(last.reshape(-1, last.shape[-1])).reshape(last.shape)
-        return calibrated.movedim(-1, 1) if self.class_axis == "first" else calibrated
+        calibrated = self.calibrator(last.reshape(-1, last.shape[-1])).reshape(last.shape)
+        calibrated = calibrated.movedim(-1, 1) if self.class_axis == "first" else calibrated
+        return with_logits(output, calibrated.to(logits.dtype))
 
     @contextmanager
     def _on_model(self) -> Iterator[None]:
@@ -311,7 +292,7 @@ class Calibrated(nn.Module):
             stack.callback(self.model.register_forward_hook(after).remove)
             yield
 
-    def _call_with_map(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_with_map(self, *args: Any, **kwargs: Any) -> Any:
         position = input_position(self.model, args, kwargs)
         if position is not None:
             args, kwargs = replace_at((args, kwargs), position, self._map_input)
@@ -361,20 +342,21 @@ def calibrate(
     """Fit a calibrator to the logits of a model over a loader, and put it after the model.
 
     `method` is a name of `trueup.METHODS`, or a function of logits and labels; `options` go to it. Tokens and pixels
-    need `classes`, `ignore_index` and `shifted` as `collect` does; methods that choose on folds then keep the rows of
-    one text or image in the same fold.
+    need `class_axis`, `ignore_index` and `shifted` as `collect` does; methods that choose on folds then keep the rows
+    of one text or image in the same fold.
 
     >>> x, y = torch.tensor([[4.0, 0.0], [4.0, 0.0], [0.0, 4.0], [4.0, 0.0]]), torch.tensor([0, 0, 1, 1])
     >>> calibrate(nn.Identity(), [(x, y)]).after
     Temperature(temperature=3.64096)
     """
     fit = METHODS[method] if isinstance(method, str) else method
-    if class_axis is None:
-        pair = collect(model, loader, device=device, progress=progress)
-        return Calibrated(model, after=fit(*pair, **options))
-    how: dict[str, Any] = {"ignore_index": ignore_index, "shifted": shifted, "device": device, "progress": progress}
-    table = collect(model, loader, class_axis=class_axis, **how)
-    options |= table.options() if takes(fit, "clusters") else {}
+    rows: dict[str, Any] = {"class_axis": class_axis, "ignore_index": ignore_index, "shifted": shifted}
+    if shifted or class_axis is not None:
+        table: Any = collect(model, loader, device=device, progress=progress, **rows)
+    else:
+        table = collect(model, loader, device=device, progress=progress)
+    if class_axis is not None and takes(fit, "clusters"):
+        options |= table.options()
     return Calibrated(model, after=fit(*table, **options), class_axis=class_axis)
 
 

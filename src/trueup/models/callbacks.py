@@ -13,8 +13,6 @@ from trueup._core.errors import InputError
 from trueup.calibrators.compose import refinement
 from trueup.metrics import nll
 
-__all__ = ["EarlyStopping", "LearnedEpochs", "learned_epochs"]
-
 StopOn: TypeAlias = Literal["nll", "refinement"]
 
 

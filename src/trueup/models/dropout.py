@@ -9,7 +9,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,11 +20,11 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from trueup._core.arrays import Array, as_logits
+from trueup.convert import ClassAxis
 from trueup.models._tensors import match_kind, to_tensor, upcast_half
 from trueup.models.batches import Arguments, arguments_of, logits_of
 from trueup.models.freezing import frozen, unwrap
 
-Classes: TypeAlias = Literal["first", "last"] | None
 Seed: TypeAlias = int | Sequence[int] | np.random.Generator
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -96,7 +96,7 @@ def insert_dropout(model: Network, p: float, *, layers: int | Sequence[str] = 1,
     return model
 
 
-def predictive_entropy(samples: Array, *, class_axis: Classes = None) -> Array:
+def predictive_entropy(samples: Array, *, class_axis: ClassAxis = None) -> Array:
     """The entropy of the mean prediction in nats: H(p̄), p̄ = mean over passes of softmax(z_s).
 
     Samples of tokens are (passes, n, …, K) with `class_axis="last"`, or (passes, n, K, …) with `class_axis="first"`.
@@ -108,7 +108,7 @@ def predictive_entropy(samples: Array, *, class_axis: Classes = None) -> Array:
     return match_kind(entropy_of(mean_log_probs(_check_samples(samples, class_axis))), samples)
 
 
-def mutual_information(samples: Array, *, class_axis: Classes = None) -> Array:
+def mutual_information(samples: Array, *, class_axis: ClassAxis = None) -> Array:
     """The mutual information of prediction and weights in nats: H(p̄) − mean over passes of H(p_s); 0 if all agree.
 
     >>> samples = torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]])
@@ -121,7 +121,7 @@ def mutual_information(samples: Array, *, class_axis: Classes = None) -> Array:
     return match_kind((entropy_of(mean_log_probs(log_probs)) - entropy_of(log_probs).mean(dim=0)).clamp(min=0), samples)
 
 
-def probability_variance(samples: Array, *, class_axis: Classes = None) -> Array:
+def probability_variance(samples: Array, *, class_axis: ClassAxis = None) -> Array:
     """How much the probabilities vary between passes: Σ_k mean over passes of (p_sk − p̄_k)².
 
     >>> samples = torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]])
@@ -176,7 +176,7 @@ def entropy_of(log_probs: Tensor) -> Tensor:
     return -(log_probs.exp() * log_probs).sum(dim=-1)
 
 
-def log_probs_of(samples: Tensor, class_axis: Classes) -> Tensor:
+def log_probs_of(samples: Tensor, class_axis: ClassAxis) -> Tensor:
     """Log-probabilities (passes, n, …, K) of samples of logits, on the graph they came with."""
     if samples.ndim < 3 or not len(samples) or not samples.is_floating_point():
         fact = f"{samples.dtype}, {tuple(samples.shape)}"
@@ -187,7 +187,7 @@ def log_probs_of(samples: Tensor, class_axis: Classes) -> Tensor:
     return upcast_half(samples.movedim(2, -1) if class_axis == "first" else samples).log_softmax(dim=-1)
 
 
-def _check_samples(samples: Any, class_axis: Classes) -> Tensor:
+def _check_samples(samples: Any, class_axis: ClassAxis) -> Tensor:
     log_probs = log_probs_of(to_tensor(samples), class_axis)
     as_logits(log_probs.flatten(end_dim=-2), "samples")
     return log_probs
@@ -229,7 +229,8 @@ def _is_divided(model: nn.Module, whole: Callable[..., Any], halves: Halves, inp
     In a stranger's network these names may mean anything, and a subclass may do more in its own forward.
     """
     (args, kwargs), (trunk, head) = inputs, halves
-    known, form = _divided.setdefault(model, {}), _form(model, inputs)
+    # A trunk may know its arguments by other names, and draw in training alone.
+    known, form = _divided.setdefault(model, {}), (model.training, len(args), *kwargs)
     if form in known:
         return known[form]
     training, modes = model.training, [(module, module.training) for module in model.modules()]
@@ -254,11 +255,6 @@ def _is_divided(model: nn.Module, whole: Callable[..., Any], halves: Halves, inp
             steady, output = False, wanted
     same = output.shape == wanted.shape and torch.allclose(output, wanted, rtol=1e-4, atol=1e-5)
     return known.setdefault(form, steady and same and output.numel() > 0)
-
-
-def _form(model: nn.Module, inputs: Arguments) -> tuple[Any, ...]:
-    """How it is called: a trunk may know its arguments by other names, and draw in training alone."""
-    return model.training, len(inputs[0]), *inputs[1]
 
 
 def _halves(model: nn.Module) -> Halves | None:

@@ -9,12 +9,12 @@ from torch import nn
 
 from trueup._core.bins import BINS
 from trueup._core.tally import Tally
-from trueup.convert import flatten
+from trueup.convert import ClassAxis, flatten
 from trueup.metrics.resampling import Resampling
 from trueup.metrics.sharded import scores_of_tally
 from trueup.metrics.table import Scores
-from trueup.models.batches import Device
-from trueup.models.calibrated import ClassAxis, outputs
+from trueup.models.batches import Device, errors_name_batch
+from trueup.models.calibrated import outputs
 
 
 def evaluate_loader(
@@ -31,8 +31,8 @@ def evaluate_loader(
 ) -> Scores:
     """The table of `trueup.evaluate` for a network over a loader, in the memory of one batch.
 
-    With `classes`, where outputs are pixels (n, K, …) or tokens (n, …, K), rows of one image or text are a cluster, and
-    intervals and tests are by sample; the adaptive error, and of two classes what is of the event alone, then come
+    With `class_axis`, where outputs are pixels (n, K, …) or tokens (n, …, K), rows of one image or text are a cluster,
+    and intervals and tests are by sample; the adaptive error, and of two classes what is of the event alone, then come
     without intervals, which need all rows at once (`collect`). `level`, `n_resamples` and `seed` are as in `evaluate`.
 
     >>> import torch
@@ -43,7 +43,7 @@ def evaluate_loader(
     tally: Tally | None = None
     samples = 0
     for number, (z, y) in enumerate(outputs(model, loader, class_axis=class_axis, device=device, progress=progress)):
-        try:
+        with errors_name_batch(number):
             if class_axis is None:
                 part = Tally.of(z, y, bins=bins, top_label=top_label)
             else:
@@ -52,8 +52,6 @@ def evaluate_loader(
                 part = Tally.of(rows, labels, bins=bins, top_label=top_label, clusters=sample)
                 samples += len(y)
             tally = part if tally is None else tally + part
-        except ValueError as error:
-            raise ValueError(f"batch {number}: {error}") from None
     if tally is None:
         raise ValueError("loader must give at least one batch, got none; an iterator can be read only once")
     by: dict[str, Any] = {} if class_axis is None else {"clusters": samples, "cluster_name": "sample"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
@@ -51,8 +51,10 @@ def frozen(model: nn.Module) -> Iterator[None]:
     if lazy:
         raise ValueError(f"model must have all its shapes, got lazy {', '.join(lazy)}; call it once on a batch before")
     with ExitStack() as leaving:  # which does all of it, even where one part should fail
-        for remembered in (_modes, _parameters, _hooks, _buffers, _random_states):
-            leaving.callback(remembered(model))
+        for remember in (_modes, _parameters, _hooks, _buffers, _random_states):
+            state = remember(model)  # up to its yield it remembers, after that it restores
+            next(state)
+            leaving.callback(next, state, None)
         for module in _with_modes(model):
             module.training = False  # not .eval(), which some models use to fold weights
         for parameter in model.parameters():
@@ -80,28 +82,22 @@ def _with_modes(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if hasattr(module, "training")]
 
 
-def _modes(model: nn.Module) -> Callable[[], None]:
+def _modes(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in _with_modes(model)]
-
-    def restore() -> None:
-        for module, mode in modes:
-            module.training = mode
-
-    return restore
+    yield
+    for module, mode in modes:
+        module.training = mode
 
 
-def _parameters(model: nn.Module) -> Callable[[], None]:
+def _parameters(model: nn.Module) -> Iterator[None]:
     states = [(p, p.requires_grad, p.grad) for p in model.parameters() if not p.is_inference()]
-
-    def restore() -> None:
-        for parameter, wanted, grad in states:
-            parameter.requires_grad = wanted
-            parameter.grad = grad
-
-    return restore
+    yield
+    for parameter, wanted, grad in states:
+        parameter.requires_grad = wanted
+        parameter.grad = grad
 
 
-def _hooks(model: nn.Module) -> Callable[[], None]:
+def _hooks(model: nn.Module) -> Iterator[None]:
     """The dictionaries themselves stay: the handles that remove hooks know them."""
     states = [
         (hooks, list(hooks.items()))
@@ -110,40 +106,30 @@ def _hooks(model: nn.Module) -> Callable[[], None]:
         if "_hooks" in name and isinstance(hooks, dict)
     ]
     kinds = [(module, module._is_full_backward_hook) for module in model.modules()]
-
-    def restore() -> None:
-        for module, kind in kinds:
-            module._is_full_backward_hook = kind
-        for hooks, kept in states:
-            if list(hooks.items()) != kept:
-                hooks.clear()
-                hooks.update(kept)
-
-    return restore
+    yield
+    for module, kind in kinds:
+        module._is_full_backward_hook = kind
+    for hooks, kept in states:
+        if list(hooks.items()) != kept:
+            hooks.clear()
+            hooks.update(kept)
 
 
-def _buffers(model: nn.Module) -> Callable[[], None]:
+def _buffers(model: nn.Module) -> Iterator[None]:
     states = [(module, dict(module._buffers), set(module._non_persistent_buffers_set)) for module in model.modules()]
     values = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-
-    def restore() -> None:
-        for module, kept, passing in states:
-            if list(map(id, module._buffers.values())) != list(map(id, kept.values())):
-                module._buffers.clear()
-                module._buffers.update(kept)
-            module._non_persistent_buffers_set = passing
-        with torch.no_grad():
-            for buffer, value in values:
-                if not _alike(buffer, value):
-                    buffer.data = value
-                elif not _same_bits(buffer, value):  # writing all of them would spoil gradients the caller waits for
-                    buffer.copy_(value)
-
-    return restore
-
-
-def _alike(a: Tensor, b: Tensor) -> bool:
-    return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
+    yield
+    for module, kept, passing in states:
+        if list(map(id, module._buffers.values())) != list(map(id, kept.values())):
+            module._buffers.clear()
+            module._buffers.update(kept)
+        module._non_persistent_buffers_set = passing
+    with torch.no_grad():
+        for buffer, value in values:
+            if (buffer.shape, buffer.dtype, buffer.device) != (value.shape, value.dtype, value.device):
+                buffer.data = value
+            elif not _same_bits(buffer, value):  # writing all of them would spoil gradients the caller waits for
+                buffer.copy_(value)
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
@@ -152,15 +138,12 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(*(x.detach().contiguous().reshape(-1).view(torch.uint8) for x in (a, b)))
 
 
-def _random_states(model: nn.Module) -> Callable[[], None]:
+def _random_states(model: nn.Module) -> Iterator[None]:
     on_cpu, legacy, python = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
     on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-
-    def restore() -> None:
-        torch.set_rng_state(on_cpu)
-        np.random.set_state(legacy)  # noqa: NPY002
-        random.setstate(python)
-        if on_cuda is not None:
-            torch.cuda.set_rng_state_all(on_cuda)
-
-    return restore
+    yield
+    torch.set_rng_state(on_cpu)
+    np.random.set_state(legacy)  # noqa: NPY002
+    random.setstate(python)
+    if on_cuda is not None:
+        torch.cuda.set_rng_state_all(on_cuda)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -141,7 +141,8 @@ def load_weights(network: Network, path: str | Path | IO[bytes]) -> Network:
     file = torch.load(path, weights_only=True, map_location="cpu")
     state = file.get("state_dict", file) if isinstance(file, Mapping) else None
     if not isinstance(state, Mapping) or not all(isinstance(w, Tensor) for w in state.values()):
-        raise ValueError(f"{path} must hold a state dict of tensors, got {_content(file)}")
+        got = f"a mapping of {', '.join(map(str, file))}" if isinstance(file, Mapping) else type(file).__name__
+        raise ValueError(f"{path} must hold a state dict of tensors, got {got}")
     weights = {str(name).removeprefix("module."): weight for name, weight in state.items()}
     # Files older than the counter of batches lack it. It plays no part in what the network computes.
     wanted = {k: v for k, v in network.state_dict().items() if k in weights or not k.endswith("num_batches_tracked")}
@@ -157,10 +158,6 @@ def load_weights(network: Network, path: str | Path | IO[bytes]) -> Network:
         raise ValueError(f"{path} must fit a {type(network).__name__}, got {'; '.join(wrong[:3])}{more}")
     network.load_state_dict(weights, strict=False)
     return network
-
-
-def _content(file: Any) -> str:
-    return f"a mapping of {', '.join(map(str, file))}" if isinstance(file, Mapping) else type(file).__name__
 
 
 def initialise(network: nn.Module, seed: int) -> None:

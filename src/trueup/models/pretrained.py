@@ -14,8 +14,6 @@ from trueup.io.artifacts import load_artifact, read_header
 from trueup.io.load_save import save
 from trueup.models.calibrated import Calibrated
 
-__all__ = ["CALIBRATOR", "from_pretrained", "save_pretrained"]
-
 CALIBRATOR = "calibrator.safetensors"
 """The calibrator's file, beside `config.json` and `model.safetensors`."""
 
@@ -31,10 +29,11 @@ def save_pretrained(model: Calibrated, folder: str | os.PathLike[str], *, summar
     if model.after is None:
         raise InputError("model", "have a calibrator", "none", "the network's own save_pretrained does")
     inner: Any = model.model
-    classes = getattr(getattr(inner, "config", None), "num_labels", None) if _classifies(inner) else None
+    classifies = "Classification" in type(inner).__name__
+    classes = getattr(getattr(inner, "config", None), "num_labels", None) if classifies else None
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    note = {"outputs": model.n_classes, "summary": summary}
+    note = {"outputs": model.class_axis, "summary": summary}
     save(model.after, target / CALIBRATOR, n_classes=classes, summary=note)  # what it refuses costs nothing
     inner.save_pretrained(folder, **options)
 
@@ -52,15 +51,10 @@ def from_pretrained(folder: str | os.PathLike[str], model: nn.Module | None = No
         config = transformers.AutoConfig.from_pretrained(folder)
         names = config.architectures or []
         if not names or not hasattr(transformers, names[0]):
-            raise InputError(
-                "config.json", "name a class of transformers", ", ".join(names) or "none", "give the network as model="
-            )
+            got = ", ".join(names) or "none"
+            raise InputError("config.json", "name a class of transformers", got, "give the network as model=")
         model = getattr(transformers, names[0]).from_pretrained(folder, **options)
     assert model is not None
     note = read_header(file).summary
     classes = note.get("outputs") if isinstance(note, dict) else None
     return Calibrated(model, after=calibrator, class_axis=classes)
-
-
-def _classifies(model: nn.Module) -> bool:
-    return "Classification" in type(model).__name__

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
@@ -16,17 +15,15 @@ from trueup.calibrators.forecasts import Recalibrator
 from trueup.io.forecasts import ForecastTable
 from trueup.models._tensors import upcast_half
 from trueup.models._value_module import as_module
-from trueup.models.batches import Device, batches
-from trueup.models.calibrated import device_of
+from trueup.models.batches import Device, batches, errors_name_batch, replace_entry
+from trueup.models.calibrated import ModelWrapper, device_of
 from trueup.models.freezing import frozen, unwrap
-
-__all__ = ["Recalibrated", "collect_forecasts", "recalibrate"]
 
 ReadForecast: TypeAlias = Callable[[Any], tuple[Tensor, Tensor]]
 """From what a network returned to the means and standard deviations in it."""
 
 
-class Recalibrated(nn.Module):
+class Recalibrated(ModelWrapper):
     """A network of regression with a recalibrator behind it, called as the network itself is.
 
     The network returns a pair (mean, std), a mapping with `mean` and `std`, or a `torch.distributions.Normal`, and so
@@ -57,15 +54,6 @@ class Recalibrated(nn.Module):
         pair = self.recalibrator(*_read(output, self.forecast))
         return pair if self.forecast is not None else _replace(output, *pair)
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            model = self.__dict__.get("_modules", {}).get("model")
-            if model is None or name.startswith("__"):
-                raise
-        return getattr(model, name)
-
 
 def collect_forecasts(
     model: nn.Module,
@@ -94,11 +82,8 @@ def collect_forecasts(
         steps = track(loader, label="collecting forecasts", enabled=progress)
         for number, (args, kwargs, y) in enumerate(batches(steps, device=device, numbers=True)):
             output = model(*args, **kwargs)
-            try:
-                triple = tuple(_vector(x, len(y)) for x in (*_read(output, forecast), y))
-            except ValueError as error:
-                raise ValueError(f"batch {number}: {error}") from None
-            parts.append(triple)
+            with errors_name_batch(number):
+                parts.append(tuple(_vector(x, len(y)) for x in (*_read(output, forecast), y)))
     if not parts:
         raise ValueError("loader must give at least one batch, got none; an iterator can be read only once")
     mean, std, targets = (torch.cat(column).numpy() for column in zip(*parts, strict=True))
@@ -147,11 +132,7 @@ def _read(output: Any, forecast: ReadForecast | None) -> tuple[Tensor, Tensor]:
 
 
 def _replace(output: Any, mean: Tensor, std: Tensor) -> Any:
-    if isinstance(output, Mapping):
-        changed: Any = copy.copy(output)
-        changed["mean"], changed["std"] = mean, std
-        return changed
     if isinstance(output, torch.distributions.Normal):
         return torch.distributions.Normal(mean, std, validate_args=False)
-    rest = [mean, std, *output[2:]]
-    return output._make(rest) if hasattr(output, "_make") else type(output)(rest)
+    first, second = ("mean", "std") if isinstance(output, Mapping) else (0, 1)
+    return replace_entry(replace_entry(output, first, mean), second, std)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,7 +91,12 @@ def evaluate_shift(
     Ovadia et al., "Can you trust your model's uncertainty? Evaluating predictive uncertainty under dataset shift"
     (2019).
     """
-    x, shifts = _as_float(images), Shifts() if shifts is None else shifts
+    if isinstance(images, Tensor) and images.dtype == torch.uint8:
+        images = images.float() / 255
+    if not isinstance(images, Tensor) or images.ndim != 4 or not len(images):
+        got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        raise ValueError(f"images must be a torch tensor (n, C, H, W) with at least one image, got {got}")
+    x, shifts = images, Shifts() if shifts is None else shifts
     names = corruptions_for(x.shape[1]) if shifts.corruptions is None else tuple(shifts.corruptions)
     unknown = [name for name in names if name not in CORRUPTIONS]
     if unknown:
@@ -102,6 +108,7 @@ def evaluate_shift(
         raise ValueError(f"labels must have shape ({len(x)},), one an image, got {tuple(y.shape)}")
     network = model if isinstance(model, nn.Module) else _Function(model)
 
+    @functools.cache
     def scores_at(name: str, severity: int) -> tuple[float, float, float, float]:
         def loader() -> Iterator[tuple[Tensor, Tensor]]:
             for first in range(0, len(x), batch_size):
@@ -111,16 +118,11 @@ def evaluate_shift(
         pair = collect(network, loader(), device=device, progress=False)
         return proper.accuracy(*pair), proper.nll(*pair), binned.ece(*pair, bins=bins), proper.entropy(*pair)
 
-    clean: tuple[float, float, float, float] | None = None
-    rows = []
     steps = [(name, severity) for name in names for severity in shifts.severities]
-    for name, severity in track(steps, label="shifting images", enabled=progress):
-        if severity == 0:
-            clean = numbers = scores_at(name, 0) if clean is None else clean
-        else:
-            numbers = scores_at(name, severity)
-        rows.append(ShiftRow(name, severity, *numbers))
-    return rows
+    return [
+        ShiftRow(name, severity, *scores_at(name if severity else names[0], severity))
+        for name, severity in track(steps, label="shifting images", enabled=progress)
+    ]
 
 
 def by_severity(rows: Iterable[ShiftRow]) -> list[ShiftRow]:
@@ -161,39 +163,18 @@ def evaluate_ood(logits: Any, ood: Any, *, scores: Mapping[str, tuple[Any, Any]]
     """
     n_known, n_ood = len(as_logits(logits)), len(as_logits(ood, "ood"))
     share = n_ood / (n_known + n_ood) if n_known + n_ood else math.nan
-    rows = [
-        OODRow(
-            score,
-            ranking.ood_auroc(logits, ood, score=score),
-            ranking.ood_aupr(logits, ood, score=score),
-            ranking.ood_fpr95(logits, ood, score=score),
-            share,
-        )
-        for score in SCORES
-    ]
+    metrics = ranking.ood_auroc, ranking.ood_aupr, ranking.ood_fpr95
+    rows = []
+    for score in SCORES:
+        auroc, aupr, fpr95 = (metric(logits, ood, score=score) for metric in metrics)
+        rows.append(OODRow(score, auroc, aupr, fpr95, share))
     mark = np.repeat([0.0, 1.0], [n_known, n_ood])
     for name, (of_known, of_ood) in (scores or {}).items():
         parts = ((of_known, n_known), (of_ood, n_ood))
         uncertainty = np.concatenate([as_vector(s, f"scores[{name!r}]", length=n) for s, n in parts])
-        rows.append(OODRow(name, *_ranking_scores(uncertainty, mark), share))
+        auroc, aupr = ranking.roc_area(uncertainty, mark), ranking.average_precision(uncertainty, mark)
+        rows.append(OODRow(name, auroc, aupr, ranking.false_positive_rate(-uncertainty, 1.0 - mark), share))
     return rows
-
-
-def _ranking_scores(uncertainty: np.ndarray, positive: np.ndarray) -> tuple[float, float, float]:
-    return (
-        ranking.roc_area(uncertainty, positive),
-        ranking.average_precision(uncertainty, positive),
-        ranking.false_positive_rate(-uncertainty, 1.0 - positive),
-    )
-
-
-def _as_float(images: Tensor) -> Tensor:
-    if isinstance(images, Tensor) and images.dtype == torch.uint8:
-        images = images.float() / 255
-    if not isinstance(images, Tensor) or images.ndim != 4 or not len(images):
-        got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
-        raise ValueError(f"images must be a torch tensor (n, C, H, W) with at least one image, got {got}")
-    return images
 
 
 class _Function(nn.Module):

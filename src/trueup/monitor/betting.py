@@ -17,10 +17,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
-from scipy.special import log_expit, logsumexp
+from scipy.special import expit, log_expit, logsumexp
 
 EXTREME = 20.0
 """Log-odds are kept within ±20, so p stays 2e-9 away from 0 and 1; the mean payoff exceeds 1 by no more than that."""
+Classes = tuple[np.ndarray, np.ndarray]
+"""Probabilities (n, classes) and labels (n,), for those who bet on classes."""
 LOCAL_BINS = 10
 """Equal parts of [0, 1] in each of which there are bettors for that part alone."""
 
@@ -36,6 +38,48 @@ LOCAL_BETS = _beliefs((1.0,), (-0.8, -0.3, 0.3, 0.8))
 """(s, b) of those who bet only where the confidence lies in their part."""
 CLASS_BETS = _beliefs((0.67, 1.0, 1.5), (-0.4, 0.0, 0.4))
 """(s, b) of those who bet on one class's probability."""
+
+
+def shares_of(classes: int) -> np.ndarray:
+    """How the money is divided among the bettors; half of it goes to those on the classes, if there are any."""
+    bettors = [len(GLOBAL_BETS), LOCAL_BINS * len(LOCAL_BETS), classes * len(CLASS_BETS)]
+    money = [0.25, 0.25, 0.5] if classes else [0.5, 0.5, 0.0]
+    return np.repeat(np.divide(money, np.maximum(bettors, 1)), bettors)
+
+
+_NO_CHANGE = 0.01
+"""By less than this, what is believed at the mean says nothing of a direction."""
+
+
+def describe_bettor(bettor: int, mean: float, *, event: bool) -> str:
+    """What the bettor who won most believes, in words; its direction is that at the mean of what is predicted."""
+    if bettor < len(GLOBAL_BETS):
+        slope, shift = GLOBAL_BETS[bettor]
+        change = float(expit(slope * log_odds(np.array([mean]))[0] + shift)) - mean
+        if abs(change) < _NO_CHANGE and slope != 1:
+            how = "is too extreme" if slope < 1 else "is not extreme enough"
+        elif event:
+            how = "predicts too much" if change < 0 else "predicts too little"
+        else:
+            how = "is too sure" if change < 0 else "is not sure enough"
+        moved = f" and moved by {shift:+.1f}" if shift else ""
+        return f"It {how}: with its log-odds times {slope:.2f}{moved} it would fit what was seen."
+    bettor -= len(GLOBAL_BETS)
+    if bettor < LOCAL_BINS * len(LOCAL_BETS):
+        part, belief = divmod(bettor, len(LOCAL_BETS))
+        how = "less" if LOCAL_BETS[belief][1] < 0 else "more"
+        between = f"{part / LOCAL_BINS:.0%} to {(part + 1) / LOCAL_BINS:.0%}"
+        if event:
+            return f"Where it predicts {between}, the event happens {how} often."
+        return f"Where it says {between}, it is right {how} often."
+    number, belief = divmod(bettor - LOCAL_BINS * len(LOCAL_BETS), len(CLASS_BETS))
+    slope, shift = CLASS_BETS[belief]
+    if shift == 0:
+        how = "too extreme" if slope < 1 else "not extreme enough"
+        return f"What it says of {'the event' if event else f'class {number}'} is {how}."
+    if event:  # class 0 is that it does not happen
+        return f"The event happens {'less' if (shift < 0) == (number == 1) else 'more'} often than it says."
+    return f"Class {number} comes {'less' if shift < 0 else 'more'} often than it says."
 
 
 def log_odds(probability: np.ndarray) -> np.ndarray:
@@ -57,38 +101,33 @@ def log_payoffs(odds: np.ndarray, happened: np.ndarray, beliefs: np.ndarray) -> 
     return payoff
 
 
-def log_payoffs_of_rows(confidence: np.ndarray, correct: np.ndarray) -> np.ndarray:
-    """What all bettors on the predicted class win in these rows together, in logarithms: GLOBAL_BETS, then by part."""
+def log_payoffs_of_rows(confidence: np.ndarray, correct: np.ndarray, classes: Classes | None = None) -> np.ndarray:
+    """What all bettors win in these rows, in logarithms: GLOBAL_BETS, then by part, then those on the classes."""
     odds = log_odds(confidence)
     everywhere = log_payoffs(odds, correct, GLOBAL_BETS).sum(axis=0)
     part = np.minimum((confidence * LOCAL_BINS).astype(np.int64), LOCAL_BINS - 1)
     local = np.zeros((LOCAL_BINS, len(LOCAL_BETS)))
     np.add.at(local, part, log_payoffs(odds, correct, LOCAL_BETS))
-    return np.concatenate([everywhere, local.ravel()])
+    return np.concatenate([everywhere, local.ravel(), *([] if classes is None else [log_payoffs_of_classes(*classes)])])
 
 
 def log_payoffs_of_clusters(
-    confidence: np.ndarray,
-    correct: np.ndarray,
-    starts: np.ndarray,
-    probabilities: np.ndarray | None = None,
-    labels: np.ndarray | None = None,
+    confidence: np.ndarray, correct: np.ndarray, starts: np.ndarray, classes: Classes | None = None
 ) -> np.ndarray:
     """What all bettors win where rows come in clusters, each from its start on: one bet a cluster, in logarithms.
 
     Rows of a cluster are correlated, so that the product of their payoffs has a mean other than 1. Their mean has not:
-    each row's payoff has the mean 1 by itself. So a bettor divides the stake evenly among the rows of a cluster. With
-    probabilities and labels those on the classes come last.
+    each row's payoff has the mean 1 by itself. So a bettor divides the stake evenly among the rows of a cluster.
     """
     odds, rows = log_odds(confidence), np.arange(len(confidence))
     local = np.zeros((len(rows), LOCAL_BINS, len(LOCAL_BETS)))
     part = np.minimum((confidence * LOCAL_BINS).astype(np.int64), LOCAL_BINS - 1)
     local[rows, part] = log_payoffs(odds, correct, LOCAL_BETS)
     columns = [log_payoffs(odds, correct, GLOBAL_BETS), local.reshape(len(rows), -1)]
-    if probabilities is not None and labels is not None:
-        of_class = log_odds(probabilities)
-        for k in range(of_class.shape[1]):
-            columns.append(log_payoffs(of_class[:, k], (labels == k).astype(np.float64), CLASS_BETS))
+    if classes is not None:
+        probabilities, labels = classes
+        for k, of_class in enumerate(log_odds(probabilities).T):
+            columns.append(log_payoffs(of_class, (labels == k).astype(np.float64), CLASS_BETS))
     payoffs = np.concatenate(columns, axis=1)
     size = np.diff(starts, append=len(rows))
     means = np.logaddexp.reduceat(payoffs, starts, axis=0) - np.log(size)[:, None]
@@ -163,8 +202,6 @@ class Evidence:
         if self.block != other.block or len(self.wealth) != len(other.wealth):
             raise ValueError("monitors must have the same classes and settings to be added")
         streams = self.streams + other.streams
-        wealth = np.logaddexp(
-            self.wealth + np.log(self.streams / streams), other.wealth + np.log(other.streams / streams)
-        )
+        wealth = np.logaddexp(*(each.wealth + np.log(each.streams / streams) for each in (self, other)))
         # What begins next must not exceed what both have left: that of the one who has begun more often.
         return Evidence(self.block, self.rows + other.rows, max(self.begun, other.begun), streams, wealth)

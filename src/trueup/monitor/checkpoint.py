@@ -22,28 +22,16 @@ from trueup.monitor.windows import WeightedTally, Window
 def to_artifact(monitor: Monitor) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The header and the arrays of a monitor's file."""
     monitor = copy(monitor)  # which no thread changes meanwhile
-    tallies = [monitor.total, monitor.fading, *monitor.recent.pieces]
-    arrays = {
-        "wealth": monitor.evidence.wealth,
-        "tallies": np.stack([np.stack([t.bins.count, t.bins.confidence, t.bins.hits]) for t in tallies]),
-        "nll": np.array([t.nll for t in tallies]),
-        "rows": np.array([t.seen for t in tallies]),
-        "peak": np.array([monitor.peak]),
-    }
-    evidence = monitor.evidence
-    header: dict[str, Any] = {
-        "settings": monitor.settings(),
-        "seen": {"rows": evidence.rows, "begun": evidence.begun, "streams": evidence.streams},
-        "alarm": None if monitor.alarm is None else asdict(monitor.alarm),
-    }
+    tallies, evidence = [monitor.total, monitor.fading, *monitor.recent.pieces], monitor.evidence
+    sums = np.stack([np.stack([t.bins.count, t.bins.confidence, t.bins.hits]) for t in tallies])
+    arrays = {"wealth": evidence.wealth, "tallies": sums, "peak": np.array([monitor.peak])}
+    arrays |= {"nll": np.array([t.nll for t in tallies]), "rows": np.array([t.seen for t in tallies])}
+    counts = {"rows": evidence.rows, "begun": evidence.begun, "streams": evidence.streams}
+    alarm = None if monitor.alarm is None else asdict(monitor.alarm)
+    header: dict[str, Any] = {"settings": monitor.settings(), "seen": counts, "alarm": alarm}
     if monitor.promise is not None:
-        check = monitor.promise.check
-        header["promise"] = {
-            "seen": monitor.promise.seen,
-            "answered": check.rows,
-            "wrong": check.wrong,
-            "broken": check.refuted,
-        }
+        seen, check = monitor.promise.seen, monitor.promise.check
+        header["promise"] = {"seen": seen, "answered": check.rows, "wrong": check.wrong, "broken": check.refuted}
     if monitor.unlabelled.rows:
         header["unlabelled"] = asdict(monitor.unlabelled)
     if monitor.groups is not None:
@@ -53,7 +41,10 @@ def to_artifact(monitor: Monitor) -> tuple[dict[str, Any], dict[str, np.ndarray]
 
 def from_artifact(header: dict[str, Any], arrays: dict[str, np.ndarray], model: None = None) -> Monitor:
     """A monitor from its file, which continues as if it had never stopped."""
-    return _build(header, arrays)
+    try:
+        return _build(header, arrays)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"is no whole monitor ({error})") from None
 
 
 def settings_in(header: dict[str, Any]) -> dict[str, Any]:
@@ -76,34 +67,31 @@ def _plain(header: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _build(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Monitor:
-    try:
-        wealth, sums, nll = (arrays[name] for name in ("wealth", "tallies", "nll"))
-        settings, seen, alarm = settings_in(header), _plain(header, "seen"), header["alarm"]
-        # Before anything is made in the sizes that the file gives.
-        if sums.shape[1:] != (3, settings["bins"]) or (settings["classwise"] and settings["n_classes"] > wealth.size):
-            raise ValueError("its arrays do not fit its settings")
-        monitor = Monitor.from_settings(settings)
-        if wealth.shape != monitor.evidence.wealth.shape:
-            raise ValueError("its arrays do not fit its settings")
-        rows = _check(arrays, seen, monitor.evidence.block)
-        monitor.alarm = None if alarm is None else _alarm(_plain(header, "alarm"), seen["rows"])
-        edges = equal_width(monitor.bins)
-        each = zip(sums, nll, rows, strict=True)
-        tallies = [WeightedTally(Bins(edges, *s), float(loss), float(n)) for s, loss, n in each]
-        monitor.total, monitor.fading, *pieces = tallies
-        monitor.recent = Window(monitor.recent.size, tuple(pieces))
-        monitor.evidence = Evidence(monitor.evidence.block, **seen, wealth=wealth)
-        monitor.peak = float(arrays["peak"][0])
-        if monitor.promise is not None:
-            monitor.promise = _promise(monitor.promise, _plain(header, "promise"), seen["rows"])
-        if "unlabelled" in header:
-            monitor.unlabelled = Unlabelled(**_plain(header, "unlabelled")).check()
-        if "groups" in header:
-            if len(header["groups"]) > MOST_GROUPS:
-                raise ValueError(f"its groups must be at most {MOST_GROUPS:,}, got {len(header['groups']):,}")
-            monitor.groups = GroupTally.unpack(header["groups"], arrays["group_cells"], arrays["group_sums"])
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"is no whole monitor ({error})") from None
+    wealth, sums, nll = (arrays[name] for name in ("wealth", "tallies", "nll"))
+    settings, seen, alarm = settings_in(header), _plain(header, "seen"), header["alarm"]
+    # Before anything is made in the sizes that the file gives.
+    if sums.shape[1:] != (3, settings["bins"]) or (settings["classwise"] and settings["n_classes"] > wealth.size):
+        raise ValueError("its arrays do not fit its settings")
+    monitor = Monitor.from_settings(settings)
+    if wealth.shape != monitor.evidence.wealth.shape:
+        raise ValueError("its arrays do not fit its settings")
+    rows = _check(arrays, seen, monitor.evidence.block)
+    monitor.alarm = None if alarm is None else _alarm(_plain(header, "alarm"), seen["rows"])
+    edges = equal_width(monitor.bins)
+    each = zip(sums, nll, rows, strict=True)
+    tallies = [WeightedTally(Bins(edges, *s), float(loss), float(n)) for s, loss, n in each]
+    monitor.total, monitor.fading, *pieces = tallies
+    monitor.recent = Window(monitor.recent.size, tuple(pieces))
+    monitor.evidence = Evidence(monitor.evidence.block, **seen, wealth=wealth)
+    monitor.peak = float(arrays["peak"][0])
+    if monitor.promise is not None:
+        monitor.promise = _promise(monitor.promise, _plain(header, "promise"), seen["rows"])
+    if "unlabelled" in header:
+        monitor.unlabelled = Unlabelled(**_plain(header, "unlabelled")).check()
+    if "groups" in header:
+        if len(header["groups"]) > MOST_GROUPS:
+            raise ValueError(f"its groups must be at most {MOST_GROUPS:,}, got {len(header['groups']):,}")
+        monitor.groups = GroupTally.unpack(header["groups"], arrays["group_cells"], arrays["group_sums"])
     return monitor
 
 
@@ -120,14 +108,13 @@ def _promise(promise: PromiseCheck, counts: dict[str, Any], rows: int) -> Promis
 def _alarm(fields: dict[str, Any], rows: int) -> Alarm:
     """Refuse an alarm that no rows could have raised."""
     alarm = Alarm(**fields)
-    if type(alarm.row) is not int or not 0 <= alarm.row <= rows:
-        raise ValueError(f"its alarm must be at one of its {rows:,} rows, got {shorten(repr(alarm.row), 300)}")
-    if type(alarm.evidence) is not float or not 0 < alarm.evidence < math.inf:
-        raise ValueError(
-            f"the evidence of its alarm must be a positive number, got {shorten(repr(alarm.evidence), 300)}"
-        )
-    if type(alarm.reason) is not str:
-        raise ValueError(f"the reason of its alarm must be text, got {shorten(repr(alarm.reason), 300)}")
+    row, evidence, reason = alarm.row, alarm.evidence, alarm.reason
+    if type(row) is not int or not 0 <= row <= rows:
+        raise ValueError(f"its alarm must be at one of its {rows:,} rows, got {shorten(repr(row), 300)}")
+    if type(evidence) is not float or not 0 < evidence < math.inf:
+        raise ValueError(f"the evidence of its alarm must be a positive number, got {shorten(repr(evidence), 300)}")
+    if type(reason) is not str:
+        raise ValueError(f"the reason of its alarm must be text, got {shorten(repr(reason), 300)}")
     return alarm
 
 

@@ -10,7 +10,6 @@ from threading import RLock
 from typing import Any
 
 import numpy as np
-from scipy.special import expit
 
 from trueup._core.arrays import as_arrays, as_logits, as_weights
 from trueup._core.bins import BINS
@@ -21,17 +20,7 @@ from trueup._core.namespace import NUMPY
 from trueup._core.row_scores import RowScores, event_class, score_rows
 from trueup.convert import as_event
 from trueup.metrics.groups import GroupTable, GroupTally, as_groups, plain_group
-from trueup.monitor.betting import (
-    CLASS_BETS,
-    GLOBAL_BETS,
-    LOCAL_BETS,
-    LOCAL_BINS,
-    Evidence,
-    log_odds,
-    log_payoffs_of_classes,
-    log_payoffs_of_clusters,
-    log_payoffs_of_rows,
-)
+from trueup.monitor.betting import Evidence, describe_bettor, log_payoffs_of_clusters, log_payoffs_of_rows, shares_of
 from trueup.monitor.promise import PromiseCheck, Unlabelled, promise_scores
 from trueup.monitor.windows import WeightedTally, Window
 
@@ -93,15 +82,9 @@ class Status:
         return html_summary("Status", self._figures(), self._alarm())
 
     def _figures(self) -> dict[str, str]:
-        shown = {
-            "accuracy": self.accuracy,
-            "confidence": self.confidence,
-            "ece": self.ece,
-            "recent ece": self.recent_ece,
-        }
-        if self.event:
-            shown = {"observed": self.accuracy, "predicted": self.confidence, "ece": self.ece}
-        figures = {name: format_number(value) for name, value in shown.items()}
+        names = ("observed", "predicted", "ece") if self.event else ("accuracy", "confidence", "ece", "recent ece")
+        values = map(format_number, (self.accuracy, self.confidence, self.ece, self.recent_ece))
+        figures = dict(zip(names, values, strict=False))
         return {"rows": f"{self.rows:,}", **figures, "evidence": format_evidence(self.evidence)}
 
     def _alarm(self) -> str:
@@ -144,9 +127,10 @@ class Monitor:
     looks: see `trueup.monitor.betting`. It looks itself each `sizes.block` rows. Calibrated means that what happens
     with probability p, given all that came before, is predicted with confidence p; of class 1 where there are two, of
     the predicted class where there are more, or with `top_label`, and with `classwise` of every class. `event`, a class
-    or with `names` one of them, asks for the probability of that class alone. Threads may share one: each batch goes in
-    whole, one after the other. `promise`, a `decisions.Threshold` or a mapping of its `threshold` and `max_risk`, is
-    checked again as labels arrive, by bounds that are valid whenever one looks; `expect` takes in rows before they do.
+    or with `class_names` one of them, asks for the probability of that class alone. Threads may share one: each batch
+    goes in whole, one after the other. `promise`, a `decisions.Threshold` or a mapping of its `threshold` and
+    `max_risk`, is checked again as labels arrive, by bounds that are valid whenever one looks; `expect` takes in rows
+    before they do.
 
     >>> rng = np.random.default_rng(0)
     >>> def score_rows(n, temperature):
@@ -215,16 +199,7 @@ class Monitor:
     @property
     def shares(self) -> np.ndarray:
         """How the money is divided among the bettors: half of it for classes if `classwise`, else none."""
-        of_rows = np.concatenate(
-            [
-                np.full(len(GLOBAL_BETS), 0.5 / len(GLOBAL_BETS)),
-                np.full(LOCAL_BINS * len(LOCAL_BETS), 0.5 / (LOCAL_BINS * len(LOCAL_BETS))),
-            ]
-        )
-        if not self.classwise:
-            return of_rows
-        bettors = self.judged_classes * len(CLASS_BETS)
-        return np.concatenate([0.5 * of_rows, np.full(bettors, 0.5 / bettors)])
+        return shares_of(self.judged_classes if self.classwise else 0)
 
     def settings(self) -> dict[str, Any]:
         """Plain data for another monitor like this one: the constructor's arguments, and the sizes one by one.
@@ -232,15 +207,9 @@ class Monitor:
         >>> Monitor.from_settings(Monitor(3, level=0.95).settings()).level
         0.95
         """
-        return {
-            "n_classes": self.n_classes,
-            "level": self.level,
-            **asdict(self.sizes),
-            "classwise": self.classwise,
-            "top_label": self.top_label,
-            "event": self.event,
-            "promise": None if self.promise is None else self.promise.settings(),
-        }
+        settings = {"n_classes": self.n_classes, "level": self.level, **asdict(self.sizes)}
+        settings |= {"classwise": self.classwise, "top_label": self.top_label, "event": self.event}
+        return settings | {"promise": None if self.promise is None else self.promise.settings()}
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Monitor:
@@ -345,8 +314,7 @@ class Monitor:
             if again := sorted(map(str, names & self._last_clusters)):
                 raise InputError("clusters", "come whole in one batch", f"{again[0]} in this one and the one before")
             waiting = self.unlabelled - waited
-            if new_groups is not None:
-                self.groups = _add_groups(self.groups, new_groups)
+            self.groups = self.groups if new_groups is None else _add_groups(self.groups, new_groups)
             self.unlabelled = waiting
             self._last_clusters = names or self._last_clusters
             if self.promise is not None and promised is not None:
@@ -365,14 +333,12 @@ class Monitor:
             after = max(int(np.searchsorted(ends, at + room, side="right")), done + 1)
             part = slice(at, int(ends[after - 1]))
             scores = rows.score[part], rows.outcome[part]
-            p = NUMPY.softmax(z[part].astype(np.float64)) if self.classwise else None
+            classes = (NUMPY.softmax(z[part].astype(np.float64)), y[part]) if self.classwise else None
             weights = None if w is None else w[part]
             if starts is not None:
-                payoffs = log_payoffs_of_clusters(*scores, starts[done:after] - at, p, y[part])
+                payoffs = log_payoffs_of_clusters(*scores, starts[done:after] - at, classes)
             else:
-                payoffs = log_payoffs_of_rows(*scores)
-                if p is not None:
-                    payoffs = np.concatenate([payoffs, log_payoffs_of_classes(p, y[part])])
+                payoffs = log_payoffs_of_rows(*scores, classes)
             n = part.stop - at
             piece = WeightedTally.of(*scores, rows.nll[part], self.bins, weights)
             self.total = self.total + piece
@@ -395,8 +361,7 @@ class Monitor:
         >>> monitor.by_group()["b"].observed
         1.0
         """
-        groups = self.groups
-        return None if groups is None else groups.table(level=level)
+        return None if (groups := self.groups) is None else groups.table(level=level)
 
     def __repr__(self) -> str:
         return f"Monitor({self.n_classes} classes, level {self.level:g}; {self.status()!r})"
@@ -409,22 +374,14 @@ class Monitor:
         return copy(self)._status()
 
     def _status(self) -> Status:
-        recent = self.recent.total(self.bins)
-        summaries = [_summary(tally) for tally in (self.total, recent, self.fading)]
-        log_wealth = self.evidence.log_wealth(self.shares)
-        return Status(
-            self.rows,
-            *summaries[0],
-            int(recent.seen),
-            *summaries[1],
-            *summaries[2],
-            evidence=_exp(log_wealth),
-            p_value=math.exp(-max(self.peak, 0.0)),
-            alarm=self.alarm,
-            event=self.is_event,
-            promise=None if self.promise is None else self.promise.to_dict(),
-            unlabelled=self.unlabelled.to_dict() if self.unlabelled.rows else None,
-        )
+        window = self.recent.total(self.bins)
+        total, recent, fading = (_summary(tally) for tally in (self.total, window, self.fading))
+        metrics = (self.rows, *total, int(window.seen), *recent, *fading)
+        evidence = math.exp(min(self.evidence.log_wealth(self.shares), 700.0))
+        p_value = math.exp(-max(self.peak, 0.0))
+        promise = None if self.promise is None else self.promise.to_dict()
+        waiting = self.unlabelled.to_dict() if self.unlabelled.rows else None
+        return Status(*metrics, evidence, p_value, self.alarm, self.is_event, promise, waiting)
 
     def __add__(self, other: Monitor) -> Monitor:
         """Two services' monitors as one: tallies add, wealth is averaged; windows and alarms stay with their services.
@@ -433,11 +390,8 @@ class Monitor:
         """
         if not isinstance(other, Monitor):
             return NotImplemented
-        mine, theirs = (
-            (m.n_classes, m.bins, m.level, m.classwise, m.sizes.half_life, m.top_label, m.event) for m in (self, other)
-        )
-        promises = [None if m.promise is None else m.promise.settings() for m in (self, other)]
-        if mine != theirs or promises[0] != promises[1]:
+        mine, theirs = ({**monitor.settings(), "window": None} for monitor in (self, other))
+        if mine != theirs:
             raise ValueError("monitors must have the same classes and settings to be added")
         one, two = copy(self), copy(other)  # which no thread changes meanwhile
         merged = Monitor.from_settings(self.settings())
@@ -456,10 +410,9 @@ class Monitor:
         log_wealth = self.evidence.log_wealth(self.shares)
         self.peak = max(self.peak, log_wealth)
         if self.alarm is None and log_wealth >= -math.log1p(-self.level):
-            recent = self.recent.total(self.bins)
-            mean = recent.mean(recent.bins.confidence.sum())
-            reason = _reason(self.evidence.strongest(self.shares), mean, event=self.is_event)
-            self.alarm = Alarm(self.rows, _exp(log_wealth), reason)
+            _, mean, _, _ = _summary(self.recent.total(self.bins))
+            reason = describe_bettor(self.evidence.strongest(self.shares), mean, event=self.is_event)
+            self.alarm = Alarm(self.rows, math.exp(min(log_wealth, 700.0)), reason)
 
 
 def _whole_clusters(clusters: Clusters) -> tuple[np.ndarray, np.ndarray]:
@@ -473,10 +426,8 @@ def _whole_clusters(clusters: Clusters) -> tuple[np.ndarray, np.ndarray]:
 
 def _plain_columns(groups: Any, rows: int) -> dict[str, np.ndarray]:
     """Groups as a checkpoint holds them, so that they are the same after a restart."""
-    return {
-        name: np.array([plain_group(group) for group in values], dtype=object)
-        for name, values in as_groups(groups, rows).items()
-    }
+    columns = as_groups(groups, rows).items()
+    return {name: np.array([plain_group(group) for group in values], dtype=object) for name, values in columns}
 
 
 def _add_groups(one: GroupTally | None, two: GroupTally) -> GroupTally:
@@ -490,42 +441,3 @@ def _summary(tally: WeightedTally) -> tuple[float, float, float, float]:
     """Accuracy, confidence, NLL and ECE."""
     b = tally.bins
     return tally.mean(b.hits.sum()), tally.mean(b.confidence.sum()), tally.mean(tally.nll), b.ece()
-
-
-def _exp(log: float) -> float:
-    return math.exp(min(log, 700.0))
-
-
-_NO_CHANGE = 0.01
-"""By less than this, what is believed at the mean says nothing of a direction."""
-
-
-def _reason(bettor: int, mean: float, *, event: bool) -> str:
-    """What the bettor who won most believes, in words; its direction is that at the mean of what is predicted."""
-    if bettor < len(GLOBAL_BETS):
-        slope, shift = GLOBAL_BETS[bettor]
-        change = float(expit(slope * log_odds(np.array([mean]))[0] + shift)) - mean
-        if abs(change) < _NO_CHANGE and slope != 1:
-            how = "is too extreme" if slope < 1 else "is not extreme enough"
-        elif event:
-            how = "predicts too much" if change < 0 else "predicts too little"
-        else:
-            how = "is too sure" if change < 0 else "is not sure enough"
-        moved = f" and moved by {shift:+.1f}" if shift else ""
-        return f"It {how}: with its log-odds times {slope:.2f}{moved} it would fit what was seen."
-    bettor -= len(GLOBAL_BETS)
-    if bettor < LOCAL_BINS * len(LOCAL_BETS):
-        part, belief = divmod(bettor, len(LOCAL_BETS))
-        how = "less" if LOCAL_BETS[belief][1] < 0 else "more"
-        between = f"{part / LOCAL_BINS:.0%} to {(part + 1) / LOCAL_BINS:.0%}"
-        if event:
-            return f"Where it predicts {between}, the event happens {how} often."
-        return f"Where it says {between}, it is right {how} often."
-    number, belief = divmod(bettor - LOCAL_BINS * len(LOCAL_BETS), len(CLASS_BETS))
-    slope, shift = CLASS_BETS[belief]
-    if shift == 0:
-        how = "too extreme" if slope < 1 else "not extreme enough"
-        return f"What it says of {'the event' if event else f'class {number}'} is {how}."
-    if event:  # class 0 is that it does not happen
-        return f"The event happens {'less' if (shift < 0) == (number == 1) else 'more'} often than it says."
-    return f"Class {number} comes {'less' if shift < 0 else 'more'} often than it says."

@@ -55,9 +55,7 @@ class PromiseCheck:
         number = given["threshold"]
         if isinstance(number, bool) or not isinstance(number, (int, float, np.floating)) or not 0 <= number <= 1:
             raise InputError("promise", "have a threshold between 0 and 1", repr(number))
-        max_risk, level = (
-            check_share(given.get(name, default), name) for name, default in (("max_risk", 0.0), ("level", 0.95))
-        )
+        max_risk, level = check_share(given["max_risk"], "max_risk"), check_share(given.get("level", 0.95), "level")
         risk = given.get("risk", "error")
         if risk not in RISKS:
             raise InputError("promise", f"bound the risk {' or '.join(RISKS)}", repr(risk))
@@ -78,18 +76,11 @@ class PromiseCheck:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON; what is not defined is None."""
         check = self.check
-        return {
-            **self.settings(),
-            "answered": check.rows,
-            "wrong": check.wrong,
-            "coverage": check.rows / self.seen if self.seen else None,
-            "observed": check.wrong / check.rows if check.rows else None,
-            "low": check.low,
-            "high": check.high,
-            "evidence": check.wealth,
-            "broken": check.refuted,
-            "text": str(check),
-        }
+        coverage = check.rows / self.seen if self.seen else None
+        observed = check.wrong / check.rows if check.rows else None
+        counts = {"answered": check.rows, "wrong": check.wrong, "coverage": coverage, "observed": observed}
+        bounds = {"low": check.low, "high": check.high, "evidence": check.wealth, "broken": check.refuted}
+        return {**self.settings(), **counts, **bounds, "text": str(check)}
 
 
 @dataclass(frozen=True)
@@ -111,14 +102,9 @@ class Unlabelled:
     def of(cls, watched: np.ndarray, promised: np.ndarray | None, threshold: float) -> Self:
         """From probabilities of what is watched and, where there is a promise, the scores it is about."""
         above = np.zeros(0) if promised is None else promised[promised >= threshold]
-        return cls(
-            len(watched),
-            float(watched.sum()),
-            float((watched * (1 - watched)).sum()),
-            len(above),
-            float((1 - above).sum()),
-            float((above * (1 - above)).sum()),
-        )
+        variance, error_variance = (float((p * (1 - p)).sum()) for p in (watched, above))
+        sums = float(watched.sum()), variance, len(above), float((1 - above).sum()), error_variance
+        return cls(len(watched), *sums)
 
     def __add__(self, other: Unlabelled) -> Unlabelled:
         return Unlabelled(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -132,12 +118,9 @@ class Unlabelled:
 
     def to_dict(self, level: float = 0.95) -> dict[str, Any]:
         """The expected values, with intervals of what labels would show."""
-        return {
-            "rows": self.rows,
-            "accuracy": _estimate(self.rows, self.confidence, self.variance, level),
-            "answered": self.answered,
-            "error": _estimate(self.answered, self.errors, self.error_variance, level),
-        }
+        accuracy = _estimate(self.rows, self.confidence, self.variance, level)
+        error = _estimate(self.answered, self.errors, self.error_variance, level)
+        return {"rows": self.rows, "accuracy": accuracy, "answered": self.answered, "error": error}
 
     def check(self) -> Self:
         """Refuse sums that no rows could have; those of a file may be anything."""

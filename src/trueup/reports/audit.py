@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trueup._core.arrays import as_arrays, as_weights, effective_rows, trusted_arrays, upcast_half
-from trueup._core.bins import BINS
-from trueup._core.clusters import Clusters, as_clusters, block_sums, mean_error
+from trueup._core.arrays import as_arrays, as_weights, trusted_arrays, upcast_half
+from trueup._core.clusters import Clusters, as_clusters
 from trueup._core.errors import InputError, record_warnings
 from trueup._core.formatting import escape, format_percent
 from trueup._core.progress import track
@@ -21,7 +20,16 @@ from trueup._core.registry import METHODS
 from trueup._core.row_scores import score_rows
 from trueup.calibrators.auto import MANY_CLASSES
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.compose import Choice, Fit, cross_fit, record_choice, simplest, takes
+from trueup.calibrators.compose import (
+    Choice,
+    Fit,
+    cross_fit,
+    record_choice,
+    simplest,
+    standard_error,
+    takes,
+    weighted_mean,
+)
 from trueup.io.predictions import Predictions
 from trueup.metrics.table import DEFAULT as TABLE
 from trueup.metrics.table import EVENT_DEFAULT as EVENT_TABLE
@@ -29,23 +37,15 @@ from trueup.metrics.table import Scores, compare, event_direction
 
 Pair = tuple[np.ndarray, np.ndarray]
 """Logits (n, classes) and labels (n,), checked."""
+EventPair = Callable[[Any, Any], tuple[Any, Any]]
+"""Makes the logits and labels of an event from those of several classes."""
 
 RAW = "raw"
 """The uncalibrated network among the methods."""
 _TITLES = {RAW: "No calibration", "clamping": "Neural Clamping"}
 """Of what is compared with the methods and is none of METHODS."""
 
-DEFAULT = (
-    "temperature",
-    "ets",
-    "histogram",
-    "isotonic",
-    "spline",
-    "svs",
-    "vector",
-    "sms",
-    "diagonal_sms",
-)
+DEFAULT = ("temperature", "ets", "histogram", "isotonic", "spline", "svs", "vector", "sms", "diagonal_sms")
 """The methods tried by default, the simplest first: the best of each kind."""
 FEW_CLASSES = 20
 SLOW = ("dirichlet_odir",)
@@ -118,7 +118,47 @@ class Audit:
 
     def verdict(self) -> str:
         """How the network's confidence compares with its accuracy, and what a method improves, in a few sentences."""
-        return _verdict(self)
+        scores, chosen = self.scores, self.chosen
+        confidence, accuracy = (scores[RAW, metric].value for metric in mean_metrics(scores))
+        before = scores[RAW, "ece"].value
+        close = abs(confidence - accuracy) < 0.01
+        digits = 1 if close or max(confidence, accuracy) >= 0.995 else 0  # no accuracy is 100 % by rounding
+        shares = (format_percent(share, digits) for share in (confidence, accuracy))
+        about = f"its mean predicted probability of {scores.event_name} is {{}}, the observed rate {{}}"
+        means = (about if scores.is_event else "its mean confidence is {}, its accuracy {}").format(*shares)
+        if scores.tests[RAW].p_value > 0.05:
+            opening = f"No miscalibration of this network is statistically significant: {means}."
+            if few := scores.too_few_rows(RAW):
+                opening += f" {few} too few to tell."
+            if chosen == RAW:
+                return f"{opening} No calibration is shown to be needed."
+            if scores.changes[chosen]["nll"].high >= 0:
+                return f"{opening} No method improves it significantly."
+            losses = "from {:.3f} to {:.3f}".format(*(scores[name, "nll"].value for name in (RAW, chosen)))
+            return f"{opening} {method_title(chosen)} still lowers its log-loss {losses}."
+        if scores.is_event:
+            opening = f"On these rows {means}: {event_direction(scores.tests[RAW])}."
+        elif close:
+            some = "but it is overconfident in some predictions and underconfident in others"
+            opening = f"On average this network's confidence is right ({means}), {some}."
+        else:
+            side = "overconfident" if confidence > accuracy else "underconfident"
+            opening = f"This network is {side}: {means}."
+        if chosen == RAW:
+            tried = len(self.calibrators)
+            none = "The one method tried is not" if tried == 1 else f"None of the {tried} methods is"
+            return f"{opening} {none} shown to help." if tried else f"{opening} No method could be tried."
+        after, change = scores[chosen, "ece"].value, scores.changes[chosen]["ece"]
+        if change.high >= 0:
+            return (
+                f"{opening} {method_title(chosen)} is chosen by cross-validated log-loss, but the change of the "
+                f"calibration error (ECE) is not statistically significant: {before:.3f} before, {after:.3f} after."
+            )
+        how = "removes most of this" if after < before / 2 else "removes part of this"
+        if scores.tests[chosen].p_value > 0.05:
+            how = "calibrates it"
+        fall = f"the calibration error (ECE) falls from {before:.3f} to {after:.3f}"
+        return f"{opening} {method_title(chosen)} {how}: {fall}."
 
     def __repr__(self) -> str:
         return f"Audit({len(self.scores.methods)} methods, chosen {self.chosen!r}: {self.verdict()})"
@@ -128,22 +168,26 @@ class Audit:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        return {
-            "schema": 1,
-            "verdict": self.verdict(),
-            "chosen": self.chosen,
-            "titles": {name: method_title(name) for name in (*self.scores.methods, *self.failures)},
-            "losses": {name: {"nll": loss, "error": error} for name, (loss, error) in self.losses.items()},
-            "seconds": dict(self.seconds),
-            "failures": dict(self.failures),
-            "warnings": {name: list(messages) for name, messages in self.warnings.items()},
-            "calibration_rows": self.calibration_rows,
-            "cross_fitted": self.cross_fitted,
-            "n_folds": self.n_folds,
-            "bins": self.bins,
-            "seed": self.seed,
-            "scores": self.scores.to_dict(),
-        }
+        return describe_audit(
+            self,
+            ("calibration_rows", "cross_fitted", "n_folds", "bins", "seed"),
+            titles={name: method_title(name) for name in (*self.scores.methods, *self.failures)},
+            losses={name: {"nll": loss, "error": error} for name, (loss, error) in self.losses.items()},
+            seconds=dict(self.seconds),
+            failures=dict(self.failures),
+            warnings={name: list(messages) for name, messages in self.warnings.items()},
+        )
+
+
+def describe_audit(audit: Any, fields: Sequence[str], **parts: Any) -> dict[str, Any]:
+    """An audit as plain data: its verdict, its choice, these parts and fields, and its scores."""
+    head = {"schema": 1, "verdict": audit.verdict(), "chosen": audit.chosen}
+    return head | parts | {name: getattr(audit, name) for name in fields} | {"scores": audit.scores.to_dict()}
+
+
+def mean_metrics(scores: Scores) -> tuple[str, str]:
+    """The metrics that say what is claimed on average, and what happens."""
+    return ("predicted", "observed") if scores.is_event else ("confidence", "accuracy")
 
 
 class Rows(NamedTuple):
@@ -156,45 +200,13 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(
-        cls, pair: tuple[Any, Any], sample_weight: Any, clusters: Any, *, event: Event | None, at_least: int
+        cls, pair: tuple[Any, Any], sample_weight: Any, clusters: Any, *, event: EventPair | None, at_least: int
     ) -> Rows:
         """Check them; half precision becomes float32, and the labels a copy, since they outlast the call."""
         z, y = as_arrays(*pair, at_least=at_least)
         z, y = upcast_half(z), y.copy()
-        z, y = as_arrays(*((z, y) if event is None else event.of(z, y)))
+        z, y = as_arrays(*((z, y) if event is None else event(z, y)))
         return cls(z, y, as_weights(sample_weight, len(z)), as_clusters(clusters, len(z), at_least=2))
-
-    @property
-    def pair(self) -> Pair:
-        """Logits and labels."""
-        return self.logits, self.labels
-
-
-class Event(NamedTuple):
-    """The class whose probability an audit is about."""
-
-    event: int | str
-    class_names: Sequence[str] | None
-
-    def of(self, logits: Any, labels: Any) -> Any:
-        """The pair of two classes: it happens or not."""
-        from trueup.convert import as_event  # most audits are of no event
-
-        return as_event(logits, labels, self.event, class_names=self.class_names)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How methods are compared."""
-
-    bins: int = BINS
-    n_folds: int = 5
-    level: float = 0.95
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if isinstance(self.n_folds, bool) or not isinstance(self.n_folds, int) or self.n_folds < 2:
-            raise InputError("n_folds", "be a whole number of at least 2", repr(self.n_folds))
 
 
 def run_audit(
@@ -202,97 +214,79 @@ def run_audit(
     test: Rows | None,
     fits: Mapping[str, Fit],
     *,
-    settings: Settings,
-    groups: Any = None,
-    extra: Mapping[str, tuple[Any, Any]] | None = None,
-    on_step: Callable[[str, int, int], None] | None = None,
-    progress: bool = True,
+    n_folds: int,
+    scoring: Mapping[str, Any],
+    extra: Mapping[str, tuple[Any, Any]],
+    on_step: Callable[[str, int, int], None] | None,
+    progress: bool,
 ) -> Audit:
     """Fit every method to the calibration rows, choose one by cross-validation there, and score all on the test rows.
 
     Without test rows every row is scored by a calibrator fitted to the other folds. The choice is that of
     `compose.simplest`: of the methods, the simplest first, the first whose cross-validated loss is within a standard
-    error of the least. A method that fails is recorded, and the others go on.
+    error of the least. A method that fails is recorded, and the others go on. `scoring` has the options of `compare`.
     """
-    scored, classes = test or val, val.logits.shape[1]
+    z, y, sample_weight, clusters = val
+    scored, classes = test or val, z.shape[1]
     if scored.logits.shape[1] != classes:
         raise ValueError(f"test must have the {classes} classes of the calibration rows, got {scored.logits.shape[1]}")
-    if (val.clusters is None) != (scored.clusters is None):
+    if (clusters is None) != (scored.clusters is None):
         raise InputError("test_clusters", "come with clusters, and clusters with test_clusters", "one of them")
-    runs = _Runs(val, test, settings.n_folds)
+    losses: dict[str, np.ndarray] = {RAW: score_rows(z, y).nll}
+    pairs: dict[str, Pair] = {RAW: scored[:2]}
+    calibrators: dict[str, Calibrator] = {}
+    seconds: dict[str, float] = {}
+    failures: dict[str, str] = {}
+    warnings: dict[str, tuple[str, ...]] = {}
+    weights = {} if sample_weight is None else {"sample_weight": sample_weight}
     for done, (name, fit) in enumerate(track(list(fits.items()), label="fitting", enabled=progress)):
         if on_step is not None:
             on_step(name, done, len(fits))
-        runs.add(name, fit)
-    extra = extra or {}
-    scores = compare(
-        {**runs.pairs, **extra},
-        metrics=tuple(dict.fromkeys((*EVENT_TABLE, *TABLE))) if classes == 2 else TABLE,
-        bins=settings.bins,
-        level=settings.level,
-        seed=settings.seed,
-        sample_weight=scored.sample_weight,
-        groups=groups,
-        clusters=scored.clusters,
-    )
-    pairs = runs.pairs | {name: trusted_arrays(*pair) for name, pair in extra.items()}
-    by_row: dict[str, Any] = {"sample_weight": val.sample_weight, "clusters": val.clusters}
-    chosen = simplest(runs.losses, **by_row)
-    return Audit(
-        scores=scores,
-        choice=record_choice(runs.losses, chosen, raw=RAW, reasons=runs.failures, **by_row),
-        chosen=chosen,
-        losses=MappingProxyType({name: _mean_and_error(losses, **by_row) for name, losses in runs.losses.items()}),
-        calibrators=MappingProxyType(runs.calibrators),
-        pairs=MappingProxyType(pairs),
-        seconds=MappingProxyType(runs.seconds),
-        failures=MappingProxyType(runs.failures),
-        warnings=MappingProxyType(runs.warnings),
-        calibration_rows=len(val.labels),
-        cross_fitted=test is None,
-        n_folds=settings.n_folds,
-        bins=settings.bins,
-        seed=settings.seed,
-        sample_weight=None if scored.sample_weight is None else scored.sample_weight / scored.sample_weight.mean(),
-        clusters=scored.clusters,
-    )
-
-
-class _Runs:
-    """The results of the methods, which are added one after another."""
-
-    def __init__(self, val: Rows, test: Rows | None, n_folds: int) -> None:
-        self.val, self.test, self.n_folds = val, test, n_folds
-        self.options = {} if val.sample_weight is None else {"sample_weight": val.sample_weight}
-        self.losses: dict[str, np.ndarray] = {RAW: score_rows(*val.pair).nll}
-        self.calibrators: dict[str, Calibrator] = {}
-        self.pairs: dict[str, Pair] = {RAW: (test or val).pair}
-        self.seconds: dict[str, float] = {}
-        self.failures: dict[str, str] = {}
-        self.warnings: dict[str, tuple[str, ...]] = {}
-
-    def add(self, name: str, fit: Fit) -> None:
         started = perf_counter()
         with record_warnings() as messages:
             try:
-                self._fit(name, fit)
+                held_out = as_arrays(cross_fit(fit, n_folds=n_folds)(z, y, **weights, clusters=clusters), y)
+                loss = score_rows(*held_out).nll
+                by_cluster = {"clusters": clusters} if clusters is not None and takes(fit, "clusters") else {}
+                calibrator = fit(z, y, **weights, **by_cluster)
+                after = held_out if test is None else as_arrays(calibrator(test.logits), test.labels)
+                losses[name], calibrators[name], pairs[name] = loss, calibrator, after
             except Exception as error:
-                self.failures[name] = _reason(error)
-        self.seconds[name] = perf_counter() - started
+                failures[name] = _reason(error)
+        seconds[name] = perf_counter() - started
         if messages:
-            self.warnings[name] = tuple(messages)
-
-    def _fit(self, name: str, fit: Fit) -> None:
-        z, y, _, clusters = self.val
-        cross_fitted = cross_fit(fit, n_folds=self.n_folds)(z, y, **self.options, clusters=clusters)
-        held_out = as_arrays(cross_fitted, y)
-        loss = score_rows(*held_out).nll
-        by_cluster = {"clusters": clusters} if clusters is not None and takes(fit, "clusters") else {}
-        calibrator = fit(z, y, **self.options, **by_cluster)
-        after = held_out
-        if self.test is not None:
-            after = as_arrays(calibrator(self.test.logits), self.test.labels)
-        self.losses[name], self.calibrators[name], self.pairs[name] = loss, calibrator, after
+            warnings[name] = tuple(messages)
+    scores = compare(
+        {**pairs, **extra},
+        metrics=tuple(dict.fromkeys((*EVENT_TABLE, *TABLE))) if classes == 2 else TABLE,
+        sample_weight=scored.sample_weight,
+        clusters=scored.clusters,
+        **scoring,
+    )
+    pairs |= {name: trusted_arrays(*pair) for name, pair in extra.items()}
+    by_row: dict[str, Any] = {"sample_weight": sample_weight, "clusters": clusters}
+    chosen = simplest(losses, **by_row)
+    means = {
+        name: (weighted_mean(loss, sample_weight), standard_error(loss, **by_row)) for name, loss in losses.items()
+    }
+    return Audit(
+        scores=scores,
+        choice=record_choice(losses, chosen, raw=RAW, reasons=failures, **by_row),
+        chosen=chosen,
+        losses=MappingProxyType(means),
+        calibrators=MappingProxyType(calibrators),
+        pairs=MappingProxyType(pairs),
+        seconds=MappingProxyType(seconds),
+        failures=MappingProxyType(failures),
+        warnings=MappingProxyType(warnings),
+        calibration_rows=len(y),
+        cross_fitted=test is None,
+        n_folds=n_folds,
+        bins=scoring["bins"],
+        seed=scoring["seed"],
+        sample_weight=None if scored.sample_weight is None else scored.sample_weight / scored.sample_weight.mean(),
+        clusters=scored.clusters,
+    )
 
 
 def fits_of(methods: Iterable[str] | Mapping[str, Fit], extra: Mapping[str, Any]) -> dict[str, Fit]:
@@ -311,64 +305,8 @@ def fits_of(methods: Iterable[str] | Mapping[str, Fit], extra: Mapping[str, Any]
     return dict(methods)
 
 
-def _mean_and_error(
-    losses: np.ndarray, sample_weight: np.ndarray | None, clusters: Clusters | None
-) -> tuple[float, float]:
-    mean = float(np.average(losses, weights=sample_weight))
-    if clusters is not None:
-        return mean, mean_error(*block_sums(losses, sample_weight, clusters))
-    spread = np.sqrt(np.average((losses - mean) ** 2, weights=sample_weight))
-    return mean, float(spread / np.sqrt(effective_rows(sample_weight, len(losses))))
-
-
 def _reason(error: Exception) -> str:
     message = " ".join(str(error).split())
     if isinstance(error, ValueError) and message:
         return message
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
-
-
-def _verdict(audit: Audit) -> str:
-    scores, chosen = audit.scores, audit.chosen
-    claim, outcome = ("predicted", "observed") if scores.is_event else ("confidence", "accuracy")
-    confidence, accuracy = (scores[RAW, metric].value for metric in (claim, outcome))
-    before = scores[RAW, "ece"].value
-    close = abs(confidence - accuracy) < 0.01
-    digits = 1 if close or max(confidence, accuracy) >= 0.995 else 0  # no accuracy is 100 % by rounding
-    shares = (format_percent(share, digits) for share in (confidence, accuracy))
-    about = f"its mean predicted probability of {scores.event_name} is {{}}, the observed rate {{}}"
-    means = (about if scores.is_event else "its mean confidence is {}, its accuracy {}").format(*shares)
-    if scores.tests[RAW].p_value > 0.05:
-        opening = f"No miscalibration of this network is statistically significant: {means}."
-        if few := scores.too_few_rows(RAW):
-            opening += f" {few} too few to tell."
-        if chosen == RAW:
-            return f"{opening} No calibration is shown to be needed."
-        if scores.changes[chosen]["nll"].high >= 0:
-            return f"{opening} No method improves it significantly."
-        losses = "from {:.3f} to {:.3f}".format(*(scores[name, "nll"].value for name in (RAW, chosen)))
-        return f"{opening} {method_title(chosen)} still lowers its log-loss {losses}."
-    if scores.is_event:
-        opening = f"On these rows {means}: {event_direction(scores.tests[RAW])}."
-    elif close:
-        opening = (
-            f"On average this network's confidence is right ({means}), but it is overconfident in some predictions and "
-            "underconfident in others."
-        )
-    else:
-        side = "overconfident" if confidence > accuracy else "underconfident"
-        opening = f"This network is {side}: {means}."
-    if chosen == RAW:
-        tried = len(audit.calibrators)
-        none = "The one method tried is not" if tried == 1 else f"None of the {tried} methods is"
-        return f"{opening} {none} shown to help." if tried else f"{opening} No method could be tried."
-    after, change = scores[chosen, "ece"].value, scores.changes[chosen]["ece"]
-    if change.high >= 0:
-        return (
-            f"{opening} {method_title(chosen)} is chosen by cross-validated log-loss, but the change of the "
-            f"calibration error (ECE) is not statistically significant: {before:.3f} before, {after:.3f} after."
-        )
-    calibrated = scores.tests[chosen].p_value > 0.05
-    how = "calibrates it" if calibrated else "removes most of this" if after < before / 2 else "removes part of this"
-    fall = f"the calibration error (ECE) falls from {before:.3f} to {after:.3f}"
-    return f"{opening} {method_title(chosen)} {how}: {fall}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy.special import ndtri
@@ -17,29 +17,18 @@ from trueup.io.forecasts import ForecastTable
 from trueup.metrics.forecast_table import ForecastScores, compare_forecasts, evaluate_forecasts
 from trueup.metrics.forecasts import LEVELS, GaussianForecast, check_forecast
 from trueup.reports import html as markup
-from trueup.reports.figures import Section, lower_title
+from trueup.reports.audit import describe_audit
+from trueup.reports.figures import lower_title
 from trueup.reports.html import paragraph
-from trueup.reports.page import Page, Report, usage_section
+from trueup.reports.page import Page, Report
 
 DEFAULT_TITLE = "Forecast report"
 Triple = tuple[Any, Any, Any]
 """(mean, std, targets) or (quantiles, levels, targets)."""
 
-RECALIBRATION_TITLES = {
-    RAW: "No recalibration",
-    "variance": "Variance scaling",
-    "quantiles": "Isotonic quantiles",
-}
+RECALIBRATION_TITLES = {RAW: "No recalibration", "variance": "Variance scaling", "quantiles": "Isotonic quantiles"}
 _MANY = 20_000_000
 """Quantiles that are held at once; of more rows fewer levels are compared."""
-
-
-class ForecastStage(NamedTuple):
-    """Forecasts of the scored rows, before or after recalibration."""
-
-    name: str
-    title: str
-    triple: Triple
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,13 +56,10 @@ class ForecastAudit:
         """The recalibration that is recommended, or "raw"."""
         return RAW if self.choice is None else self.choice.chosen
 
-    def stages(self) -> list[ForecastStage]:
-        """The forecasts as they are and, if one was chosen, after recalibration."""
-        stages = [ForecastStage("before", "As forecast", self.triples[RAW])]
-        if self.chosen != RAW:
-            title = f"After {lower_title(RECALIBRATION_TITLES[self.chosen])}"
-            stages.append(ForecastStage("after", title, self.triples[self.chosen]))
-        return stages
+    @property
+    def title(self) -> str:
+        """The title of the recommended recalibration."""
+        return RECALIBRATION_TITLES[self.chosen]
 
     def verdict(self) -> str:
         """What was found, in a few sentences."""
@@ -82,13 +68,11 @@ class ForecastAudit:
             return f"{verdict} Recalibration was left out: {self.failure}." if self.failure else verdict
         if self.chosen == RAW:
             return f"{verdict} No recalibration predicts held-out rows better."
-        change = self.comparison.changes[self.chosen]
         widest = [metric for metric in self.comparison.metrics if metric.startswith("coverage_")][-1]
         covered = self.comparison[self.chosen, widest].value
-        crps, before = change["crps"], self.comparison[RAW, "crps"].value
-        title = lower_title(RECALIBRATION_TITLES[self.chosen])
+        crps, before = self.comparison.changes[self.chosen]["crps"], self.comparison[RAW, "crps"].value
         return (
-            f"{verdict} Chosen on held-out rows: {title}{self.choice.why()}. The CRPS changes by "
+            f"{verdict} Chosen on held-out rows: {lower_title(self.title)}{self.choice.why()}. The CRPS changes by "
             f"{100 * crps.value / before:+.1f} % "
             f"({format_percent(self.comparison.level)} interval {100 * crps.low / before:+.1f} % to "
             f"{100 * crps.high / before:+.1f} %), and {widest.partition('_')[2]} % intervals then hold "
@@ -100,19 +84,13 @@ class ForecastAudit:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        return {
-            "schema": 1,
-            "verdict": self.verdict(),
-            "chosen": self.chosen,
-            "failure": self.failure or None,
-            "calibration_rows": self.calibration_rows,
-            "cross_fitted": self.cross_fitted,
-            "n_folds": self.n_folds,
-            "seed": self.seed,
-            "losses": None if self.choice is None else dict(self.choice.losses),
-            "scores": self.scores.to_dict(),
-            "comparison": None if self.comparison is None else self.comparison.to_dict(),
-        }
+        return describe_audit(
+            self,
+            ("calibration_rows", "cross_fitted", "n_folds", "seed"),
+            failure=self.failure or None,
+            losses=None if self.choice is None else dict(self.choice.losses),
+            comparison=None if self.comparison is None else self.comparison.to_dict(),
+        )
 
 
 def report_forecasts(
@@ -188,18 +166,6 @@ class ForecastPage(Page):
 
     about = "Forecast"
 
-    def __init__(self, report: Report[Any], audit: ForecastAudit) -> None:
-        super().__init__(report, audit.scores)
-        self.audit = audit
-
-    def evidence(self) -> Iterator[Section]:
-        """The histogram of the PIT, and the coverage of intervals."""
-        from trueup.reports.figures import coverage_curve, pit_histogram
-
-        for figure in (pit_histogram, coverage_curve):
-            if (shown := figure.section(self.audit)) is not None:
-                yield shown
-
     def facts(self) -> list[tuple[str, str]]:
         """CRPS, coverage and the error of the PIT."""
         scores = self.scores
@@ -218,43 +184,47 @@ class ForecastPage(Page):
         head, *rows = scores.table()
         parts = [markup.table("The forecasts as they are", head, rows), *map(paragraph, scores.notes()[1:])]
         if comparison is not None:
-            fits = (
-                "each row under a fit to the other folds"
-                if self.audit.cross_fitted
-                else "on rows that they were not fitted to"
-            )
+            fits = "on rows that they were not fitted to"
+            if self.audit.cross_fitted:
+                fits = "each row under a fit to the other folds"
             star = f"* differs from no recalibration: the paired {format_percent(scores.level)} interval excludes 0."
+            # Metrics by row, methods by column, since there are few methods.
+            heads = ["metric", *(RECALIBRATION_TITLES.get(name, name) for name in comparison.methods)]
+            rows = [[metric, *self.cells(metric)] for metric in comparison.metrics]
             parts += [
                 paragraph(f"Recalibrations are compared by the same quantiles of each, {fits}."),
-                markup.table("With recalibration", *_comparison_rows(comparison)),
+                markup.table("With recalibration", heads, rows),
                 paragraph(star),
             ]
         return markup.section("numbers", "All numbers", *parts)
 
-    def usage(self) -> str:
+    def cells(self, metric: str) -> Iterator[str]:
+        """A metric of each recalibration, with a star where the paired interval excludes 0."""
+        scores = self.audit.comparison
+        for name in scores.methods:
+            change = scores.changes.get(name, {}).get(metric)
+            star = "*" if change is not None and (change.low > 0 or change.high < 0) else ""
+            yield format_number(scores[name, metric].value, digits=scores.digits(metric)) + star
+
+    def usage(self) -> tuple[str, list[list[str]]]:
         """Commands and lines that apply the chosen recalibration."""
         if self.audit.chosen == RAW:
             arguments = "mean, std" if self.scores.levels is None else "quantiles, levels"
             lines = ["import trueup", f"print(trueup.metrics.evaluate_forecasts({arguments}, targets))"]
-            return usage_section("These lines evaluate the forecasts again on new data:", lines, next_step=True)
-        command = "trueup fit VAL --mean MEAN --std STD --target TARGET "
-        lines = [
-            "import trueup",
-            'recalibrator = trueup.load("recalibrator.safetensors")',
-            "quantiles = recalibrator.quantiles(mean, std, levels=[0.05, 0.5, 0.95])",
-        ]
+            return "These lines evaluate the forecasts again on new data:", [lines]
+        command = (
+            f"trueup fit VAL --mean MEAN --std STD --target TARGET -m {self.audit.chosen} -o recalibrator.safetensors"
+        )
+        load = 'recalibrator = trueup.load("recalibrator.safetensors")'
+        lines = ["import trueup", load, "quantiles = recalibrator.quantiles(mean, std, levels=[0.05, 0.5, 0.95])"]
         text = "The command fits the recalibration and writes it to a file; the lines apply it to forecasts:"
-        return usage_section(text, [f"{command}-m {self.audit.chosen} -o recalibrator.safetensors"], lines)
+        return text, [[command], lines]
 
     def details(self) -> list[tuple[str, str]]:
         """Rows, the choice and the settings."""
         audit, scores = self.audit, self.scores
-        counts = [("Rows", f"{scores.rows:,}")]
-        if audit.comparison is not None and audit.cross_fitted:
-            counts = [("Rows", f"{scores.rows:,}; recalibrations are cross-fitted in {audit.n_folds} folds")]
-        elif not audit.cross_fitted:
-            counts = [("Calibration rows", f"{audit.calibration_rows:,}"), ("Test rows", f"{scores.rows:,}")]
-        items = [*counts, ("Forecasts", scores.caption().partition(", ")[2])]
+        folds = "" if audit.comparison is None else f"; recalibrations are cross-fitted in {audit.n_folds} folds"
+        items = [*self.row_counts(f"{scores.rows:,}{folds}"), ("Forecasts", scores.caption().partition(", ")[2])]
         if audit.failure:
             items.append(("Recalibration", f"left out: {audit.failure}"))
         if audit.choice is not None:
@@ -267,15 +237,3 @@ class ForecastPage(Page):
             ("Bands", "binomial, as calibrated forecasts of as many independent rows would show"),
             ("Seed", str(audit.seed)),
         ]
-
-
-def _comparison_rows(scores: ForecastScores) -> tuple[list[str], list[list[str]]]:
-    """Metrics by row, methods by column, since there are few methods; a star where the paired interval excludes 0."""
-
-    def cell(name: str, metric: str) -> str:
-        change = scores.changes.get(name, {}).get(metric)
-        star = "*" if change is not None and (change.low > 0 or change.high < 0) else ""
-        return format_number(scores[name, metric].value, digits=scores.digits(metric)) + star
-
-    heads = ["metric", *(RECALIBRATION_TITLES.get(name, name) for name in scores.methods)]
-    return heads, [[metric, *(cell(name, metric) for name in scores.methods)] for metric in scores.metrics]

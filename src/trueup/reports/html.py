@@ -7,33 +7,20 @@ from collections.abc import Iterable, Sequence
 from importlib.resources import files
 
 from trueup._core import __version__
-from trueup._core.formatting import TableCell, escape, html_table
-
-__all__ = [
-    "TableCell",
-    "code",
-    "definition_list",
-    "document",
-    "embed_json",
-    "escape",
-    "figure",
-    "footer",
-    "legend",
-    "paragraph",
-    "section",
-    "table",
-]
+from trueup._core.formatting import TableCell as TableCell
+from trueup._core.formatting import escape as escape
+from trueup._core.formatting import html_table
 
 
-def embed_json(json_text: str) -> str:
-    """Escape JSON for a script element, whatever its strings hold.
+def json_script(name: str, json_text: str) -> str:
+    """A script element that holds JSON, escaped whatever its strings hold.
 
-    >>> embed_json('{"name": "</script>"}')
-    '{"name": "\\\\u003c/script\\\\u003e"}'
+    >>> json_script("data", '{"name": "</script>"}')
+    '<script type="application/json" id="data">{"name": "\\\\u003c/script\\\\u003e"}</script>'
     """
     for character in "<>&\u2028\u2029":
         json_text = json_text.replace(character, f"\\u{ord(character):04x}")
-    return json_text
+    return f'<script type="application/json" id="{name}">{json_text}</script>'
 
 
 def document(title: str, *body: str, policy: str) -> str:
@@ -45,17 +32,13 @@ def document(title: str, *body: str, policy: str) -> str:
     """
     style = files("trueup.reports").joinpath("page.css").read_text("utf-8")
     allowed = escape(policy).replace("&#x27;", "&#39;")
-    return "".join(
-        [
-            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f'<meta http-equiv="Content-Security-Policy" content="{allowed}">',
-            '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">',
-            f'<meta name="generator" content="trueup {escape(__version__)}">',
-            f"<title>{escape(title)}</title><style>{style}</style></head><body>",
-            *body,
-            "</body></html>\n",
-        ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{allowed}">'
+        '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'
+        f'<meta name="generator" content="trueup {escape(__version__)}">'
+        f"<title>{escape(title)}</title><style>{style}</style></head><body>{''.join(body)}</body></html>\n"
     )
 
 
@@ -97,9 +80,8 @@ def figure(name: str, heading: str, summary: str, height: int, data: str) -> str
 
 def legend(items: Iterable[tuple[str, str]]) -> str:
     """A legend of charts; each entry is a CSS class and its text."""
-    return (
-        '<ul class="legend">' + "".join(f'<li class="{kind}">{escape(words)}</li>' for kind, words in items) + "</ul>"
-    )
+    entries = "".join(f'<li class="{kind}">{escape(words)}</li>' for kind, words in items)
+    return f'<ul class="legend">{entries}</ul>'
 
 
 def definition_list(items: Iterable[tuple[str, str]], kind: str = "") -> str:

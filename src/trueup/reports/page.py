@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
 import platform
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -20,27 +21,17 @@ import numpy as np
 
 from trueup._core import __version__
 from trueup._core.bins import BINS
+from trueup._core.errors import InputError
 from trueup._core.formatting import format_percent
 from trueup._core.row_scores import event_name
 from trueup.calibrators.compose import Fit
 from trueup.io.atomic import atomic_write
 from trueup.io.source import file_list, is_address
 from trueup.reports import html as markup
-from trueup.reports.audit import (
-    POOLED,
-    RAW,
-    Audit,
-    Event,
-    Rows,
-    Settings,
-    fits_of,
-    method_title,
-    methods_for,
-    run_audit,
-)
+from trueup.reports.audit import POOLED, RAW, Audit, Rows, fits_of, mean_metrics, method_title, methods_for, run_audit
 from trueup.reports.figures import Panel, Section, chart, numbers, sections, summary
 from trueup.reports.html import definition_list, escape, paragraph
-from trueup.reports.style import DARK
+from trueup.reports.style import DARK, label
 
 if TYPE_CHECKING:
     from trueup.reports.forecasts import ForecastAudit
@@ -72,10 +63,10 @@ class Report(Generic[A]):
     def html(self) -> str:
         """The whole page, which loads nothing."""
         if isinstance(self.audit, Audit):
-            return AuditPage(self, self.audit).html()
+            return AuditPage(self).html()
         from trueup.reports.forecasts import ForecastPage
 
-        return ForecastPage(self, self.audit).html()
+        return ForecastPage(self).html()
 
     def __repr__(self) -> str:
         return f"Report({self.title!r}: {self.audit.verdict()})"
@@ -128,9 +119,9 @@ def report(
         What to try, the simplest first. By default those that suit the size of the data, and `auto` up to 100,000
         logits.
     event : int or str, optional
-        A class, by its number or one of `names`: the report is then about the probability of that class. Two classes
-        are always an event, class 1.
-    names : sequence of str, optional
+        A class, by its number or one of `class_names`: the report is then about the probability of that class. Two
+        classes are always an event, class 1.
+    class_names : sequence of str, optional
         Names of the classes.
     weights, test_weights : arrays (n,), optional
         One weight per row of each pair.
@@ -171,11 +162,16 @@ def report(
     This network is overconfident: its mean confidence is 82 %, its accuracy 62 %. Temperature scaling calibrates it:
     the calibration error (ECE) falls from 0.207 to 0.032.
     """
-    settings = Settings(bins, n_folds, level, seed)
-    about = None if event is None else Event(event, class_names)
-    val_rows = Rows.of(val, sample_weight, clusters, event=about, at_least=2 * n_folds)
-    test_rows = None if test is None else Rows.of(test, test_weights, test_clusters, event=about, at_least=1)
-    others = {name: pair if about is None else about.of(*pair) for name, pair in (extra or {}).items()}
+    if isinstance(n_folds, bool) or not isinstance(n_folds, int) or n_folds < 2:
+        raise InputError("n_folds", "be a whole number of at least 2", repr(n_folds))
+    of_event = None
+    if event is not None:
+        from trueup.convert import as_event  # most audits are of no event
+
+        of_event = partial(as_event, event=event, class_names=class_names)
+    val_rows = Rows.of(val, sample_weight, clusters, event=of_event, at_least=2 * n_folds)
+    test_rows = None if test is None else Rows.of(test, test_weights, test_clusters, event=of_event, at_least=1)
+    others = {name: pair if of_event is None else of_event(*pair) for name, pair in (extra or {}).items()}
     n, classes = val_rows.logits.shape
     if methods is None:
         methods = [*methods_for(n, classes), *(["auto"] if n * classes <= POOLED else [])]
@@ -183,8 +179,8 @@ def report(
         val_rows,
         test_rows,
         fits_of(methods, others),
-        settings=settings,
-        groups=groups,
+        n_folds=n_folds,
+        scoring={"bins": bins, "level": level, "seed": seed, "groups": groups},
         extra=others,
         on_step=on_step,
         progress=progress,
@@ -206,15 +202,13 @@ def describe_file(path: str | os.PathLike[str]) -> str:
     name = os.fspath(path)
     if is_address(name):
         return name
-    parts = [part for part in file_list(Path(name)) if part.is_file()]
-    return (
-        "; ".join(f"{part.name}, {part.stat().st_size:,} bytes, SHA-256 {_file_digest(part)}" for part in parts) or name
-    )
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    parts = []
+    for part in file_list(Path(name)):
+        if part.is_file():
+            with part.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            parts.append(f"{part.name}, {part.stat().st_size:,} bytes, SHA-256 {digest}")
+    return "; ".join(parts) or name
 
 
 class Page(ABC):
@@ -223,13 +217,9 @@ class Page(ABC):
     about: str
     """What the page says of what, in front of its title."""
 
-    def __init__(self, report: Report[Any], scores: Any) -> None:
-        self.report, self.scores = report, scores
+    def __init__(self, report: Report[Any]) -> None:
+        self.report, self.audit, self.scores = report, report.audit, report.audit.scores
         self.charts: dict[str, str] = {}
-
-    @abstractmethod
-    def evidence(self) -> Iterator[Section]:
-        """The sections with figures."""
 
     @abstractmethod
     def facts(self) -> list[tuple[str, str]]:
@@ -249,44 +239,46 @@ class Page(ABC):
         return ""
 
     @abstractmethod
-    def usage(self) -> str:
-        """How to go on."""
+    def usage(self) -> tuple[str, list[list[str]]]:
+        """A text on what to do next, or on how to use what was fitted, and blocks of code."""
 
     @abstractmethod
     def details(self) -> list[tuple[str, str]]:
         """How it was computed, term by term."""
 
+    def row_counts(self, cross_fitted: str) -> list[tuple[str, str]]:
+        """How many rows there are, with these words where they were cross-fitted."""
+        if self.audit.cross_fitted:
+            return [("Rows", cross_fitted)]
+        return [("Calibration rows", f"{self.audit.calibration_rows:,}"), ("Test rows", f"{self.scores.rows:,}")]
+
     def html(self) -> str:
         """The whole page."""
         from plotly.offline import get_plotlyjs
 
-        shown = list(self.evidence())
+        shown = list(sections(self.audit, self.report.class_names))
         extra = [
             markup.section(f"extra-{k}", heading, f'<div class="extra">{inner}</div>')
             for k, (heading, inner) in enumerate(self.report.sections)
         ]
-        parts = [*map(self.section, shown), self.tables(), *extra, self.usage(), self.how()]
+        text, blocks = self.usage()
+        heading = "What to do next" if self.audit.chosen == RAW else "How to use it"
+        use = markup.section("use", heading, paragraph(text), *map(markup.code, blocks))
+        parts = [*map(self.section, shown), self.tables(), *extra, use, self.how()]
         skip = f'<a class="skip" href="#{shown[0].name}">Skip to the evidence</a>'
         body = f"{skip}{self.header()}<main>{''.join(parts)}</main>{markup.footer()}"
         script = files("trueup.reports").joinpath("page.js").read_text("utf-8")
         scripts = [get_plotlyjs().replace("</script", "<\\/script"), script]
-        allowed = " ".join(f"'sha256-{_digest(each)}'" for each in scripts)
+        digests = (b64encode(hashlib.sha256(each.encode("utf-8")).digest()).decode("ascii") for each in scripts)
+        allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
         policy = (
             f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
             "form-action 'none'"
         )
         charts = "{" + ",".join(f"{json.dumps(name)}:{chart}" for name, chart in self.charts.items()) + "}"
-        data = {"charts": charts, "dark": json.dumps(DARK)}
-        return markup.document(
-            self.report.title,
-            body,
-            *(
-                f'<script type="application/json" id="{name}">{markup.embed_json(value)}</script>'
-                for name, value in data.items()
-            ),
-            *(f"<script>{each}</script>" for each in scripts),
-            policy=policy,
-        )
+        data = markup.json_script("charts", charts) + markup.json_script("dark", json.dumps(DARK))
+        elements = [data, *(f"<script>{each}</script>" for each in scripts)]
+        return markup.document(self.report.title, body, *elements, policy=policy)
 
     def header(self) -> str:
         """The title, the verdict and the most important numbers."""
@@ -325,35 +317,16 @@ class Page(ABC):
         return markup.figure(panel.name, panel.title, words, drawn.layout.height, data)
 
 
-def usage_section(text: str, *blocks: Sequence[str], next_step: bool = False) -> str:
-    """A section with blocks of code: what to do next, or how to use what was fitted."""
-    heading = "What to do next" if next_step else "How to use it"
-    return markup.section("use", heading, paragraph(text), *map(markup.code, blocks))
-
-
 class AuditPage(Page):
     """The page about an audit."""
 
     about = "Calibration"
 
-    def __init__(self, report: Report[Any], audit: Audit) -> None:
-        super().__init__(report, audit.scores)
-        self.audit = audit
-
-    def evidence(self) -> Iterator[Section]:
-        """The figures of a report."""
-        return sections(self.audit, self.report.class_names)
-
     def facts(self) -> list[tuple[str, str]]:
         """Mean confidence, accuracy and calibration error, before and after."""
         scores, chosen = self.scores, self.audit.chosen
-        claim, outcome = ("predicted", "observed") if scores.is_event else ("confidence", "accuracy")
-        heads = ("Mean predicted", "Observed rate") if scores.is_event else ("Mean confidence", "Accuracy")
-        facts = [
-            (heads[0], format_percent(scores[RAW, claim].value, 1)),
-            (heads[1], format_percent(scores[RAW, outcome].value, 1)),
-            ("Calibration error (ECE)", f"{scores[RAW, 'ece'].value:.3f}"),
-        ]
+        facts = [(label(metric), format_percent(scores[RAW, metric].value, 1)) for metric in mean_metrics(scores)]
+        facts.append(("Calibration error (ECE)", f"{scores[RAW, 'ece'].value:.3f}"))
         if chosen == RAW:
             return [*facts, ("ECE if it were calibrated", f"{scores.tests[RAW].expected:.3f}")]
         facts.append(("ECE after calibration", f"{scores[chosen, 'ece'].value:.3f}"))
@@ -363,55 +336,45 @@ class AuditPage(Page):
 
     def notes(self) -> list[str]:
         """Also that rows are in clusters."""
-        scores, name = self.scores, self.scores.cluster_name
-        if scores.clusters is None:
-            return super().notes()
-        return [
-            *super().notes(),
-            f"The {scores.rows:,} rows are of {scores.clusters:,} clusters ({name}) and not independent: intervals and "
-            f"tests of this page are by {name}, and folds keep the rows of one {name} together. Promises of an error "
-            "rate, which count independent rows, are left out.",
-        ]
+        notes, scores, name = super().notes(), self.scores, self.scores.cluster_name
+        if scores.clusters is not None:
+            notes.append(
+                f"The {scores.rows:,} rows are of {scores.clusters:,} clusters ({name}) and not independent: intervals "
+                f"and tests of this page are by {name}, and folds keep the rows of one {name} together. Promises of an "
+                "error rate, which count independent rows, are left out."
+            )
+        return notes
 
-    def usage(self) -> str:
+    def usage(self) -> tuple[str, list[list[str]]]:
         """Commands and lines that apply the chosen calibrator."""
-        chosen = self.audit.chosen
-        if chosen == RAW:
-            lines = ["import trueup", "scores = trueup.evaluate(logits, labels)", "print(scores)"]
+        if self.audit.chosen == RAW:
             text = "No calibrator is needed. These lines evaluate the network again on new data:"
-            return usage_section(text, lines, next_step=True)
-        lines = [
-            "import trueup",
-            'calibrator = trueup.load("calibrator.safetensors")',
-            "logits = calibrator(logits)  # their softmax is the calibrated probability",
-        ]
+            return text, [["import trueup", "scores = trueup.evaluate(logits, labels)", "print(scores)"]]
         text = "The command fits the calibrator and writes it to a file; the three lines apply it to logits:"
-        return usage_section(text, [f"trueup fit VAL -m {chosen} -o calibrator.safetensors"], lines)
+        load = 'calibrator = trueup.load("calibrator.safetensors")'
+        lines = ["import trueup", load, "logits = calibrator(logits)  # their softmax is the calibrated probability"]
+        return text, [[f"trueup fit VAL -m {self.audit.chosen} -o calibrator.safetensors"], lines]
 
     def details(self) -> list[tuple[str, str]]:
         """Rows, settings, the choice, and what failed."""
         audit, scores = self.audit, self.scores
-        choice = f"least log-loss over {audit.n_folds} folds{{}}; of those within one standard error, the simplest.{{}}"
-        if audit.cross_fitted:
-            rows = (
-                f"{audit.calibration_rows:,}, cross-fitted: each was scored by a calibrator fitted on the other folds. "
-                "The choice was made on the same rows, which favours the chosen method a little."
-            )
-            counts, choice = [("Rows", rows)], choice.format("", "")
-        else:
-            counts = [("Calibration rows", f"{audit.calibration_rows:,}"), ("Test rows", f"{scores.rows:,}")]
-            choice = choice.format(" of the calibration rows", " The test rows were not used.")
-        drawn = (
-            "the event happens with its predicted probability"
-            if scores.is_event
-            else "each prediction is right with the probability of its confidence"
+        rows = (
+            f"{audit.calibration_rows:,}, cross-fitted: each was scored by a calibrator fitted on the other folds. "
+            "The choice was made on the same rows, which favours the chosen method a little."
         )
+        folds, unused = " of the calibration rows", " The test rows were not used."
+        if audit.cross_fitted:
+            folds = unused = ""
+        choice = f"least log-loss over {audit.n_folds} folds{folds}; of those within one standard error, the simplest."
+        drawn = "each prediction is right with the probability of its confidence"
+        if scores.is_event:
+            drawn = "the event happens with its predicted probability"
         fitted = audit.calibrators.get(audit.chosen)
         return [
-            *counts,
+            *self.row_counts(rows),
             ("Event", str(scores.event_name)) if scores.is_event else ("Classes", f"{scores.n_classes:,}"),
             ("Bins", f"{audit.bins} of equal width"),
-            ("Choice", choice),
+            ("Choice", choice + unused),
             ("Intervals", f"{format_percent(scores.level)}, from 1,000 bootstrap resamples; changes are paired"),
             ("Bands", f"from 1,000 resamples in which {drawn}"),
             *(() if fitted is None else (("Calibrator", repr(fitted)),)),
@@ -420,7 +383,3 @@ class AuditPage(Page):
             *((f"Could not be fitted: {method_title(name)}", why) for name, why in audit.failures.items()),
             *((f"Warning: {method_title(name)}", "; ".join(each)) for name, each in audit.warnings.items()),
         ]
-
-
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")

@@ -6,7 +6,7 @@ Colours are those of `style`; each backend gives them its shade, so that figures
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +18,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from plotly.graph_objects import Figure
 
-__all__ = ["Area", "Axis", "Bars", "Dots", "Line", "Mark", "Plot", "Rule", "Text", "draw_plot", "plotly_figure"]
-
 _PIXELS_PER_INCH = 117  # of the page's charts, beside drawings one column wide
-_DASHES = {"solid": "-", "dash": (0, (4.0, 1.5)), "dot": (0, (1.0, 1.2))}
+_DASHES = dict(zip(("solid", "dash", "dot"), style.DASHES, strict=False))
 _MARKERS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "triangle-down": "v"}
+_SMALL = {"color": style.MUTED, "size": 12}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -32,6 +31,8 @@ class Mark:
     color: str
     name: str = ""
     """In the legend; a mark without a name is not listed there."""
+    listed: bool = True
+    """Whether the legend has a mark with a name."""
     hover: str = ""
     """Plotly's template for a point's text, with `data`, one row per point, as %{customdata[k]}."""
     data: np.ndarray | Sequence[Any] | None = None
@@ -78,13 +79,11 @@ class Dots(Mark):
     x: np.ndarray | Sequence[float]
     y: np.ndarray | Sequence[float]
     marker: str = "circle"
-    hollow: bool = False
+    """A symbol of plotly; those that end in "-open" are hollow."""
     size: np.ndarray | float = 9.0
     interval: tuple[np.ndarray, np.ndarray] | None = None
     texts: Sequence[str] = ()
     """For `hover`, as %{text}."""
-    listed: bool = True
-    """Whether the legend has it."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -110,11 +109,11 @@ class Axis:
     """An axis: its title, range and ticks."""
 
     title: str = ""
-    range: tuple[float, float] | None = None
+    range: tuple[float, float | None] | None = None
+    """An end of None follows from the marks; a logarithmic axis has no range."""
     percent: bool = False
     log: bool = False
     ticks: np.ndarray | Sequence[float] | None = None
-    from_zero: bool = False
     rows: Sequence[str] | None = None
     """Names of rows at 0, 1, …, from the top."""
     notes: Sequence[str] = ()
@@ -137,9 +136,8 @@ class Plot:
     height: int = 300
     """In pixels of a page; it follows from the number of rows where the y-axis has any."""
     stacked: bool = False
-    legend: str = "best"
-    """Where a drawing has it; charts have it above."""
-    columns: int = 1
+    legend: tuple[str, int] = ("best", 1)
+    """Where a drawing has it, and its columns; charts have it above."""
     legend_title: str = ""
     empty: str = ""
     """Why there is nothing to see."""
@@ -176,11 +174,11 @@ def _draw_panel(plot: Plot, ax: Axes, title: str) -> None:
     if plot.empty:
         style.write_empty(ax, plot.empty)
     style.set_labels(ax, title, plot.x.title, plot.y.title)
-    for axis, which in ((plot.x, "x"), (plot.y, "y")):
-        _set_axis(ax, axis, which)
+    _set_axis(ax, plot.x, "x")
+    _set_axis(ax, plot.y, "y")
     if not plot.empty:
         ends: dict[str, Any] = {"title": plot.legend_title, "alignment": "left"} if plot.legend_title else {}
-        style.legend(ax, loc=plot.legend, ncols=plot.columns, **ends)
+        style.legend(ax, loc=plot.legend[0], ncols=plot.legend[1], **ends)
 
 
 def _ink(ax: Axes, color: str) -> Any:
@@ -188,10 +186,11 @@ def _ink(ax: Axes, color: str) -> Any:
 
 
 def _draw_bars(ax: Axes, mark: Bars, base: Any) -> None:
+    over, under = ({"facecolor": color + "80", "linewidth": 0.4} for color in (style.VERMILION, style.SKY))
     looks: dict[str, dict[str, Any]] = {
         style.BAND: {"color": style.GREY, "alpha": 0.35, "linewidth": 0},
-        style.GAP_OVER: style.OVERCONFIDENT_BARS | {"linewidth": 0.4},
-        style.GAP_UNDER: style.UNDERCONFIDENT_BARS | {"linewidth": 0.4},
+        style.GAP_OVER: over | {"edgecolor": style.VERMILION, "hatch": "//////"},
+        style.GAP_UNDER: under | {"edgecolor": style.BLUE, "hatch": "......"},
         style.MUTED: {"color": style.GREY, "linewidth": 0},
     }
     hatch = "/////" if mark.color == style.VERMILION else ""
@@ -205,7 +204,7 @@ def _draw_bars(ax: Axes, mark: Bars, base: Any) -> None:
 
 def _draw_mark(ax: Axes, mark: Mark) -> None:
     color = _ink(ax, mark.color)
-    look: dict[str, Any] = {"color": color, "label": mark.name or None}
+    look: dict[str, Any] = {"color": color, "label": (mark.listed and mark.name) or None}
     if isinstance(mark, Area):
         fill = {"color": style.GREY, "alpha": 0.35} if mark.color == style.BAND else {"alpha": 0.15}
         ax.fill_between(mark.x, mark.low, mark.high, linewidth=0, **(look | fill))
@@ -219,23 +218,21 @@ def _draw_mark(ax: Axes, mark: Mark) -> None:
     elif isinstance(mark, Dots):
         if mark.interval is not None:
             ax.hlines(mark.y, *mark.interval, color=color, linewidth=1.4)
-        look |= {"marker": _MARKERS[mark.marker], "clip_on": False, "zorder": 3}
-        look |= {"label": mark.name if mark.listed and mark.name else None}
+        look |= {"marker": _MARKERS[mark.marker.removesuffix("-open")], "clip_on": False, "zorder": 3}
         if np.ndim(mark.size):
             ax.scatter(mark.x, mark.y, s=(0.45 * np.asarray(mark.size)) ** 2, linewidths=0, **look)
         else:
-            face: dict[str, Any] = {"markerfacecolor": ax.get_facecolor()} if mark.hollow else {}
-            ax.plot(mark.x, mark.y, linestyle="", markersize=0.45 * float(mark.size), **look, **face)
+            look |= {"markerfacecolor": ax.get_facecolor()} if mark.marker.endswith("-open") else {}
+            ax.plot(mark.x, mark.y, linestyle="", markersize=0.45 * float(mark.size), **look)
     elif isinstance(mark, Text):
         where: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "va": "center", "fontsize": style.SMALL_SIZE}
         ax.text(mark.x, mark.y, mark.text, ha="left" if mark.x < 0.5 else "right", color=color, **where)
 
 
 def _set_axis(ax: Axes, axis: Axis, which: str) -> None:
-    set_range = ax.set_xlim if which == "x" else ax.set_ylim
     line = ax.xaxis if which == "x" else ax.yaxis
     if axis.log:
-        (ax.set_xscale if which == "x" else ax.set_yscale)("log")
+        ax.set(**{f"{which}scale": "log"})
     if axis.rows is not None:
         ax.set_yticks(range(len(axis.rows)), labels=_row_names(axis, style.shorten))
         ax.set_ylim(max(len(axis.rows), 1) - 0.4, -0.6)
@@ -244,9 +241,7 @@ def _set_axis(ax: Axes, axis: Axis, which: str) -> None:
         ax.xaxis.label.set(x=1.0, horizontalalignment="right")  # names leave no room to centre it
         ax.locator_params(axis="x", nbins=5)
     if axis.range is not None:
-        set_range(*axis.range)
-    elif axis.from_zero:
-        set_range(0, None)
+        ax.set(**{f"{which}lim": axis.range})
     if axis.ticks is not None:
         line.set_ticks(axis.ticks)
     elif axis.log:
@@ -268,32 +263,24 @@ def _row_names(axis: Axis, shorten: Any) -> list[str]:
 def plotly_figure(plot: Plot, *, legend: bool = True) -> Figure:
     """A plotly figure: light axes, horizontal grid, no background, the legend, if any, above."""
     from plotly.graph_objects import Figure
-    from plotly.graph_objects import layout as parts
 
-    small = {"color": style.MUTED, "size": 12}
     font = {"family": style.FONT, "size": 12, "color": style.INK}
-    rows = plot.y.rows
-    height = plot.height
+    rows, height = plot.y.rows, plot.height
     if rows is not None:
         height = 96 + 42 * len(rows) if plot.y.names_above else 104 + 24 * max(len(rows), 3)
-    layout: dict[str, Any] = {
-        "template": parts.Template(),
-        "height": height,
-        "autosize": True,
-        "margin": {"l": 52, "r": 14, "t": 34 if legend else 14, "b": 46},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": font,
+    clear = "rgba(0,0,0,0)"
+    layout: dict[str, Any] = {"template": {}, "height": height, "autosize": True, "font": font}
+    layout |= {"margin": {"l": 52, "r": 14, "t": 34 if legend else 14, "b": 46}, "dragmode": False}
+    layout |= {"paper_bgcolor": clear, "plot_bgcolor": clear, "showlegend": legend}
+    layout |= {
         "hoverlabel": {"bgcolor": style.PAPER, "bordercolor": style.LINE, "font": font},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": small, "itemclick": False}
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": _SMALL, "itemclick": False}
         | {"itemdoubleclick": False, "traceorder": "normal"},
-        "showlegend": legend,
-        "dragmode": False,
         "barmode": "stack" if plot.stacked else "overlay",
         "xaxis": _plotly_axis(plot.x) | {"showline": True, "showgrid": rows is not None},
         "yaxis": _plotly_axis(plot.y),
         "shapes": [_shape(mark) for mark in plot.marks if isinstance(mark, Rule)],
-        "annotations": [*map(_annotation, (mark for mark in plot.marks if isinstance(mark, Text)))],
+        "annotations": [_annotation(mark) for mark in plot.marks if isinstance(mark, Text)],
     }
     traces = [_trace(mark) for mark in plot.marks if not isinstance(mark, Rule | Text)]
     if plot.below is not None:
@@ -305,32 +292,20 @@ def plotly_figure(plot: Plot, *, legend: bool = True) -> Figure:
         layout["annotations"] += _names_above(plot.y)
     if plot.empty:
         middle = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "showarrow": False}
-        layout["annotations"].append(middle | {"text": plot.empty, "font": {"color": style.MUTED, "size": 12}})
+        layout["annotations"].append(middle | {"text": plot.empty, "font": _SMALL})
     return Figure(traces, layout).update_layout(**plot.layout)
 
 
 def _plotly_axis(axis: Axis) -> dict[str, Any]:
-    look: dict[str, Any] = {
-        "gridcolor": style.LINE,
-        "linecolor": style.LINE,
-        "zeroline": False,
-        "ticks": "",
-        "tickfont": {"color": style.MUTED, "size": 12},
-        "automargin": True,
-        "fixedrange": True,
-        "nticks": 7,
-        "title": {"font": {"color": style.MUTED, "size": 12}, "standoff": 10, "text": axis.title},
-    }
-    if axis.percent:
-        look["tickformat"] = ".1~%"
-    if axis.log:
-        look["type"] = "log"
+    title = {"font": _SMALL, "standoff": 10, "text": axis.title}
+    look: dict[str, Any] = {"gridcolor": style.LINE, "linecolor": style.LINE, "zeroline": False, "ticks": ""}
+    look |= {"tickfont": _SMALL, "automargin": True, "fixedrange": True, "nticks": 7, "title": title}
+    look |= {"tickformat": ".1~%"} if axis.percent else {}
+    look |= {"type": "log"} if axis.log else {}
     if axis.range is not None:
-        look["range"] = list(np.log10(axis.range) if axis.log else axis.range)
+        look |= {"rangemode": "tozero"} if axis.range[1] is None else {"range": list(axis.range)}
         if axis.percent and axis.range == (0, 1):
             look |= {"range": [0, 1.01], "dtick": 0.2}  # room for the label at the end
-    elif axis.from_zero:
-        look["rangemode"] = "tozero"
     if axis.ticks is not None:
         look["tickvals"] = list(axis.ticks)
     elif axis.log:
@@ -359,8 +334,26 @@ def _names_above(axis: Axis) -> list[dict[str, Any]]:
     ]
 
 
-def _annotation(mark: Mark) -> dict[str, Any]:
-    assert isinstance(mark, Text)
+def interval_dots(
+    kinds: Iterable[tuple[str, np.ndarray, str, str]],
+    x: np.ndarray,
+    interval: tuple[np.ndarray, np.ndarray],
+    *,
+    texts: Sequence[str],
+    data: np.ndarray,
+    **options: Any,
+) -> list[Mark]:
+    """Dots with intervals, one a row, as a mark for each kind of row: its name, its rows, its colour and marker."""
+    marks: list[Mark] = []
+    for name, members, color, marker in kinds:
+        if len(k := np.flatnonzero(members)):
+            ends, names = (interval[0][k], interval[1][k]), [texts[i] for i in k.tolist()]
+            look = options | {"name": name, "color": color, "marker": marker}
+            marks.append(Dots(x=x[k], y=k, interval=ends, texts=names, data=data[k], **look))
+    return marks
+
+
+def _annotation(mark: Text) -> dict[str, Any]:
     place = {"x": mark.x, "xref": "paper", "xanchor": "left" if mark.x < 0.5 else "right", "y": mark.y}
     return place | {"text": mark.text, "showarrow": False, "font": {"color": mark.color, "size": 11}}
 
@@ -374,25 +367,19 @@ def _shape(rule: Rule) -> dict[str, Any]:
 
 
 def _trace(mark: Mark) -> dict[str, Any]:
-    trace: dict[str, Any] = {"type": "scatter", "name": mark.name, "showlegend": bool(mark.name)}
+    trace: dict[str, Any] = {"type": "scatter", "name": mark.name, "showlegend": mark.listed and bool(mark.name)}
     trace |= {"hovertemplate": mark.hover + "<extra></extra>"} if mark.hover else {"hoverinfo": "skip"}
     if mark.data is not None:
         trace["customdata"] = mark.data
     if isinstance(mark, Bars):
         at, size = ("y", "x") if mark.horizontal else ("x", "y")
-        trace |= {
-            "type": "bar",
-            at: mark.at,
-            size: mark.size,
-            "width": mark.width,
-            "orientation": "vh"[mark.horizontal],
-        }
-        trace |= {"marker": {"color": mark.color, "line": {"width": 0}}}
+        trace |= {"type": "bar", at: mark.at, size: mark.size, "width": mark.width}
+        trace |= {"orientation": "vh"[mark.horizontal], "marker": {"color": mark.color, "line": {"width": 0}}}
         trace |= {"base": mark.base} if np.ndim(mark.base) or mark.base else {}
         if mark.labels:
             font = {"size": 10, "color": style.MUTED}
             trace |= {"text": list(mark.labels), "textposition": "outside", "textangle": 0, "textfont": font}
-            trace |= {"cliponaxis": False}
+            trace["cliponaxis"] = False
     elif isinstance(mark, Area):
         around = np.concatenate([mark.x, mark.x[::-1]]), np.concatenate([mark.low, mark.high[::-1]])
         trace |= {"mode": "lines", "x": around[0], "y": around[1], "fill": "toself", "fillcolor": mark.color}
@@ -404,10 +391,9 @@ def _trace(mark: Mark) -> dict[str, Any]:
         trace |= {"marker": {"size": 7}, "cliponaxis": False} if mark.markers else {}
     elif isinstance(mark, Dots):
         trace |= {"mode": "markers", "x": mark.x, "y": mark.y, "text": list(mark.texts) or None, "cliponaxis": False}
-        edge = {"width": 2, "color": mark.color} if mark.hollow else {"width": 1, "color": style.PAPER}
-        trace["marker"] = {"color": mark.color, "size": mark.size, "opacity": 1, "line": edge}
-        trace["marker"] |= {"symbol": mark.marker + ("-open" if mark.hollow else "")}
-        trace |= {"showlegend": mark.listed and bool(mark.name)}
+        hollow = mark.marker.endswith("-open")
+        edge = {"width": 2, "color": mark.color} if hollow else {"width": 1, "color": style.PAPER}
+        trace["marker"] = {"color": mark.color, "size": mark.size, "opacity": 1, "line": edge, "symbol": mark.marker}
         if mark.interval is not None:
             low, high = (np.nan_to_num(way * (end - mark.x)) for way, end in zip((-1, 1), mark.interval, strict=True))
             line = {"color": mark.color, "thickness": 1.6, "width": 0}

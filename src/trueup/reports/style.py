@@ -14,78 +14,34 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-BLACK = "#000000"
-ORANGE = "#E69F00"
-SKY = "#56B4E9"
-GREEN = "#009E73"
-YELLOW = "#F0E442"
-BLUE = "#0072B2"
-VERMILION = "#D55E00"
-PURPLE = "#CC79A7"
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+YELLOW, BLUE, VERMILION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 GREY = "#8C8C8C"
 """Not of the eight: for the background, such as the diagonal."""
 
 SERIES = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 """In the order in which curves take them; without yellow, which is lost on white."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-DASHES: tuple[str | tuple[int, tuple[float, ...]], ...] = (
-    "-",
-    (0, (4.0, 1.5)),
-    (0, (1.0, 1.2)),
-    (0, (5.0, 1.5, 1.0, 1.5)),
-    (0, (3.0, 1.0, 1.0, 1.0, 1.0, 1.0)),
-    (0, (7.0, 2.0)),
-    (0, (2.0, 2.0)),
-)
+_GAPS = (4.0, 1.5), (1.0, 1.2), (5.0, 1.5, 1.0, 1.5), (3.0, 1.0, 1.0, 1.0, 1.0, 1.0), (7.0, 2.0), (2.0, 2.0)
+DASHES: tuple[str | tuple[int, tuple[float, ...]], ...] = ("-", *((0, gaps) for gaps in _GAPS))
 HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "||||", "----")
 """One for each colour of `SERIES`, as are markers and dashes, in matplotlib's notation."""
 
-RIGHT = BLUE
-WRONG = VERMILION
-OVERCONFIDENT = VERMILION
-UNDERCONFIDENT = SKY
-BETTER = GREEN
-WORSE = VERMILION
-IDEAL = GREY
-"""A perfect network."""
+RIGHT, WRONG = BLUE, VERMILION
+BETTER, WORSE = GREEN, VERMILION
 
-OVERCONFIDENT_BARS: dict[str, Any] = {
-    "facecolor": OVERCONFIDENT + "80",
-    "edgecolor": OVERCONFIDENT,
-    "hatch": "//////",
-}
-UNDERCONFIDENT_BARS: dict[str, Any] = {"facecolor": UNDERCONFIDENT + "80", "edgecolor": BLUE, "hatch": "......"}
-"""Of bars in matplotlib."""
-
-LABELS = {
-    "accuracy": "Accuracy",
-    "confidence": "Mean confidence",
-    "nll": "NLL (nats)",
+LABELS = {"confidence": "Mean confidence", "predicted": "Mean predicted", "observed": "Observed rate"}
+LABELS |= {"nll": "NLL (nats)", "entropy": "Mean entropy (nats)", "loss": "Objective (nats)"}
+LABELS |= {
     "brier": "Brier score",
     "top_label_brier": "Top-label Brier score",
-    "entropy": "Mean entropy (nats)",
-    "ece": "ECE",
-    "mce": "Maximum calibration error",
-    "rmsce": "Root mean square calibration error",
-    "average_ce": "Average calibration error",
-    "aece": "Adaptive ECE",
-    "sce": "Class-wise calibration error",
-    "overconfidence": "Overconfidence",
-    "underconfidence": "Underconfidence",
-    "temperature": "Temperature",
-    "delta_norm": "Norm of the shift δ",
-    "loss": "Objective (nats)",
-    "smooth_ece": "Smooth ECE",
-    "ks": "KS error",
-    "aurc": "AURC",
-    "eaurc": "Excess AURC",
-    "misclassification_auroc": "AUROC of errors",
-    "auroc": "AUROC",
     "event_brier": "Brier score of the event",
-    "predicted": "Mean predicted",
-    "observed": "Observed rate",
-    "misclassification_aupr": "AUPR",
 }
+LABELS |= {"ece": "ECE", "aece": "Adaptive ECE", "smooth_ece": "Smooth ECE", "sce": "Class-wise calibration error"}
+LABELS |= {"mce": "Maximum calibration error", "rmsce": "Root mean square calibration error", "ks": "KS error"}
+LABELS |= {"average_ce": "Average calibration error", "delta_norm": "Norm of the shift δ"}
+LABELS |= {"aurc": "AURC", "eaurc": "Excess AURC", "auroc": "AUROC"}
+LABELS |= {"misclassification_auroc": "AUROC of errors", "misclassification_aupr": "AUPR"}
 _HIGHER = frozenset({"accuracy", "top_k", "auroc", "misclassification_auroc", "misclassification_aupr"})
 _NEITHER = frozenset({"confidence", "entropy", "normalised_entropy", "temperature", "delta_norm", "gamma"})
 
@@ -113,21 +69,9 @@ INK, MUTED, LINE, PAPER = "#1c2024", "#60646c", "#e3e5e8", "#ffffff"
 BAND = "rgba(96,100,108,0.17)"
 GAP_OVER, GAP_UNDER = "rgba(213,94,0,0.28)", "rgba(86,180,233,0.38)"
 
-DARK = {
-    INK: "#eceef0",
-    MUTED: "#a0a6ae",
-    LINE: "#2e3236",
-    PAPER: "#121416",
-    BAND: "rgba(160,166,174,0.22)",
-    GAP_OVER: "rgba(240,136,62,0.38)",
-    GAP_UNDER: "rgba(86,180,233,0.34)",
-    BLUE: "#4fa8e0",
-    VERMILION: "#f0883e",
-    GREEN: "#2fc498",
-    PURPLE: "#d993b9",
-    BLACK: "#eceef0",
-    GREY: "#8b929a",
-}
+DARK = {INK: "#eceef0", MUTED: "#a0a6ae", LINE: "#2e3236", PAPER: "#121416", BAND: "rgba(160,166,174,0.22)"}
+DARK |= {GAP_OVER: "rgba(240,136,62,0.38)", GAP_UNDER: "rgba(86,180,233,0.34)", BLUE: "#4fa8e0", VERMILION: "#f0883e"}
+DARK |= {GREEN: "#2fc498", PURPLE: "#d993b9", BLACK: "#eceef0", GREY: "#8b929a"}
 """What each colour becomes on a dark page: a page's script replaces the strings that equal a key, wherever they are."""
 
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif'
@@ -175,18 +119,15 @@ def legend(ax: Axes, *, other: Axes | None = None, loc: str = "best", ncols: int
     It lies where it covers least, or at the upper or lower end of the axes, which are extended for it.
     """
     both = [axes for axes in (ax, other) if axes is not None]
-    labelled = [axes.get_legend_handles_labels() for axes in both]
-    handles = [handle for part, _ in labelled for handle in part]
-    names = [name for _, part in labelled for name in part]
-    if not handles:
+    entries = [entry for axes in both for entry in zip(*axes.get_legend_handles_labels(), strict=True)]
+    if not entries:
         return
     if loc != "best":
         for axes in both:
-            _extend_y(axes, math.ceil(len(handles) / ncols), upper=loc.startswith("upper"))
-    look: dict[str, Any] = {"loc": loc, "ncols": ncols, "fontsize": SMALL_SIZE, "title_fontsize": SMALL_SIZE}
-    look |= options
+            _extend_y(axes, math.ceil(len(entries) / ncols), upper=loc.startswith("upper"))
+    look = {"loc": loc, "ncols": ncols, "fontsize": SMALL_SIZE, "title_fontsize": SMALL_SIZE} | options
     look |= {"handlelength": 1.8, "labelspacing": 0.35, "columnspacing": 1.2, "borderpad": 0.35, "framealpha": 0.85}
-    drawn = both[-1].legend(handles, names, **look)  # on the axes drawn last, lest curves cross it
+    drawn = both[-1].legend(*zip(*entries, strict=True), **look)  # on the axes drawn last, lest curves cross it
     drawn.get_frame().set_linewidth(0.4)
 
 
@@ -205,19 +146,14 @@ def _extend_y(ax: Axes, lines: int, *, upper: bool) -> None:
 
 def line_style(index: int) -> dict[str, Any]:
     """Colour, dash and marker of the curve with this index; all three differ between neighbours."""
-    at, turn = index % len(SERIES), index // len(SERIES)
-    return {
-        "color": SERIES[at],
-        "linestyle": DASHES[(at + turn) % len(DASHES)],
-        "marker": MARKERS[(at + 2 * turn) % len(MARKERS)],
-        "markersize": 3.5,
-        "linewidth": 1.2,
-    }
+    turn, at = divmod(index, len(SERIES))
+    look = {"color": SERIES[at], "linestyle": DASHES[(at + turn) % len(DASHES)], "markersize": 3.5, "linewidth": 1.2}
+    return look | {"marker": MARKERS[(at + 2 * turn) % len(MARKERS)]}
 
 
 def fill_style(index: int) -> dict[str, Any]:
     """Colour and hatch of the area with this index."""
-    at, turn = index % len(SERIES), index // len(SERIES)
+    turn, at = divmod(index, len(SERIES))
     return {"facecolor": SERIES[at] + "40", "edgecolor": SERIES[at], "hatch": HATCHES[(at + turn) % len(HATCHES)]}
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial, wraps
+from functools import wraps
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Semaphore
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
+from scipy.special import softmax
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -21,18 +23,18 @@ from trueup.decisions.label_shift import INDEPENDENT
 from trueup.io.formats import FORMATS
 from trueup.io.load_save import save
 from trueup.io.predictions import Predictions, PredictionTable
-from trueup.metrics.table import DEFAULT as TABLE
-from trueup.metrics.table import evaluate as evaluate_table
+from trueup.metrics import table as metric_table
 from trueup.reports.audit import DEFAULT, RAW, Audit, method_title
-from trueup.serve import diagrams, models, uploads
+from trueup.serve import diagrams, models, upload_reader, uploads
 from trueup.serve.example import example
 from trueup.serve.jobs import AuditJob, Jobs, LabelShiftJob
 from trueup.serve.session_store import Store
 from trueup.serve.settings import Settings
-from trueup.serve.temporary import written_bytes
+from trueup.serve.temporary import temporary_prefix
 from trueup.serve.uploads import UnlabelledData, Upload, UploadedData
 
 F = TypeVar("F", bound=Callable[..., Any])
+Responses = dict[int | str, dict[str, Any]]
 
 ANSWERS = 4
 """Requests answered at a time that go over all rows: each may take as much memory as the settings allow."""
@@ -43,12 +45,20 @@ Method = Annotated[str | None, Query(description="a fitted method, or raw; the c
 FileName = Annotated[str, Query(description="the file's name; its suffix tells the format", max_length=500)]
 LogitsName = Annotated[str, Query(description="name of the array, or of columns with commas between")]
 LabelsName = Annotated[str, Query(description="name of the labels")]
+Probs = Annotated[bool, Query(description="the file has probabilities, not logits")]
+Groups = Annotated[list[str] | None, Query(description="a column whose groups are evaluated; may be repeated")]
+Clusters = Annotated[str | None, Query(description="the column that says which rows are correlated")]
+Labelled = Annotated[bool, Query(description="false: the logits alone are read, of a new population")]
+Metrics = Annotated[list[str] | None, Query(description="names from /api/metrics")]
+Level = Annotated[float, Query(gt=0, lt=1, description="certainty of each promise")]
+Score = Annotated[Literal["lac", "aps", "raps"], Query(description="how strange a class is for a row")]
+Coverage = Annotated[float, Query(gt=0, lt=1, description="share of sets that hold the truth")]
 
-ERRORS: dict[int | str, dict[str, Any]] = {
+ERRORS: Responses = {
     404: {"model": models.Error, "description": "nothing is kept under that id, or no longer"},
     422: {"model": models.Error, "description": "what was wrong, in one sentence"},
 }
-BUSY: dict[int | str, dict[str, Any]] = {503: {"model": models.Error}}
+BUSY: Responses = {503: {"model": models.Error}}
 
 
 def file_route(kind: str) -> dict[str, Any]:
@@ -65,22 +75,20 @@ def attachment(content: bytes, name: str, kind: str = "application/octet-stream"
     return Response(content, media_type=kind, headers={"Content-Disposition": f'attachment; filename="{name}"'})
 
 
-@dataclass(frozen=True)
-class FittedMethod:
+def safetensors(stem: str, value: Any, **options: Any) -> Response:
+    """A fitted value as a file to download."""
+    with TemporaryDirectory(prefix=temporary_prefix("file")) as folder:
+        path = Path(folder, "value.safetensors")
+        save(value, path, **options)
+        return attachment(path.read_bytes(), f"{stem}.safetensors")
+
+
+class FittedMethod(NamedTuple):
     """A finished fit, and the method that a request is about."""
 
     job: AuditJob
     result: Audit
     name: str
-
-    @classmethod
-    def of(cls, job: AuditJob, method: str | None = None) -> FittedMethod:
-        """The method, or the chosen one; an error while the fit is not finished."""
-        if job.state == "failed":
-            raise HTTPException(409, f"this fit failed: {job.error}")
-        if job.result is None or job.state != "done":
-            raise HTTPException(409, f"this fit is not finished; it is {job.state}")
-        return cls(job, job.result, method or job.result.chosen)
 
     @property
     def predictions(self) -> Predictions:
@@ -90,8 +98,8 @@ class FittedMethod:
     @property
     def calibrator(self) -> Any:
         """The identity for the raw network."""
-        identity = {RAW: METHODS["identity"](*self.result.predictions[RAW])} if self.name == RAW else {RAW: None}
-        return self._named({**identity, **self.result.calibrators})
+        identity = METHODS["identity"](*self.result.predictions[RAW]) if self.name == RAW else None
+        return self._named({RAW: identity, **self.result.calibrators})
 
     def _named(self, entries: Mapping[str, Any]) -> Any:
         if self.name not in entries:
@@ -104,32 +112,35 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
     api = APIRouter(prefix="/api", responses=ERRORS)
     receiver, answering = uploads.Receiver(settings, disk), Semaphore(ANSWERS)
 
-    def limited(route: F) -> F:
-        """A route that goes over all rows, and waits for its turn."""
+    def get_in_turn(path: str, tag: str, **options: Any) -> Callable[[F], F]:
+        """Add a route that goes over all rows, and waits for its turn."""
 
-        @wraps(route)
-        def run(*args: Any, **options: Any) -> Any:
-            with answering:
-                return route(*args, **options)
+        def add(route: F) -> F:
+            @wraps(route)
+            def run(*args: Any, **arguments: Any) -> Any:
+                with answering:
+                    return route(*args, **arguments)
 
-        return run  # type: ignore[return-value]
+            return api.get(path, tags=[tag], **options)(run)  # type: ignore[return-value]
+
+        return add
 
     def keep(data: Upload) -> models.DataInfo:
         return models.DataInfo(id=store.put(data, data.size), **data.info())
 
-    def upload_of(id: str) -> Upload:
-        return store.get(id, Upload)  # type: ignore[type-abstract]  # it is looked for, not made
-
     def fitted(id: str, method: str | None = None) -> FittedMethod:
-        return FittedMethod.of(store.get(id, AuditJob), method)
+        """The method, or the chosen one; an error while the fit is not finished."""
+        job = store.get(id, AuditJob)
+        if job.state == "failed":
+            raise HTTPException(409, f"this fit failed: {job.error}")
+        if job.state != "done":
+            raise HTTPException(409, f"this fit is not finished; it is {job.state}")
+        return FittedMethod(job, job.result, method or job.result.chosen)
 
     @api.get("/limits", tags=["about"])
     def limits() -> models.LimitsInfo:
         """What the server takes."""
-        numbers = {
-            name: getattr(settings, name) for name in ("upload_bytes", "rows", "n_classes", "numbers", "seconds")
-        }
-        return models.LimitsInfo(**numbers, suffixes=list(FORMATS))
+        return models.LimitsInfo(**vars(settings), suffixes=list(FORMATS))
 
     @api.get("/methods", tags=["about"])
     def methods() -> list[models.Listed]:
@@ -139,30 +150,27 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
     @api.get("/metrics", tags=["about"])
     def metrics() -> list[models.Listed]:
         """The metrics that can be asked for."""
-        return [_description(name, METRICS[name], name in TABLE) for name in METRICS]
+        return [_description(name, METRICS[name], name in metric_table.DEFAULT) for name in METRICS]
 
     @api.post("/upload", status_code=201, tags=["data"], responses={413: {"model": models.Error}})
     async def upload(
         request: Request,
         name: FileName,
-        probs: Annotated[bool, Query(description="the file has probabilities, not logits")] = False,
+        probs: Probs = False,
         logits: LogitsName = "logits",
         labels: LabelsName = "labels",
-        group: Annotated[
-            list[str] | None, Query(description="a column whose groups are evaluated; may be repeated")
-        ] = None,
-        clusters: Annotated[str | None, Query(description="the column that says which rows are correlated")] = None,
-        labelled: Annotated[bool, Query(description="false: the logits alone are read, of a new population")] = True,
+        group: Groups = None,
+        clusters: Clusters = None,
+        labelled: Labelled = True,
     ) -> models.DataInfo:
         """Leave a file, sent as the bare body; a `.npy` pair is sent as one array after the other."""
         columns = tuple(dict.fromkeys(name for name in group or () if name))
         if len(columns) > models.MOST_COLUMNS:
             raise ValueError(f"at most {models.MOST_COLUMNS} columns of groups are taken here, got {len(columns)}")
-        options = uploads.Options(probs, logits, labels, columns, clusters or None)
-        read = uploads.read if labelled else uploads.read_unlabelled
+        more = (labels, columns, clusters or None) if labelled else (None,)
+        options = upload_reader.Options(probs, logits, *more)
         async with receiver.receive(request, name) as (path, shown_name):
-            data = await run_in_threadpool(read, path, shown_name, options, settings)
-        return keep(data)
+            return keep(await run_in_threadpool(uploads.read, path, shown_name, options, settings))
 
     @api.post("/example", status_code=201, tags=["data"])
     def built_in_example() -> models.DataInfo:
@@ -173,28 +181,21 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
     @api.get("/data/{id}", tags=["data"])
     def about(id: str) -> models.DataInfo:
         """What a file holds."""
-        return models.DataInfo(id=id, **upload_of(id).info())
+        return models.DataInfo(id=id, **store.get(id, Upload).info())
 
     @api.delete("/data/{id}", status_code=204, tags=["data"])
     def forget(id: str) -> None:
         """Forget a file now."""
-        upload_of(id)
-        store.remove(id)
+        store.remove(id, Upload)
 
-    @api.get("/data/{id}/evaluate", tags=["data"])
-    @limited
-    def evaluate(
-        id: str,
-        metric: Annotated[list[str] | None, Query(description="names from /api/metrics")] = None,
-        bins: Bins = 15,
-    ) -> dict[str, Any]:
+    @get_in_turn("/data/{id}/evaluate", "data")
+    def evaluate(id: str, metric: Metrics = None, bins: Bins = 15) -> dict[str, Any]:
         """Score the network as it is, with intervals and a test of calibration."""
         table = store.get(id, UploadedData).test_or_val
-        result = evaluate_table(*table, metrics=metric or TABLE, bins=bins, **table.options())
+        result = metric_table.evaluate(*table, metrics=metric or metric_table.DEFAULT, bins=bins, **table.options())
         return {"verdict": result.verdict(), **result.to_dict()}
 
-    @api.get("/data/{id}/curve", tags=["data"])
-    @limited
+    @get_in_turn("/data/{id}/curve", "data")
     def data_curve(id: str, temperature: Temperature = 1.0, bins: Bins = 15) -> models.Curve:
         """The reliability diagram of the network, its logits divided by a temperature."""
         table = store.get(id, UploadedData).test_or_val
@@ -209,9 +210,8 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
             raise ValueError(f"no method is called {unknown[0]!r}; there are: {', '.join(METHODS)}")
         data = store.get(id, UploadedData)
         test = store.get(wanted.test, UploadedData) if wanted.test else None
-        if test is not None and test.n_classes != data.n_classes:
-            raise ValueError(f"{test.name} must have the {data.n_classes} classes of {data.name}, got {test.n_classes}")
-        job = AuditJob.of(data, test, wanted.methods, bins=wanted.bins, n_folds=wanted.n_folds, seed=wanted.seed)
+        _require_same_classes(data, test)
+        job = AuditJob(data, test, wanted.methods or (), wanted.model_dump(exclude={"test", "methods"}))
         return _job_info(jobs.start(job), job)
 
     @api.get("/jobs/{id}", tags=["fit"])
@@ -222,19 +222,16 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
     @api.delete("/jobs/{id}", status_code=204, tags=["fit"])
     def stop(id: str) -> None:
         """Stop a fit after the method it is at, and forget it."""
-        store.get(id, AuditJob).cancelled = True
-        store.remove(id)
+        store.remove(id, AuditJob).cancelled = True
 
-    @api.get("/jobs/{id}/curve", tags=["fit"])
-    @limited
+    @get_in_turn("/jobs/{id}/curve", "fit")
     def job_curve(id: str, method: Method = None, temperature: Temperature = 1.0, bins: Bins = 15) -> models.Curve:
         """The reliability diagram of a fitted method on the test rows."""
         of = fitted(id, method)
-        options: Any = {"method": of.name, "clusters": of.result.clusters}
-        return diagrams.curve(of.predictions, **options, temperature=temperature, bins=bins)
+        options: Any = {"temperature": temperature, "bins": bins, "clusters": of.result.clusters}
+        return diagrams.curve(of.predictions, method=of.name, **options)
 
-    @api.get("/jobs/{id}/compare", tags=["fit"])
-    @limited
+    @get_in_turn("/jobs/{id}/compare", "fit")
     def compare(id: str, first: str = RAW, second: Method = None, bins: Bins = 15) -> models.Difference:
         """Two methods on the same rows: their diagrams, metrics and paired changes."""
         both = [fitted(id, first), fitted(id, second)]
@@ -243,31 +240,21 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
         pairs = {of.name: of.predictions for of in both}
         return diagrams.side_by_side(pairs, bins=bins, clusters=both[0].result.clusters)
 
-    @api.get("/jobs/{id}/groups", tags=["fit"])
-    @limited
+    @get_in_turn("/jobs/{id}/groups", "fit")
     def groups(id: str) -> models.GroupsInfo:
         """Where it is wrong: the groups that were asked for, before calibration and after."""
         return diagrams.groups(fitted(id).result)
 
-    @api.get("/jobs/{id}/promise", tags=["decide"])
-    @limited
-    def promise(
-        id: str,
-        method: Method = None,
-        level: Annotated[float, Query(gt=0, lt=1, description="certainty of each promise")] = 0.95,
-    ) -> models.Promises:
+    @get_in_turn("/jobs/{id}/promise", "decide")
+    def promise(id: str, method: Method = None, level: Level = 0.95) -> models.Promises:
         """From which confidence on to answer, for each allowed error rate."""
         of = fitted(id, method)
         options: Any = {"cross_fitted": of.result.cross_fitted, "clusters": of.result.clusters}
         return diagrams.promises(of.predictions, method=of.name, level=level, **options)
 
-    @api.get("/jobs/{id}/sets", tags=["decide"])
-    @limited
+    @get_in_turn("/jobs/{id}/sets", "decide")
     def prediction_sets(
-        id: str,
-        method: Method = None,
-        score: Annotated[Literal["lac", "aps", "raps"], Query(description="how strange a class is for a row")] = "aps",
-        coverage: Annotated[float, Query(gt=0, lt=1, description="share of sets that hold the truth")] = 0.9,
+        id: str, method: Method = None, score: Score = "aps", coverage: Coverage = 0.9
     ) -> models.SetsInfo:
         """Sets of classes that hold the truth with a stated probability."""
         of = fitted(id, method)
@@ -278,8 +265,7 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
     def label_shift(id: str, wanted: models.LabelShiftRequest) -> models.LabelShiftInfo:
         """Begin to estimate the class frequencies of rows without labels; ask /api/label-shifts/{id} for them."""
         data, new = store.get(id, UploadedData), store.get(wanted.new, UnlabelledData)
-        if new.n_classes != data.n_classes:
-            raise ValueError(f"{new.name} must have the {data.n_classes} classes of {data.name}, got {new.n_classes}")
+        _require_same_classes(data, new)
         job = LabelShiftJob(data, new, wanted.seed)
         return _label_shift_info(jobs.start(job), job)
 
@@ -291,27 +277,30 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
     @api.delete("/label-shifts/{id}", status_code=204, tags=["decide"])
     def stop_label_shift(id: str) -> None:
         """Forget the estimates, or do not finish them."""
-        store.get(id, LabelShiftJob).cancelled = True
-        store.remove(id)
+        store.remove(id, LabelShiftJob).cancelled = True
 
     @api.get("/label-shifts/{id}/calibrator", tags=["take home"], **SAFETENSORS)
     def label_shift_calibrator(id: str) -> Response:
         """A calibrator for the new class frequencies as a .safetensors file, for `trueup.load`."""
         job = store.get(id, LabelShiftJob)
-        if job.prior is None or job.state != "done":
+        if job.state != "done":
             raise HTTPException(409, f"the class frequencies are not known; the estimate is {job.state}")
-        return _safetensors("label-shift", job.prior.calibrator, job.val.n_classes, {"made for": job.new.name})
+        calibrator, summary = job.result[0].calibrator, {"made for": job.new.name}
+        return safetensors("label-shift", calibrator, n_classes=job.val.n_classes, summary=summary)
 
     @api.post("/jobs/{id}/apply", tags=["fit"])
     def apply(id: str, wanted: models.ApplyRequest) -> models.Applied:
         """Calibrate logits."""
         of = fitted(id, wanted.method)
-        after = np.asarray(of.calibrator(_rows(wanted.logits, of.job.val.n_classes)))
+        classes, widths = of.job.val.n_classes, {len(row) for row in wanted.logits} or {0}
+        if widths != {classes}:
+            raise ValueError(f"logits must have {classes} numbers in each row, got {min(widths)}..{max(widths)}")
+        after = np.asarray(of.calibrator(np.array(wanted.logits, dtype=np.float64)))
         logits = [[None if number == -math.inf else number for number in row] for row in after.tolist()]
-        return models.Applied(method=of.name, logits=logits, probs=diagrams.probabilities(after))
+        probs = softmax(after.astype(np.float64), axis=1).tolist()
+        return models.Applied(method=of.name, logits=logits, probs=probs)
 
-    @api.get("/jobs/{id}/report", tags=["take home"], **file_route("text/html"))
-    @limited
+    @get_in_turn("/jobs/{id}/report", "take home", **file_route("text/html"))
     def report(id: str) -> Response:
         """The whole report as one HTML file that works offline."""
         from trueup.reports.page import Report
@@ -319,54 +308,41 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
         of = fitted(id)
         files = {"Calibration file": of.job.val, "Test file": of.job.test}
         origin = {role: file.name for role, file in files.items() if file is not None}
-        page = Report(of.result, of.job.name, origin=origin).html()
+        page = Report(of.result, ", ".join(origin.values()), origin=origin).html()
         return attachment(page.encode(), "report.html", "text/html; charset=utf-8")
 
     @api.get("/jobs/{id}/calibrator", tags=["take home"], **SAFETENSORS)
     def calibrator(id: str, method: Method = None) -> Response:
         """A fitted calibrator as a .safetensors file, for `trueup.load`."""
         of = fitted(id, method)
-        data = of.job.val
-        return _safetensors(of.name, of.calibrator, data.n_classes, {"method": of.name, "fitted to": data.name})
+        data, summary = of.job.val, {"method": of.name, "fitted to": of.job.val.name}
+        return safetensors(of.name, of.calibrator, n_classes=data.n_classes, summary=summary)
 
     return api
 
 
+def _require_same_classes(data: Upload, other: Upload | None) -> None:
+    if other is not None and other.n_classes != data.n_classes:
+        raise ValueError(f"{other.name} must have the {data.n_classes} classes of {data.name}, got {other.n_classes}")
+
+
 def _job_info(id: str, job: AuditJob) -> models.JobInfo:
-    result = job.result.to_dict() if job.result is not None and job.state == "done" else None
+    result = job.result.to_dict() if job.state == "done" else None
     titles = {name: method_title(name) for name in (RAW, *job.methods)}
-    state = {name: getattr(job, name) for name in ("state", "fitting", "done", "error")}
-    return models.JobInfo(id=id, methods=list(job.methods), titles=titles, result=result, **state)
+    return models.JobInfo(**vars(job) | {"id": id, "titles": titles, "result": result})
 
 
 def _label_shift_info(id: str, job: LabelShiftJob) -> models.LabelShiftInfo:
-    prior, performance = (job.prior, job.performance) if job.state == "done" else (None, None)
-    text = [] if prior is None else prior.verdict().split("\n\n")
-    if text and job.val.val.clusters is not None:
-        text.append(INDEPENDENT)
-    return models.LabelShiftInfo(
-        id=id,
-        state=job.state,
-        new=models.DataInfo(id="", **job.new.info()),
-        error=job.error,
-        text=text,
-        prior=None if prior is None else prior.to_dict(),
-        performance=None if performance is None else performance.to_dict(),
-    )
+    figures: dict[str, Any] = {"text": [], "prior": None, "performance": None}
+    if job.state == "done":
+        prior, performance = job.result
+        independent = [] if job.val.val.clusters is None else [INDEPENDENT]
+        figures["text"] = [*prior.verdict().split("\n\n"), *independent]
+        figures |= {"prior": prior.to_dict(), "performance": performance.to_dict()}
+    new = models.DataInfo(id="", **job.new.info())
+    return models.LabelShiftInfo(id=id, state=job.state, new=new, error=job.error, **figures)
 
 
 def _description(name: str, thing: Any, default: bool) -> models.Listed:
     summary = (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ")
     return models.Listed(name=name, title=method_title(name), summary=summary, default=default)
-
-
-def _rows(logits: list[list[float | None]], classes: int) -> np.ndarray:
-    widths = {len(row) for row in logits} or {0}
-    if widths != {classes}:
-        raise ValueError(f"logits must have {classes} numbers in each row, got {min(widths)}..{max(widths)}")
-    return np.array(models.fill_options(logits), dtype=np.float64)
-
-
-def _safetensors(name: str, calibrator: Any, classes: int, summary: dict[str, Any]) -> Response:
-    write = partial(save, calibrator, n_classes=classes, summary=summary)
-    return attachment(written_bytes(write, "calibrator.safetensors"), f"{name}.safetensors")

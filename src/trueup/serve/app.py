@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from importlib.resources import files
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,36 @@ from trueup.serve.settings import Settings
 from trueup.serve.temporary import sweep_temporary
 from trueup.serve.uploads import HINTS, DiskBudget
 
-STATIC = Path(str(files("trueup.serve"))) / "static"
+STATIC = Path(__file__).parent / "static"
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+CACHED = {"Cache-Control": "max-age=86400"}
 SWEEP = 30.0
 """Seconds between two looks for what has expired."""
 
-SILENT: Any = dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False)
+PAGES: dict[str, Callable[[], Response]] = {
+    "/": lambda: FileResponse(STATIC / "index.html"),
+    "/docs": lambda: FileResponse(STATIC / "docs.html"),
+    "/monitor": lambda: FileResponse(STATIC / "monitor.html"),
+    "/static/plotly.js": lambda: FileResponse(PLOTLY, media_type="text/javascript", headers=CACHED),
+    "/static/dark.json": lambda: JSONResponse(DARK),
+}
+BROKEN = "something went wrong here; the server goes on, and its log says what it was"
+MISSING = "nothing of that kind is kept here under that id, or no longer: data is forgotten after a while"
+ERRORS: dict[type[Exception], Callable[[Any], tuple[Any, ...]]] = {
+    HTTPException: lambda error: (error.status_code, str(error.detail)),
+    RequestValidationError: lambda error: (422, describe_fields(error.errors(), skip=1)),
+    Missing: lambda error: (404, MISSING),
+    Busy: lambda error: (503, str(error), {"Retry-After": "60"}),
+    ValueError: lambda error: (422, message_of(error, HINTS)),
+    ClientDisconnect: lambda error: (400, "the upload was interrupted"),
+    # The connection is not used again after an error, and a client should know.
+    Exception: lambda error: (500, BROKEN, {**HEADERS, "Connection": "close"}),
+}
+"""Whatever goes wrong is answered with {"error": one sentence}: status, sentence and perhaps headers."""
+TELEMETRY = ("tracing", "metrics", "logs", "operation_spans", "auto_configure")
+OFFLINE: Any = {"docs_url": None, "redoc_url": None, "telemetry": dict.fromkeys(TELEMETRY, False)}
+"""FastAPI's own documentation pages load scripts from elsewhere; ours is in static. Newer versions can report each
+request to wherever the environment says; nothing leaves from here."""
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -54,38 +78,30 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(_every(SWEEP, store.sweep))]
-        if settings.checkpoint_seconds > 0:
-            tasks.append(asyncio.create_task(_every(settings.checkpoint_seconds, monitors.save)))
+        regular = ((SWEEP, store.sweep), (settings.checkpoint_seconds, monitors.save))
+        tasks = [asyncio.create_task(_every(seconds, work)) for seconds, work in regular if seconds > 0]
         try:
             yield
         finally:
             for task in tasks:
                 task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+            await asyncio.gather(*tasks, return_exceptions=True)
             jobs.close()
             monitors.close()
 
-    # FastAPI's own documentation pages load scripts from elsewhere; ours is in static. Newer versions can report each
-    # request to wherever the environment says; nothing leaves from here.
     # The pages doubt whether logits are probabilities in their own words.
     warnings.filterwarnings("ignore", category=LooksLikeProbabilities)
-    app = FastAPI(
-        title="trueup",
-        version=__version__,
-        summary="Measure and repair the calibration of neural networks.",
-        docs_url=None,
-        redoc_url=None,
-        telemetry=SILENT,
-        lifespan=lifespan,
-    )
+    summary = "Measure and repair the calibration of neural networks."
+    app = FastAPI(title="trueup", version=__version__, summary=summary, lifespan=lifespan, **OFFLINE)
     app.state.store, app.state.monitors = store, monitors
     app.add_middleware(Guard, settings=settings)
     app.include_router(routes(store, jobs, settings, disk))
     app.include_router(monitor_routes.routes(monitors, settings, disk))
-    _pages(app)
-    _explain_errors(app)
+    for path, page in PAGES.items():
+        app.add_api_route(path, page, response_class=Response, include_in_schema=False)
+    app.mount("/static", StaticFiles(directory=STATIC))
+    for kind, answer in ERRORS.items():
+        app.add_exception_handler(kind, partial(_respond, answer))
     return app
 
 
@@ -95,42 +111,6 @@ async def _every(seconds: float, work: Callable[[], None]) -> None:
         await run_in_threadpool(work)
 
 
-def _pages(app: FastAPI) -> None:
-    pages: dict[str, Callable[[], Response]] = {
-        "/": lambda: FileResponse(STATIC / "index.html"),
-        "/docs": lambda: FileResponse(STATIC / "docs.html"),
-        "/monitor": lambda: FileResponse(STATIC / "monitor.html"),
-        "/static/plotly.js": lambda: FileResponse(
-            PLOTLY, media_type="text/javascript", headers={"Cache-Control": "max-age=86400"}
-        ),
-        "/static/dark.json": lambda: JSONResponse(DARK),
-    }
-    for path, page in pages.items():
-        app.add_api_route(path, page, response_class=Response, include_in_schema=False)
-    app.mount("/static", StaticFiles(directory=STATIC))
-
-
-def _explain_errors(app: FastAPI) -> None:
-    """Whatever goes wrong is answered with {"error": one sentence}."""
-    broken = "something went wrong here; the server goes on, and its log says what it was"
-    missing = "nothing of that kind is kept here under that id, or no longer: data is forgotten after a while"
-    answers: dict[type[Exception], Callable[[Any], tuple[Any, ...]]] = {
-        HTTPException: lambda error: (error.status_code, str(error.detail)),
-        RequestValidationError: lambda error: (422, describe_fields(error.errors(), skip=1)),
-        Missing: lambda error: (404, missing),
-        Busy: lambda error: (503, str(error), {"Retry-After": "60"}),
-        ValueError: lambda error: (422, message_of(error, HINTS)),
-        ClientDisconnect: lambda error: (400, "the upload was interrupted"),
-        # The connection is not used again after an error, and a client should know.
-        Exception: lambda error: (500, broken, {**HEADERS, "Connection": "close"}),
-    }
-
-    def handler(answer: Callable[[Any], tuple[Any, ...]]) -> Callable[[Request, Exception], JSONResponse]:
-        def handle(request: Request, error: Exception) -> JSONResponse:
-            status, message, *headers = answer(error)
-            return JSONResponse({"error": message}, status, *headers)
-
-        return handle
-
-    for kind, answer in answers.items():
-        app.add_exception_handler(kind, handler(answer))
+def _respond(answer: Callable[[Any], tuple[Any, ...]], request: Request, error: Exception) -> JSONResponse:
+    status, message, *headers = answer(error)
+    return JSONResponse({"error": message}, status, *headers)

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import numpy as np
-from scipy.special import softmax
 
 from trueup import metrics
 from trueup._core.arrays import as_arrays, take_rows, upcast_half
@@ -30,19 +29,12 @@ def curve(
     z = upcast_half(z) if temperature == 1 else upcast_half(z) / temperature
     record = reliability(z, y, bins=bins, clusters=clusters, n_resamples=RESAMPLES)
     full = record.count > 0
-    count, n = record.count[full], max(record.rows, 1)
-    return Curve(
-        method=method,
-        temperature=temperature,
-        bins=bins,
-        rows=record.rows,
-        ece=record.ece,
-        nll=metrics.nll(z, y),
-        accuracy=float(count @ record.accuracy[full]) / n,
-        confidence=float(count @ record.confidence[full]) / n,
-        event=record.event,
-        chart=as_json(record),
-    )
+    means = {
+        name: float(record.count[full] @ getattr(record, name)[full]) / max(record.rows, 1)
+        for name in ("accuracy", "confidence")
+    }
+    figures: Any = {**vars(record), **means, "nll": metrics.nll(z, y), "chart": as_json(record)}
+    return Curve(method=method, temperature=temperature, bins=bins, **figures)
 
 
 def side_by_side(pairs: dict[str, Predictions], *, bins: int = 15, clusters: Any = None) -> Difference:
@@ -56,16 +48,15 @@ def groups(result: Audit) -> GroupsInfo:
     """The groups before calibration and after, as the report has them."""
     from trueup.reports.figures.groups import section
 
-    found = section(result, None)
-    if found is None:
+    shown = section(result)
+    if shown is None:
         raise ValueError("there are no groups: name their columns when the file is sent")
     panels = []
-    for panel in found.panels:
+    for panel in shown.panels:
         head, rows = numbers(panel.record)
-        drawn = as_json(panel.record, **panel.options)
-        words = summary(panel.record)
-        panels.append(GroupPanel(title=panel.title, summary=words, chart=drawn, head=head, rows=rows))
-    return GroupsInfo(text=found.text, panels=panels)
+        texts: Any = {"title": panel.title, "summary": summary(panel.record), "head": head, "rows": rows}
+        panels.append(GroupPanel(chart=as_json(panel.record, **panel.options), **texts))
+    return GroupsInfo(text=shown.text, panels=panels)
 
 
 def independent_rows(pair: Predictions, clusters: Clusters | None) -> tuple[Predictions, str]:
@@ -88,23 +79,15 @@ def promises(
     drawn = as_json(record)
     for name in ("sliders", "title"):
         drawn["layout"].pop(name, None)
-    approximate = "The rows were cross-fitted, so the promise is approximate; test rows of their own make it exact."
-
-    def plain(values: np.ndarray) -> list[float | None]:
-        return [float(x) if np.isfinite(x) else None for x in values]
-
-    return Promises(
-        method=method,
-        rows=record.rows,
-        level=record.level,
-        allowed=record.allowed.tolist(),
-        threshold=plain(record.threshold),
-        coverage=record.coverage.tolist(),
-        observed=plain(record.observed),
-        text=[sentence(record, i) for i in range(len(record.allowed))],
-        note=" ".join(filter(None, [note, approximate if cross_fitted and method != "raw" else ""])),
-        chart=drawn,
-    )
+    if cross_fitted and method != "raw":
+        approximate = "The rows were cross-fitted, so the promise is approximate; test rows of their own make it exact."
+        note = f"{note} {approximate}".strip()
+    arrays: Any = {
+        name: [float(x) if np.isfinite(x) else None for x in getattr(record, name)]
+        for name in ("allowed", "threshold", "coverage", "observed")
+    }
+    text = [sentence(record, i) for i in range(len(record.allowed))]
+    return Promises(method=method, rows=record.rows, level=record.level, **arrays, text=text, note=note, chart=drawn)
 
 
 def sets(pair: Predictions, *, method: str, score: Any, coverage: float, clusters: Clusters | None = None) -> SetsInfo:
@@ -128,9 +111,3 @@ def as_json(record: Any, **options: Any) -> dict[str, Any]:
     """A record's chart as plain data: traces and layout."""
     drawn: dict[str, Any] = json.loads(chart(record, **options).to_json())
     return drawn
-
-
-def probabilities(logits: np.ndarray) -> list[list[float]]:
-    """Softmax of each row, as plain lists."""
-    rows: list[list[float]] = softmax(logits.astype(np.float64), axis=1).tolist()
-    return rows

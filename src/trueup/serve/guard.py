@@ -31,7 +31,7 @@ HEADERS = {
 SLOWEST = 1024
 """Bytes per second that a body must have, after some patience: a trickle must not hold its connection for ever."""
 UPLOADS = re.compile(r"/api/upload|/api/monitors/[^/]+/replay")
-"""Paths that take a file, whose size is limited where it is received."""
+"""Paths that take a file, which may be larger than other bodies."""
 
 _TOKEN_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>trueup</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -72,8 +72,7 @@ class Guard:
         if rejection is not None:
             await rejection(scope, receive, send_with_headers)
             return
-        limited = receive if UPLOADS.fullmatch(scope["path"]) else self._limit_body(receive)
-        await self._app(scope, limited, send_with_headers)
+        await self._app(scope, self._limit_body(receive, scope["path"]), send_with_headers)
 
     def _check_names(self, request: Request) -> JSONResponse | None:
         host, origin = request.headers.get("host", "").lower(), request.headers.get("origin")
@@ -102,28 +101,40 @@ class Guard:
             return HTMLResponse(_TOKEN_PAGE, 401, headers=ask)
         return JSONResponse({"error": "this server asks for its token, which it printed when it started"}, 401, ask)
 
-    def _limit_body(self, receive: Receive) -> Receive:
-        most, patience, now = self._settings.json_bytes, self._settings.patience, asyncio.get_running_loop().time
+    def _limit_body(self, receive: Receive, path: str) -> Receive:
+        settings, now = self._settings, asyncio.get_running_loop().time
+        slow = f"came too slowly: {SLOWEST:,} bytes a second are the least"
+        if UPLOADS.fullmatch(path):
+            name, most, large = "upload", settings.upload_bytes, too_large(settings)
+            still = f"stood still for {settings.patience:g} seconds"
+        else:
+            name, most, still = "request", settings.json_bytes, slow
+            large = f"the request must have at most {most:,} bytes"
         received, complete, began = 0, False, now()
 
         async def counted() -> Message:
             nonlocal received, complete
             if complete:  # what comes now is the end of the connection, which may take its time
                 return await receive()
-            left = began + patience + received / SLOWEST - now()
             try:
-                async with asyncio.timeout(max(0.0, min(left, patience))):
+                async with asyncio.timeout(settings.patience):
                     message = await receive()
             except TimeoutError:
-                slow = f"the request came too slowly: {SLOWEST:,} bytes a second are the least"
-                raise HTTPException(408, slow) from None
+                raise HTTPException(408, f"the {name} {still}") from None
             complete = not message.get("more_body", False)
             received += len(message.get("body", b""))
             if received > most:
-                raise HTTPException(413, f"the request must have at most {most:,} bytes")
+                raise HTTPException(413, large)
+            if not complete and now() - began > settings.patience + received / SLOWEST:
+                raise HTTPException(408, f"the {name} {slow}")
             return message
 
         return counted
+
+
+def too_large(settings: Settings) -> str:
+    """The answer to a file that has too many bytes."""
+    return f"the file is too large: at most {settings.upload_bytes / 2**20:,.0f} MB are taken here"
 
 
 def cookie_name(token: str) -> str:

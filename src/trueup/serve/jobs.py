@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +19,7 @@ from trueup.reports.audit import Audit, methods_for
 from trueup.reports.page import report
 from trueup.serve.session_store import Store
 from trueup.serve.settings import Settings
-from trueup.serve.uploads import HINTS, UnlabelledData, UploadedData
+from trueup.serve.uploads import HINTS, UnlabelledData, Upload, UploadedData
 
 if TYPE_CHECKING:
     from trueup.decisions import PerformanceEstimate, PriorEstimate
@@ -30,8 +30,6 @@ MOST_RESAMPLES, LEAST_RESAMPLES = 200, 40
 """Of the intervals of a label shift: the library's own number, fewer where rows × classes are many."""
 RESAMPLED_NUMBERS = 200_000_000
 """So many numbers are gone over by all resamples together, some 15 seconds."""
-
-State = Literal["waiting", "running", "done", "failed", "stopped"]
 
 
 class Busy(RuntimeError):
@@ -46,16 +44,17 @@ class Cancelled(Exception):
 class Job(ABC):
     """Work in the background, from the moment it is asked for."""
 
-    state: State = "waiting"
+    state: Literal["waiting", "running", "done", "failed", "stopped"] = "waiting"
     error: str | None = None
-    cancelled: bool = field(default=False, repr=False)
+    cancelled: bool = False
+    result: Any = None
 
     def run(self) -> None:
         """Do it and record how it ended, whatever happens."""
         try:
             self.check_wanted()
             self.state = "running"
-            self.compute()
+            self.result = self.compute()
             self.state = "done"
         except Cancelled:
             self.state = "stopped"
@@ -71,58 +70,39 @@ class Job(ABC):
             raise Cancelled
 
     @abstractmethod
-    def compute(self) -> None:
-        """The work itself."""
+    def compute(self) -> Any:
+        """The result."""
 
     @property
-    @abstractmethod
     def size(self) -> int:
-        """Bytes in memory, those of the data with them, since the job keeps it alive."""
+        """Bytes in memory: those of the uploads, since the job keeps them alive."""
+        return sum(value.size for value in vars(self).values() if isinstance(value, Upload))
 
 
 @dataclass(eq=False)
 class AuditJob(Job):
-    """One audit."""
+    """One audit by these methods; without any, by those that suit the data."""
 
     val: UploadedData
     test: UploadedData | None
-    methods: tuple[str, ...]
+    methods: Sequence[str]
     options: dict[str, Any]
     fitting: str | None = None
     done: int = 0
-    result: Audit | None = None
 
-    @classmethod
-    def of(
-        cls, val: UploadedData, test: UploadedData | None, methods: Sequence[str] | None, **options: Any
-    ) -> AuditJob:
-        """An audit by these methods, or by those that suit the data."""
-        return cls(val, test, tuple(methods or methods_for(*val.shape)), options)
+    def __post_init__(self) -> None:
+        self.methods = self.methods or methods_for(*self.val.shape)
 
-    @property
-    def name(self) -> str:
-        """What a reader calls the data."""
-        return self.val.name if self.test is None else f"{self.val.name}, {self.test.name}"
-
-    def compute(self) -> None:
+    def compute(self) -> Audit:
         """Fit every method."""
+        val = self.val.val
         test = self.val.test if self.test is None else self.test.test_or_val
-        scored, given = test or self.val.val, dict(self.options)
-        if scored.groups:
-            given["groups"] = dict(scored.groups)
-        if self.val.val.clusters is not None or scored.clusters is not None:  # of one file alone, they are refused
-            given["clusters"] = self.val.val.options().get("clusters")
-            given["test_clusters"] = None if test is None else test.options().get("clusters")
-        page = report(
-            self.val.val.pair,
-            None if test is None else test.pair,
-            methods=self.methods,
-            on_step=self._step,
-            progress=False,
-            **given,
-        )
-        self.result = page.audit
-        self.done, self.fitting = len(self.methods), None
+        test_pair, test_clusters = (test.pair, test.options().get("clusters")) if test else (None, None)
+        clusters = {"clusters": val.options().get("clusters"), "test_clusters": test_clusters}
+        options: Any = {**self.options, **clusters, "groups": (test or val).options().get("groups")}
+        page = report(val.pair, test_pair, methods=self.methods, on_step=self._step, progress=False, **options)
+        self.fitting, self.done = None, len(self.methods)
+        return page.audit
 
     def _step(self, name: str, done: int, total: int) -> None:
         self.check_wanted()
@@ -131,12 +111,11 @@ class AuditJob(Job):
     @property
     def size(self) -> int:
         """With the calibrated rows and the calibrators."""
-        total = self.val.size + (self.test.size if self.test else 0)
+        arrays: list[Any] = []
         if self.result is not None:
-            total += sum(logits.nbytes for logits, _ in self.result.pairs.values())
-            known = (x for c in self.result.calibrators.values() for x in parameters(c).values())
-            total += sum(np.asarray(parameter).nbytes for parameter in known)
-        return total
+            arrays += [logits for logits, _ in self.result.pairs.values()]
+            arrays += [array for c in self.result.calibrators.values() for array in parameters(c).values()]
+        return super().size + sum(np.asarray(array).nbytes for array in arrays)
 
 
 @dataclass(eq=False)
@@ -145,34 +124,25 @@ class LabelShiftJob(Job):
 
     val: UploadedData
     new: UnlabelledData
-    seed: int = 0
-    prior: PriorEstimate | None = None
-    performance: PerformanceEstimate | None = None
+    seed: int
 
-    def compute(self) -> None:
+    def compute(self) -> tuple[PriorEstimate, PerformanceEstimate]:
         """Both estimates, the second with the frequencies of the first where these moved."""
         from trueup.decisions import estimate_performance, estimate_prior
 
         numbers = max(math.prod(data.shape) for data in (self.val, self.new))
         n_resamples = min(MOST_RESAMPLES, max(LEAST_RESAMPLES, RESAMPLED_NUMBERS // max(numbers, 1)))
         options: dict[str, Any] = {"val": self.val.val.pair, "n_resamples": n_resamples, "seed": self.seed}
-        prior = estimate_prior(self.new.logits, **options)
+        prior = estimate_prior(self.new.val.logits, **options)
         self.check_wanted()
-        performance = estimate_performance(self.new.logits, **options, shift=prior.moved)
-        self.prior, self.performance = prior, performance
-
-    @property
-    def size(self) -> int:
-        """That of both files."""
-        return self.val.size + self.new.size
+        return prior, estimate_performance(self.new.val.logits, **options, shift=prior.moved)
 
 
 class Jobs:
     """The queue: at most so many at a time, at most so many waiting."""
 
     def __init__(self, store: Store, settings: Settings) -> None:
-        self._store, self._most = store, settings.workers + settings.waiting
-        self._most_bytes = settings.memory_bytes
+        self._store, self._settings = store, settings
         self._pool = ThreadPoolExecutor(settings.workers, thread_name_prefix="trueup-fit")
         self._lock = Lock()
         self._open: set[Job] = set()
@@ -182,7 +152,8 @@ class Jobs:
         with self._lock:
             # What waits keeps its data in memory, also when the store has let go of it.
             held = sum(other.size for other in self._open) + job.size
-            if len(self._open) >= self._most or (self._open and held > self._most_bytes):
+            full = len(self._open) >= self._settings.workers + self._settings.waiting
+            if full or (self._open and held > self._settings.memory_bytes):
                 raise Busy("too many fits are waiting; please try again in a minute")
             self._open.add(job)
         name = self._store.put(job, job.size)

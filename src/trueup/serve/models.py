@@ -14,6 +14,19 @@ MOST_COLUMNS = 10
 COLDEST, HOTTEST = 0.05, 20.0
 
 
+def fill_options(logits: list[list[float | None]]) -> list[list[float]]:
+    """−∞ in place of null.
+
+    >>> fill_options([[1.0, None]])
+    [[1.0, -inf]]
+    """
+    return [[-math.inf if number is None else number for number in row] for row in logits]
+
+
+Rows = Annotated[list[list[float | None]], AfterValidator(fill_options)]
+"""One row a prediction; null, which becomes −∞, is an option that is not there."""
+
+
 class Strict(BaseModel):
     """A request in which an unknown field is a mistake."""
 
@@ -156,7 +169,7 @@ class SetsInfo(BaseModel):
 class ApplyRequest(Strict):
     """Logits to be calibrated."""
 
-    logits: list[list[float | None]] = Field(description="one row a sample, one number a class; null: no such option")
+    logits: Rows = Field(description="one row a sample, one number a class; null: no such option")
     method: str | None = Field(None, description="one of the fitted methods; the chosen one by default")
 
 
@@ -223,21 +236,13 @@ class MonitorRequest(Strict):
     event: int | None = Field(None, ge=0, description="the class whose probability is watched, alone")
     promise: PromiseRequest | None = Field(None, description="a threshold and the errors it allows")
 
-    def settings(self) -> dict[str, Any]:
-        """What was asked for, as `Monitor` takes it."""
-        return self.model_dump(exclude={"name"}, exclude_none=True)
-
 
 class ExpectRequest(Strict):
     """Predictions whose labels have not arrived."""
 
-    logits: list[list[float | None]] = Field(
+    logits: Rows = Field(
         description="one row a prediction, one number a class; log p is a logit, null an option that is not there"
     )
-
-    def rows(self) -> list[list[float]]:
-        """The logits, −∞ for absent options."""
-        return fill_options(self.logits)
 
 
 class UpdateRequest(ExpectRequest):
@@ -245,15 +250,6 @@ class UpdateRequest(ExpectRequest):
 
     labels: list[int] = Field(description="what was true, 0 to classes - 1")
     awaited: bool = Field(False, description="whether these rows were sent to /expect before")
-
-
-def fill_options(logits: list[list[float | None]]) -> list[list[float]]:
-    """−∞ in place of null.
-
-    >>> fill_options([[1.0, None]])
-    [[1.0, -inf]]
-    """
-    return [[-math.inf if number is None else number for number in row] for row in logits]
 
 
 def describe_fields(errors: Sequence[Any], *, skip: int = 0) -> str:

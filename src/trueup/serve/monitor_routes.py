@@ -22,25 +22,24 @@ from trueup._core.errors import message_of
 from trueup.integrations.prometheus import prometheus_text
 from trueup.io.artifacts import load_artifact, open_artifact
 from trueup.io.atomic import errors_name_file
-from trueup.io.load_save import save
 from trueup.io.predictions import looks_like_probabilities
 from trueup.monitor import Monitor, MonitorSizes
 from trueup.monitor.checkpoint import settings_in
-from trueup.serve import models, uploads
-from trueup.serve.api import BUSY, SAFETENSORS, FileName, LabelsName, LogitsName, attachment
+from trueup.serve import api, models, upload_reader, uploads
 from trueup.serve.example import DRIFT_CLASSES, drifting
 from trueup.serve.jobs import Busy
 from trueup.serve.monitors import MonitorSession, MonitorStore
 from trueup.serve.settings import Settings
-from trueup.serve.temporary import temporary_prefix, written_bytes
+from trueup.serve.temporary import temporary_prefix
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    404: {"model": models.Error, "description": "there is no such monitor"},
-    422: {"model": models.Error, "description": "what was wrong, in one sentence"},
+ERRORS = api.ERRORS | {404: {"model": models.Error, "description": "there is no such monitor"}}
+TAKEN: api.Responses = {
+    409: {"model": models.Error, "description": "the name is taken, or there are too many monitors"}
 }
-TAKEN: dict[int | str, dict[str, Any]] = {
-    409: {"model": models.Error, "description": "the name is taken, or there are too many monitors"},
-}
+NewName = Annotated[models.MonitorName, Query(description="what the monitor is called from now on")]
+DeclaredProbs = Annotated[
+    bool | None, Query(description="whether it has probabilities; by default what looks like them is refused")
+]
 
 
 def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget) -> APIRouter:
@@ -49,7 +48,7 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
     receiver = uploads.Receiver(settings, disk)
 
     async def change(
-        session: MonitorSession, action: Callable[[], None], notes: tuple[str, ...] = ()
+        session: MonitorSession, work: Callable[[], None], notes: Sequence[str] = ()
     ) -> models.MonitorInfo:
         """Do something to a monitor, in its turn."""
         if session.waiting >= settings.waiting:
@@ -58,7 +57,7 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
         try:
             async with session.update_lock:
                 monitors.get(session.id)  # it may have been deleted meanwhile
-                await run_in_threadpool(action)
+                await run_in_threadpool(work)
                 if settings.checkpoint_seconds <= 0:
                     await run_in_threadpool(monitors.write, session)
         except ValueError:
@@ -69,11 +68,6 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
         monitors.counts["updates"] += 1
         return monitor_info(session, notes)
 
-    async def update(
-        session: MonitorSession, logits: Any, labels: Any, notes: tuple[str, ...] = (), awaited: bool = False
-    ) -> models.MonitorInfo:
-        return await change(session, partial(session.update, logits, labels, awaited=awaited), notes)
-
     @router.get("/api/monitors")
     def list_monitors() -> list[models.MonitorInfo]:
         """All monitors of this server, by name."""
@@ -83,7 +77,8 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
     def create(wanted: models.MonitorRequest) -> models.MonitorInfo:
         """Make a monitor, which has seen nothing yet."""
         _require_classes(wanted, settings)
-        return monitor_info(monitors.add(wanted.name, Monitor.from_settings(wanted.settings())))
+        monitor = Monitor.from_settings(wanted.model_dump(exclude={"name"}, exclude_none=True))
+        return monitor_info(monitors.add(wanted.name, monitor))
 
     @router.post("/api/monitors/example", status_code=201, responses=TAKEN)
     async def example() -> models.MonitorInfo:
@@ -92,20 +87,14 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
         name = next(name for n in range(len(names) + 1) if (name := f"example {n + 1}") not in names)
         monitor = Monitor(DRIFT_CLASSES, sizes=MonitorSizes(window=2000, half_life=2000.0))
         session = await run_in_threadpool(monitors.add, name, monitor)
-        return await update(session, *await run_in_threadpool(drifting))
+        rows = await run_in_threadpool(drifting)
+        return await change(session, partial(session.update, *rows))
 
     @router.post("/api/monitors/restore", status_code=201, responses=TAKEN)
-    async def restore(
-        request: Request,
-        name: Annotated[models.MonitorName, Query(description="what the monitor is called from now on")],
-    ) -> models.MonitorInfo:
+    async def restore(request: Request, name: NewName) -> models.MonitorInfo:
         """Take in a checkpoint, sent as the bare body, as a new monitor that goes on from there."""
-        content = await request.body()
-
-        def add_restored() -> MonitorSession:
-            return monitors.add(name, _restore(content, name, settings))
-
-        return monitor_info(await run_in_threadpool(add_restored))
+        monitor = await run_in_threadpool(_restore, await request.body(), name, settings)
+        return monitor_info(await run_in_threadpool(monitors.add, name, monitor))
 
     @router.get("/api/monitors/{id}")
     def state(id: str) -> models.MonitorState:
@@ -118,50 +107,45 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
         """Forget a monitor and its checkpoint."""
         monitors.remove(id)
 
-    @router.post("/api/monitors/{id}/update", responses=BUSY)
+    @router.post("/api/monitors/{id}/update", responses=api.BUSY)
     async def receive_update(id: str, rows: models.UpdateRequest) -> models.MonitorInfo:
         """Take in predictions with their labels; if anything is wrong with them, none is taken in."""
-        return await update(monitors.get(id), rows.rows(), rows.labels, awaited=rows.awaited)
+        session = monitors.get(id)
+        return await change(session, partial(session.update, rows.logits, rows.labels, awaited=rows.awaited))
 
-    @router.post("/api/monitors/{id}/expect", responses=BUSY)
+    @router.post("/api/monitors/{id}/expect", responses=api.BUSY)
     async def receive_expected(id: str, rows: models.ExpectRequest) -> models.MonitorInfo:
         """Take in predictions whose labels have not arrived: what to expect of them is in `status.unlabelled`."""
         session = monitors.get(id)
-        return await change(session, partial(session.expect, rows.rows()))
+        return await change(session, partial(session.expect, rows.logits))
 
-    @router.post("/api/monitors/{id}/replay", responses={**BUSY, 413: {"model": models.Error}})
+    @router.post("/api/monitors/{id}/replay", responses={**api.BUSY, 413: {"model": models.Error}})
     async def replay(
         id: str,
         request: Request,
-        name: FileName,
-        probs: Annotated[
-            bool | None,
-            Query(description="whether it has probabilities; by default what looks like them is refused"),
-        ] = None,
-        logits: LogitsName = "logits",
-        labels: LabelsName = "labels",
+        name: api.FileName,
+        probs: DeclaredProbs = None,
+        logits: api.LogitsName = "logits",
+        labels: api.LabelsName = "labels",
     ) -> models.MonitorInfo:
         """Take in a log, sent as the bare body in any format of uploads, oldest row first: all of it or none."""
-        session, options = monitors.get(id), uploads.Options(bool(probs), logits, labels)
+        session, options = monitors.get(id), upload_reader.Options(bool(probs), logits, labels)
         async with receiver.receive(request, name) as (path, shown_name):
             data = await run_in_threadpool(uploads.read, path, shown_name, options, settings, uploads.MONITOR_HINTS)
             if data.test is not None:
                 raise ValueError(f"{shown_name}: a log has one list of rows, got val and test")
             if probs is None and (sentence := looks_like_probabilities(data.val.logits)):
                 # Rows cannot be taken out of a monitor again.
-                raise ValueError(
-                    f"{shown_name}: {sentence}; choose which they are under “What is in the file?”, "
-                    "or say probs=true or probs=false"
-                )
-            return await update(session, *data.val.pair, data.notes)
+                choice = "choose which they are under “What is in the file?”, or say probs=true or probs=false"
+                raise ValueError(f"{shown_name}: {sentence}; {choice}")
+            return await change(session, partial(session.update, *data.val.pair), data.notes)
 
-    @router.get("/api/monitors/{id}/file", **SAFETENSORS)
+    @router.get("/api/monitors/{id}/file", **api.SAFETENSORS)
     def checkpoint(id: str) -> Response:
         """A monitor's checkpoint as a .safetensors file, for `trueup.load`, `trueup monitor --state` and restore."""
         session = monitors.get(id)
-        content = written_bytes(partial(save, session.monitor), "monitor.safetensors")
         stem = re.sub(r"[^A-Za-z0-9_-]+", "-", session.name).strip("-") or "monitor"
-        return attachment(content, f"{stem}.safetensors")
+        return api.safetensors(stem, session.monitor)
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     def metrics() -> Response:
@@ -174,18 +158,9 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
 
 def monitor_info(session: MonitorSession, notes: Sequence[str] = ()) -> models.MonitorInfo:
     """How things stand with a monitor."""
-    monitor, saved, replaying = session.monitor, session.saved, session.replaying
-    return models.MonitorInfo(
-        id=session.id,
-        name=session.name,
-        settings=monitor.settings(),
-        status=monitor.status().to_dict(),
-        updated=session.updated,
-        replaying=models.Progress(done=replaying[0], total=replaying[1]) if replaying else None,
-        saved_rows=saved.rows if saved else None,
-        problem=session.problem,
-        notes=list(notes),
-    )
+    monitor, saved = session.monitor, session.saved
+    figures: Any = {"settings": monitor.settings(), "status": monitor.status().to_dict()}
+    return models.MonitorInfo(**vars(session), **figures, saved_rows=saved.rows if saved else None, notes=list(notes))
 
 
 def _require_classes(wanted: models.MonitorRequest, settings: Settings) -> None:
@@ -203,17 +178,12 @@ def _restore(content: bytes, name: str, settings: Settings) -> Monitor:
                 stored = settings_in(header.content)
             _require_classes(models.MonitorRequest(**stored | {"name": name}), settings)
             monitor = load_artifact(path, "monitor")
-            with errors_name_file(path):
-                _require_working(monitor)
+            with errors_name_file(path):  # a header may hold anything: can the monitor go on?
+                after = copy.copy(monitor).update(np.zeros((1, monitor.n_classes)), np.zeros(1, np.int64))
+                if after.rows != monitor.rows + 1 or not math.isfinite(after.evidence):
+                    raise ValueError("is no whole monitor")
         except ValidationError as error:
             raise ValueError(f"the checkpoint is refused: {models.describe_fields(error.errors())}") from None
         except ValueError as error:
             raise ValueError(message_of(error, uploads.MONITOR_HINTS).replace(str(path), "the checkpoint")) from None
     return monitor
-
-
-def _require_working(monitor: Monitor) -> None:
-    """Whether a monitor can go on: a header may hold anything."""
-    after = copy.copy(monitor).update(np.zeros((1, monitor.n_classes)), np.zeros(1, np.int64))
-    if after.rows != monitor.rows + 1 or not math.isfinite(after.evidence):
-        raise ValueError("is no whole monitor")

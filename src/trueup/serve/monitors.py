@@ -10,7 +10,7 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -39,8 +39,6 @@ SERVER = {
     "damaged_monitors": "Checkpoints that were damaged at the start, and set aside",
 }
 """What the server counts."""
-DAMAGED = ".damaged"
-"""What the name of a damaged checkpoint gets at its end."""
 _GROWTH = 64 << 10
 """Bytes that a new monitor takes at least."""
 
@@ -57,24 +55,22 @@ class History:
 
     def __init__(self, most: int) -> None:
         self._most, self._gap = most, 0.0
-        self._points: list[tuple[int, dict[str, Any]]] = []
+        self._points: list[dict[str, Any]] = []
 
     def add(self, rows: int, figures: dict[str, Any]) -> None:
         """Append a point, or put it in place of the last if that is too near to the one before."""
-        if len(self._points) > 1 and self._points[-1][0] - self._points[-2][0] < self._gap:
+        if len(self._points) > 1 and self._points[-1]["rows"] - self._points[-2]["rows"] < self._gap:
             self._points.pop()
-        self._points.append((rows, figures))
+        self._points.append({"rows": rows, **figures})
         if len(self._points) > self._most:
             self._points = self._points[-1::-2][::-1]
-            self._gap = 2 * (rows - self._points[0][0]) / self._most
+            self._gap = 2 * (rows - self._points[0]["rows"]) / self._most
 
     def columns(self) -> dict[str, list[Any]]:
         """One list a figure."""
         points = list(self._points)
-        names = list(points[-1][1]) if points else []
-        return {"rows": [rows for rows, _ in points]} | {
-            name: [figures[name] for _, figures in points] for name in names
-        }
+        names = points[-1] if points else ("rows",)
+        return {name: [point[name] for point in points] for name in names}
 
 
 @dataclass(eq=False)
@@ -92,12 +88,13 @@ class MonitorSession:
     """Held by the one update that runs; the next in line takes no thread while it waits."""
     waiting: int = 0
     updated: float | None = None
-    replaying: tuple[int, int] | None = None
+    replaying: dict[str, int] | None = None
     """Rows taken in of the log that is being replayed, and all its rows."""
+    file: Path | None = None
+    """The checkpoint, if monitors are kept in a folder; its name is in a .json file of the same stem."""
     saved: Monitor | None = None
-    """What is in the folder."""
+    """What is in the file."""
     problem: str | None = None
-    deleted: bool = False
     write_lock: Lock = field(default_factory=Lock)
 
     def expect(self, logits: Any) -> None:
@@ -117,7 +114,7 @@ class MonitorSession:
         points = []
         try:
             for start, end in pairwise([0, *ends]):
-                self.replaying = (start, total)
+                self.replaying = {"done": start, "total": total}
                 points.append(draft.update(*take_rows(z, y, np.arange(start, end)), awaited=awaited))
         finally:
             self.replaying = None
@@ -134,14 +131,13 @@ class MonitorStore:
         self._sessions: dict[str, MonitorSession] = {}
         self._lock = Lock()
         self.counts: Counter[str] = Counter(dict.fromkeys(SERVER, 0))
-        self._release = _lock_folder(self._folder) if self._folder else None
+        self._lock_handle = _lock_folder(self._folder) if self._folder else None
         try:
-            for draft in self._folder.glob(".*.tmp*") if self._folder else ():
-                draft.unlink(
-                    missing_ok=True
-                )  # of a server that was killed while it wrote: the folder is ours alone now
-            for file in sorted(self._folder.glob("*.safetensors")) if self._folder else ():
-                self._load_or_set_aside(file)
+            if self._folder:
+                for draft in self._folder.glob(".*.tmp*"):  # of a server that was killed while it wrote
+                    draft.unlink(missing_ok=True)
+                for file in sorted(self._folder.glob("*.safetensors")):
+                    self._load_or_set_aside(file)
         except Exception:
             self.close()
             raise
@@ -152,10 +148,8 @@ class MonitorStore:
         with self._lock:
             if any(other.name == name for other in self._sessions.values()):
                 raise HTTPException(409, f"a monitor is called {name!r} already; choose another name")
-            if len(self._sessions) >= self._settings.monitors:
-                raise HTTPException(
-                    409, f"there are {len(self._sessions)} monitors already, as many as are kept; delete one"
-                )
+            if (count := len(self._sessions)) >= self._settings.monitors:
+                raise HTTPException(409, f"there are {count} monitors already, as many as are kept; delete one")
             self._sessions[session.id] = session
         self.write(session)
         if session.problem:
@@ -178,11 +172,11 @@ class MonitorStore:
         """Forget a monitor, on disk too."""
         session = self.get(id)
         with session.write_lock:  # a checkpoint that is being written would come back
-            for file in self._files(session.id) if self._folder else ():
-                file.unlink(missing_ok=True)
-            session.deleted = True
-        with self._lock:
-            self._sessions.pop(id, None)
+            if session.file:
+                session.file.unlink(missing_ok=True)
+                session.file.with_suffix(".json").unlink(missing_ok=True)
+            with self._lock:
+                self._sessions.pop(id, None)
 
     def save(self) -> None:
         """Write the monitors that have seen rows since they were last written."""
@@ -192,8 +186,8 @@ class MonitorStore:
     def close(self) -> None:
         """Write what is not written, and let others use the folder."""
         self.save()
-        if self._release:
-            self._release()
+        if self._lock_handle is not None:
+            os.close(self._lock_handle)
 
     def collect(self) -> Iterable[Metric]:
         """What the server counts, for Prometheus."""
@@ -203,29 +197,24 @@ class MonitorStore:
 
     def _new_session(self, id: str, name: str, monitor: Monitor) -> MonitorSession:
         session = MonitorSession(id, name, monitor, History(self._settings.history))
+        session.file = self._folder / f"{id}.safetensors" if self._folder else None
         if monitor.rows:
             session.history.add(monitor.rows, _figures(monitor.status()))
         return session
-
-    def _files(self, id: str) -> tuple[Path, Path]:
-        assert self._folder is not None
-        return self._folder / f"{id}.safetensors", self._folder / f"{id}.json"
 
     def _load_or_set_aside(self, file: Path) -> None:
         """Load a checkpoint; a damaged one is renamed and named in a warning, and the others go on."""
         try:
             self._load(file)
+            return
         except PermissionError as error:
-            self._tell_damaged(file, f"it cannot be read ({error.strerror}) and was left out")
+            problem = f"it cannot be read ({error.strerror}) and was left out"
         except Exception as error:
-            aside = file.with_name(f"{file.name}{DAMAGED}")
-            file.replace(aside)
+            aside = file.replace(file.with_name(f"{file.name}.damaged"))
             reason = " ".join(str(error).split()) or type(error).__name__
-            self._tell_damaged(file, f"it is damaged and was renamed to {aside.name}: {reason}")
-
-    def _tell_damaged(self, file: Path, what: str) -> None:
+            problem = f"it is damaged and was renamed to {aside.name}: {reason}"
         self.counts["damaged_monitors"] += 1
-        log.warning("the monitor %s was not loaded: %s", file, what)
+        log.warning("the monitor %s was not loaded: %s", file, problem)
 
     def _load(self, file: Path) -> None:
         """A checkpoint that someone put there by hand has no name beside it: its file's is taken."""
@@ -245,15 +234,17 @@ class MonitorStore:
         """Write a monitor, unless it is written."""
         with session.write_lock:
             monitor = session.monitor
-            if self._folder is None or session.deleted or session.saved is monitor:
+            if session.file is None or session.id not in self._sessions or session.saved is monitor:
                 return
-            checkpoint, about = self._files(session.id)
             try:
-                self._require_space(session)
-                if session.saved is None:
-                    with atomic_write(about) as (draft,):
+                if session.saved is None:  # a monitor keeps its size
+                    taken = sum(file.stat().st_size for file in session.file.parent.glob("*.safetensors"))
+                    if taken + _GROWTH > self._settings.monitors_bytes:
+                        most = f"{self._settings.monitors_bytes / 2**20:,.0f} MB"
+                        raise ValueError(f"the monitors take the {most} that they may have on disk; delete one")
+                    with atomic_write(session.file.with_suffix(".json")) as (draft,):
                         draft.write_text(json.dumps({"name": session.name}), encoding="utf-8")
-                save(monitor, checkpoint)
+                save(monitor, session.file)
             except Exception as error:  # a full disk shows itself in many ways; the next checkpoint tries again
                 session.problem = getattr(error, "strerror", None) or " ".join(str(error).split())
                 with self._lock:
@@ -262,24 +253,14 @@ class MonitorStore:
             else:
                 session.saved, session.problem = monitor, None
 
-    def _require_space(self, session: MonitorSession) -> None:
-        """A monitor keeps its size, so it is asked once, before it is first written."""
-        assert self._folder is not None
-        if session.saved is not None:
-            return
-        taken = sum(file.stat().st_size for file in self._folder.glob("*.safetensors"))
-        if taken + _GROWTH > self._settings.monitors_bytes:
-            most = f"{self._settings.monitors_bytes / 2**20:,.0f} MB"
-            raise ValueError(f"the monitors take the {most} that they may have on disk; delete one")
-
 
 def _figures(status: Status) -> dict[str, Any]:
     now = status.to_dict()
     return {"evidence": now["evidence"]} | {name: now[f"recent_{name}"] for name in ("ece", "accuracy", "confidence")}
 
 
-def _lock_folder(folder: Path) -> Callable[[], None]:
-    """Lock a folder for this server, as two would overwrite each other's monitors; what is returned unlocks it."""
+def _lock_folder(folder: Path) -> int:
+    """Lock a folder for this server, as two would overwrite each other's monitors; closing the handle unlocks it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -287,13 +268,13 @@ def _lock_folder(folder: Path) -> Callable[[], None]:
         raise ValueError(f"{folder}: monitors cannot be kept there: {error.strerror}") from None
     try:
         import fcntl
-    except ImportError:  # pragma: no cover - Windows has no such locks
-        return lambda: os.close(handle)
-    try:
+
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:  # pragma: no cover - Windows has no such locks
+        pass
     except BlockingIOError:
         os.close(handle)
         raise ValueError(f"{folder}: another server keeps its monitors there") from None
     except OSError:  # a file system without locks
         log.warning("%s cannot be locked: no other server must use it", folder)
-    return lambda: os.close(handle)
+    return handle

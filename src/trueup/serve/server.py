@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+import threading
+import webbrowser
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -51,13 +53,12 @@ def run(
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise ValueError(f"cannot listen on port {port} of {host}: {error.strerror}; choose another port") from None
-    shown = socket.gethostname() if host in EVERYWHERE else _in_url(host)
-    address = f"http://{shown}:{listening.getsockname()[1]}/"
-    address += "" if settings.token is None else f"?token={settings.token}"
+    query = "" if settings.token is None else f"?token={settings.token}"
+    address = f"http://{_names(host)[-1]}:{listening.getsockname()[1]}/{query}"
     if on_listening is not None:
         on_listening(address)
-    if open_browser:
-        _open_when_ready(server, address)
+    if open_browser:  # what it asks waits until the server has started
+        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
     with listening, suppress(KeyboardInterrupt):
         server.run(sockets=[listening])
 
@@ -81,44 +82,17 @@ def make_server(
     settings = settings or Settings()
     names = dict.fromkeys((*settings.hosts, *_names(host), *hosts))
     app = create_app(replace(settings, hosts=tuple(name.lower() for name in names)))
-    return uvicorn.Server(
-        uvicorn.Config(
-            app,
-            host=host,
-            port=port,
-            log_level=log_level,
-            server_header=False,
-            access_log=False,  # a line of it would hold the token
-            timeout_keep_alive=30,
-            backlog=BACKLOG,
-            http=limited_protocol(most_connections(settings.connections), settings.idle_seconds),
-        )
-    )
+    # A line of the access log would hold the token.
+    quiet: Any = {"log_level": log_level, "server_header": False, "access_log": False}
+    protocol = limited_protocol(most_connections(settings.connections), settings.idle_seconds)
+    limits: Any = {"timeout_keep_alive": 30, "backlog": BACKLOG, "http": protocol}
+    return uvicorn.Server(uvicorn.Config(app, host=host, port=port, **quiet, **limits))
 
 
 def _names(host: str) -> tuple[str, ...]:
     """What a browser calls a server that listens there."""
-    if host in EVERYWHERE:
-        return (*LOCAL, socket.gethostname())
-    return (*LOCAL, _in_url(host))
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _open_when_ready(server: Any, address: str) -> None:
-    import threading
-    import time
-    import webbrowser
-
-    def wait() -> None:
-        while not server.started and not server.should_exit:
-            time.sleep(0.05)
-        if server.started:
-            webbrowser.open(address)
-
-    threading.Thread(target=wait, daemon=True).start()
+    name = socket.gethostname() if host in EVERYWHERE else host
+    return (*LOCAL, f"[{name}]" if ":" in name else name)
 
 
 def most_connections(most: int) -> int:
@@ -142,52 +116,38 @@ def limited_protocol(most: int, idle_seconds: float) -> type[asyncio.Protocol]:
     class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         """One connection."""
 
-        _timer: asyncio.TimerHandle | None = None
-        _idle_since = 0.0
+        _timer: asyncio.TimerHandle
+        _idle_since: float
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self._watch()
+            self._start_timer()
             if len(self.connections) > most:
-                self._make_room()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self._watch()
+                idle = [other for other in self.connections if other is not self and other.is_idle]
+                oldest = min(idle, key=lambda other: other._idle_since, default=self)
+                self.connections.discard(oldest)  # it is not to be chosen again before its end is noticed
+                oldest.transport.abort()
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            self._watch()
+            self._timer.cancel()
+            self._start_timer()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_timer()
+            self._timer.cancel()
             super().connection_lost(exc)
 
         @property
         def is_idle(self) -> bool:
             return self.cycle is None or self.cycle.response_complete
 
-        def _watch(self) -> None:
-            """Begin to count while there is no request, from the end of the last one; stop when there is one."""
-            if not self.is_idle:
-                self._stop_timer()
-            elif self._timer is None:
-                self._idle_since = self.loop.time()
-                self._timer = self.loop.call_later(idle_seconds, self._give_up)
+        def _start_timer(self) -> None:
+            """Count the time without a request, from the end of the last one."""
+            self._idle_since = self.loop.time()
+            self._timer = self.loop.call_later(idle_seconds, self._abort_if_idle)
 
-        def _stop_timer(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-
-        def _give_up(self) -> None:
+        def _abort_if_idle(self) -> None:
             if self.is_idle:
                 self.transport.abort()
-
-        def _make_room(self) -> None:
-            idle = [other for other in self.connections if other is not self and other.is_idle]
-            oldest = min(idle, key=lambda other: other._idle_since, default=self)
-            self.connections.discard(oldest)  # it is not to be chosen again before its end is noticed
-            oldest.transport.abort()
 
     return LimitedProtocol

@@ -5,16 +5,14 @@ from __future__ import annotations
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
-from threading import Lock
+from threading import RLock
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
 
-@dataclass
-class _Kept:
+class _Entry(NamedTuple):
     value: Any
     size: int
     used: float
@@ -39,71 +37,63 @@ class Store:
 
     def __init__(self, *, seconds: float, most_bytes: int, clock: Callable[[], float] = monotonic) -> None:
         self._seconds, self._most, self._clock = seconds, most_bytes, clock
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()  # the longest unused first
-        self._lock = Lock()
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # the longest unused first
+        self._lock = RLock()
 
     def put(self, value: Any, size: int) -> str:
         """Keep a value of so many bytes, and return its name."""
         name = secrets.token_urlsafe(24)
         with self._lock:
-            self._kept[name] = _Kept(value, size, self._clock())
-            self._make_room(name)
+            self._append(name, value, size)
         return name
 
     def get(self, name: str, kind: type[T]) -> T:
         """The value of that name and kind, whose time begins anew."""
         with self._lock:
-            self._forget_old()
-            kept = self._kept.get(name)
-            if kept is None or not isinstance(kept.value, kind):
-                raise Missing(name)
-            kept.used = self._clock()
-            self._kept.move_to_end(name)
-            return kept.value
+            self.sweep()
+            entry = self._pop(name, kind)
+            self._append(name, entry.value, entry.size)
+            return entry.value
 
     def resize(self, name: str, size: int) -> None:
         """Say that a value has grown, if it is still kept."""
         with self._lock:
-            if name in self._kept:
-                self._kept[name].size = size
-                self._kept[name].used = self._clock()
-                self._kept.move_to_end(name)
-                self._make_room(name)
+            if name in self._entries:
+                self._append(name, self._entries.pop(name).value, size)
 
-    def remove(self, name: str) -> Any:
-        """Forget a value and return it."""
+    def remove(self, name: str, kind: type[T] = object) -> T:  # type: ignore[assignment]
+        """Forget a value of that kind and return it."""
         with self._lock:
-            if name not in self._kept:
-                raise Missing(name)
-            return self._kept.pop(name).value
+            return self._pop(name, kind).value
 
     def sweep(self) -> None:
         """Forget what has expired."""
         with self._lock:
-            self._forget_old()
+            oldest = self._clock() - self._seconds
+            while self._entries and next(iter(self._entries.values())).used < oldest:
+                self._entries.popitem(last=False)
 
     @property
     def size(self) -> int:
         """Bytes kept now."""
         with self._lock:
-            return sum(kept.size for kept in self._kept.values())
+            return sum(entry.size for entry in self._entries.values())
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._entries)
 
     def __contains__(self, name: str) -> bool:
         self.sweep()
-        return name in self._kept
+        return name in self._entries
 
-    def _forget_old(self) -> None:
-        oldest = self._clock() - self._seconds
-        while self._kept and next(iter(self._kept.values())).used < oldest:
-            self._kept.popitem(last=False)
+    def _pop(self, name: str, kind: type) -> _Entry:
+        if name not in self._entries or not isinstance(self._entries[name].value, kind):
+            raise Missing(name)
+        return self._entries.pop(name)
 
-    def _make_room(self, newest: str) -> None:
-        self._forget_old()
-        total = sum(kept.size for kept in self._kept.values())
-        for name in list(self._kept):
-            if total <= self._most or name == newest:
-                return
-            total -= self._kept.pop(name).size
+    def _append(self, name: str, value: Any, size: int) -> None:
+        """Keep a value as the last used, and forget others if there is no room."""
+        self._entries[name] = _Entry(value, size, self._clock())
+        self.sweep()
+        while self.size > self._most and len(self._entries) > 1:
+            self._entries.popitem(last=False)

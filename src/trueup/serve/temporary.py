@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import tempfile
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 _OURS = re.compile(r"trueup-[a-z]+-(\d+)-\w+")
@@ -17,14 +18,6 @@ def temporary_prefix(purpose: str) -> str:
     return f"trueup-{purpose}-{os.getpid()}-"
 
 
-def written_bytes(write: Callable[[Path], object], name: str) -> bytes:
-    """What a function writes to a file of that name."""
-    with tempfile.TemporaryDirectory(prefix=temporary_prefix("file")) as folder:
-        path = Path(folder, name)
-        write(path)
-        return path.read_bytes()
-
-
 def sweep_temporary() -> int:
     """Remove what killed processes of this user left behind; how many folders that were."""
     if os.name != "posix":  # elsewhere a process cannot be asked whether it lives
@@ -32,22 +25,19 @@ def sweep_temporary() -> int:
     gone = 0
     for folder in Path(tempfile.gettempdir()).glob("trueup-*"):
         match = _OURS.fullmatch(folder.name)
-        try:
+        with suppress(OSError):  # somebody else may be faster
             status = folder.lstat()
-        except OSError:  # somebody else was faster
-            continue
-        ours = match and folder.is_dir() and not folder.is_symlink() and status.st_uid == os.getuid()
-        if match and ours and not _is_alive(int(match[1])):
-            shutil.rmtree(folder, ignore_errors=True)
-            gone += 1
+            ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+            if match and ours and not _is_alive(int(match[1])):
+                shutil.rmtree(folder, ignore_errors=True)
+                gone += 1
     return gone
 
 
 def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
+    with suppress(PermissionError):  # a process of another user is alive
+        try:
+            os.kill(pid, 0)
+        except (ProcessLookupError, OverflowError):
+            return False
     return True

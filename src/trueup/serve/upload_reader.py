@@ -14,33 +14,21 @@ import os
 import shutil
 import sys
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from trueup._core.errors import Hint, InputError
+from trueup.io import source as sources
 from trueup.io.atomic import errors_name_file, require_file, shorten
 from trueup.io.formats import FORMATS, npy_header
-from trueup.io.source import (
-    Chunk,
-    Plan,
-    Source,
-    column_of_split,
-    drop_missing,
-    file_list,
-    find_columns,
-    group_values,
-    require_columns,
-    simplify,
-    splits_in,
-    suffix_of,
-)
 from trueup.serve.settings import ReaderLimits
 
-MEMORY, SPACE = "memory", "space"
-"""What `result.json` says of a file that needs more memory than it may take, or more space than the disk has."""
+Arrays = dict[str, np.ndarray]
+ARRAYS, MEMORY, SPACE = "arrays", "memory", "space"
+"""What `result.json` says: a file was read, needs more memory than it may take, or more space than the disk has."""
 MOST_GROUPS = 1000
 """Groups of one column that are taken: each is a row of a table."""
 
@@ -60,53 +48,30 @@ class Options:
     """The column that says which rows are correlated."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """What to read of a file, and what reading it may take."""
-
-    path: str
-    folder: str
-    """Where the arrays go."""
-    options: Options
-    limits: ReaderLimits
-
-    def to_json(self) -> str:
-        """As the argument of the process."""
-        limits = {field.name: getattr(self.limits, field.name) for field in fields(ReaderLimits)}
-        return json.dumps([self.path, self.folder, asdict(self.options), limits])
-
-    @classmethod
-    def from_json(cls, text: str) -> Request:
-        """What `to_json` wrote."""
-        path, folder, options, limits = json.loads(text)
-        return cls(path, folder, Options(**options), ReaderLimits(**limits))
-
-
 def main() -> None:
-    """Read the file that the only argument asks for."""
-    request = Request.from_json(sys.argv[1])
-    _limit(request.limits)
+    """Read a file: the only argument is JSON of its path, the folder of the arrays, the options and the limits."""
+    path, folder, options, limits = json.loads(sys.argv[1])
+    _limit(ReaderLimits(**limits))
     result: dict[str, Any]
     try:
-        result = {"splits": _read(request)}
+        splits = _read(Path(path), Path(folder), Options(**options), ReaderLimits(**limits))
+        result = {"kind": ARRAYS, "splits": splits}
     except MemoryError:
-        result = {"error": {"kind": MEMORY}}
+        result = {"kind": MEMORY}
     except InputError as error:
-        fields = {name: getattr(error, name) for name in ("argument", "wanted", "got", "hint", "choices", "where")}
-        result = {"error": {"kind": "input", **fields, "got": shorten(error.got)}}
+        result = {"kind": "input", "fields": vars(error) | {"got": shorten(error.got), "file": None}}
     except (OSError, ValueError, ImportError) as error:
         full = getattr(error, "errno", None) == errno.ENOSPC
-        result = {"error": {"kind": SPACE if full else "other", "message": shorten(str(error))}}
-    Path(request.folder, "result.json").write_text(json.dumps(result), encoding="utf-8")
+        result = {"kind": SPACE if full else "other", "message": shorten(str(error))}
+    Path(folder, "result.json").write_text(json.dumps(result), encoding="utf-8")
 
 
 def error_from(result: dict[str, Any], file: str) -> ValueError:
     """The error that `result.json` tells of, about a file of that name."""
-    if result["kind"] == "input":
-        fields = {name: result[name] for name in ("argument", "wanted", "got", "choices", "where")}
-        hint = result["hint"]
-        return InputError(**fields, hint=Hint(hint) if hint in set(Hint) else hint, file=file)
-    return ValueError(result["message"])
+    if result["kind"] != "input":
+        return ValueError(result["message"])
+    hint = result["fields"]["hint"]
+    return InputError(**result["fields"] | {"file": file, "hint": Hint(hint) if hint in set(Hint) else hint})
 
 
 def _limit(limits: ReaderLimits) -> None:
@@ -114,49 +79,47 @@ def _limit(limits: ReaderLimits) -> None:
     with suppress(ImportError, OSError, ValueError):
         import resource
 
-        for kind, most in (
-            (resource.RLIMIT_AS, limits.reader_bytes),
-            (resource.RLIMIT_FSIZE, limits.reader_bytes),
-            (resource.RLIMIT_CPU, 2 * math.ceil(limits.reader_seconds)),
-            (resource.RLIMIT_CORE, 0),
-        ):
-            resource.setrlimit(kind, (most, most))
+        size, seconds = limits.reader_bytes, 2 * math.ceil(limits.reader_seconds)
+        for kind, most in {"AS": size, "FSIZE": size, "CPU": seconds, "CORE": 0}.items():
+            resource.setrlimit(getattr(resource, f"RLIMIT_{kind}"), (most, most))
 
 
-def _read(request: Request) -> list[str | None]:
-    path, labels = Path(request.path), request.options.labels
+def _read(path: Path, folder: Path, options: Options, limits: ReaderLimits) -> int:
+    """Write the arrays of each split; the number of splits."""
+    labels = options.labels
     require_file(path)
-    reader, _ = FORMATS[suffix_of(path)]
+    reader, _ = FORMATS[sources.suffix_of(path)]
     with ExitStack() as stack:
         with errors_name_file(path):
             if path.suffix == ".npy" and labels is not None:
                 _part_npy(path)
             source = stack.enter_context(reader(path))
-            splits = splits_in(source.columns, labels or "labels")
+            splits = sources.splits_in(source.columns, labels or "labels")
             if labels is None:  # of a file with both halves, the one that stands for what is new
                 both = all(any(name.startswith(f"{half}_") for name in source.columns) for half in ("val", "test"))
                 splits = ("test",) if both else splits[-1:]
         for number, split in enumerate(splits):
             with errors_name_file(path):
-                arrays = _read_split(source, split, request.options, request.limits)
+                arrays = _read_split(source, split, options, limits)
             for name, array in arrays.items():
-                np.save(Path(request.folder, f"{number}.{name}.npy"), array, allow_pickle=False)
-    return list(splits)
+                np.save(folder / f"{number}.{name}.npy", array, allow_pickle=False)
+    return len(splits)
 
 
-def _read_split(source: Source, split: str | None, options: Options, limits: ReaderLimits) -> dict[str, np.ndarray]:
+def _read_split(source: sources.Source, split: str | None, options: Options, limits: ReaderLimits) -> Arrays:
     """`logits`, `labels`, for each column of groups the number of each row's and what they are called, and of clusters
     the numbers alone."""
     columns = options.logits.split(",") if "," in options.logits else options.logits
-    names, label = find_columns(source.columns, columns, options.labels, options.probs, split)
-    others = [column_of_split(source.columns, name, split) for name in (*options.groups, options.clusters) if name]
-    require_columns(source.columns, others)
+    names, label = sources.find_columns(source.columns, columns, options.labels, options.probs, split)
+    beside = [name for name in (*options.groups, options.clusters) if name]
+    others = [sources.column_of_split(source.columns, name, split) for name in beside]
+    sources.require_columns(source.columns, others)
     if (width := source.width(names)) > limits.n_classes:
         raise ValueError(f"{names[0]} has {width:,} classes; at most {limits.n_classes:,} are taken here")
     parts, rows, most = [], 0, min(limits.rows, limits.numbers // max(1, width))
     absent = math.nan if options.probs else -math.inf
-    for chunk in source.read(Plan(names, label, list(dict.fromkeys(others)), absent=absent), most + 1):
-        _, without = drop_missing(chunk)
+    for chunk in source.read(sources.Plan(names, label, list(dict.fromkeys(others)), absent=absent), most + 1):
+        _, without = sources.drop_missing(chunk)
         if without:
             raise InputError(label or "labels", "be there in each row", f"{without:,} rows without")
         parts.append(chunk)
@@ -180,11 +143,11 @@ def _join(parts: list[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _encode(parts: list[Chunk], column: str) -> tuple[np.ndarray, np.ndarray]:
+def _encode(parts: list[sources.Chunk], column: str) -> tuple[np.ndarray, np.ndarray]:
     """The values of a column, sorted, and the number of each row's."""
     if any(getattr(part.others[column], "ndim", 1) != 1 for part in parts):
         raise InputError(column, "have one value in each row", "several")
-    values = simplify([value for part in parts for value in group_values(part.others[column]).tolist()])
+    values = sources.simplify([value for part in parts for value in sources.group_values(part.others[column]).tolist()])
     if values.dtype.kind == "O":  # of several kinds: a file of arrays would need a pickle
         values = np.array([str(value) for value in values.tolist()])
     names, codes = np.unique(values, return_inverse=True)
@@ -199,14 +162,12 @@ def _part_npy(path: Path) -> None:
         if dtype.hasobject:
             raise ValueError("it holds pickled Python objects; pickles are never read, because they can run code")
         end = file.tell() + math.prod(shape) * dtype.itemsize
-        if end >= size:
-            raise ValueError(
-                "a .npy file comes with its labels: choose x.npy and x.labels.npy together"
-                if end == size
-                else f"the file is cut off: {end:,} bytes were promised, {size:,} came"
-            )
+        if end > size:
+            raise ValueError(f"the file is cut off: {end:,} bytes were promised, {size:,} came")
+        if end == size:
+            raise ValueError("a .npy file comes with its labels: choose x.npy and x.labels.npy together")
         file.seek(end)
-        with open(file_list(path)[1], "wb") as labels:
+        with open(sources.file_list(path)[1], "wb") as labels:
             shutil.copyfileobj(file, labels)
         file.truncate(end)
 

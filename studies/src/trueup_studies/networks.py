@@ -149,7 +149,7 @@ def network_options(
     >>> pairs = [(torch.zeros(1, 8, 8), 3)]
     >>> digits = SimpleNamespace(name="digits", kind="image", train=pairs, classes="0123456789", vocabulary=())
     >>> network_options("cnn", digits, width=8, seed=1), network_options("mlp", digits)
-    ({'classes': 10, 'channels': 1, 'width': 8, 'seed': 1}, {'outputs': 10, 'inputs': 64})
+    ({'n_classes': 10, 'channels': 1, 'width': 8, 'seed': 1}, {'outputs': 10, 'inputs': 64})
     """
     accepted = inspect.signature(NETWORKS[network] if isinstance(network, str) else network).parameters
     sample = data.train[0][0]

@@ -21,7 +21,7 @@ from trueup_studies.training.data.dataset import Data
 from trueup_studies.training.loop import TrainingError, train
 from trueup_studies.training.tasks import Classification, Forecasts, Regression
 
-TOKENS = Classification(classes="last")
+TOKENS = Classification(class_axis="last")
 
 
 def book(n, seed):
@@ -61,7 +61,7 @@ def last(done):
         nn.CrossEntropyLoss(),
         losses.Focal(gamma=1.0),
         losses.DCA(),
-        losses.CLUE(measure=partial(losses.error_and_entropy, classes="last"), passes=2),
+        losses.CLUE(measure=partial(losses.error_and_entropy, class_axis="last"), passes=2),
     ],
     ids=repr,
 )
@@ -93,7 +93,7 @@ def test_classes_may_come_first():
             return self.inside(tokens).movedim(-1, 1)
 
     runs = [
-        train(model, BOOK, losses.CrossEntropy(), 1, task=Classification(classes=classes), progress=False)
+        train(model, BOOK, losses.CrossEntropy(), 1, task=Classification(class_axis=classes), progress=False)
         for model, classes in ((reader(), "last"), (First(), "first"))
     ]
     assert last(runs[0]).nll == pytest.approx(last(runs[1]).nll, rel=1e-5)
@@ -232,7 +232,7 @@ def test_a_run_that_stops_goes_on_to_the_same_result_bit_for_bit(tmp_path, kind)
             BOOK,
             losses.CrossEntropy(),
             None,
-            r"tokens with task=Classification\(classes=…\), got \(60, 10, 5\)",
+            r"tokens with task=Classification\(class_axis=…\), got \(60, 10, 5\)",
         ),
         (nn.Linear(3, 2), NUMBERS[:2], nn.MSELoss(), None, "data must have train, val and test, or be a triple"),
         (nn.Linear(3, 2), None, nn.MSELoss(), None, "data must have train, val and test.*got NoneType"),

@@ -6,23 +6,23 @@ something to show.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from trueup._core.formatting import format_percent
-from trueup.reports.audit import RAW, Audit, Pair, method_title
+from trueup.reports.audit import RAW, Audit, method_title
 from trueup.reports.plot import draw_plot, plotly_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from plotly.graph_objects import Figure
 
-__all__ = ["FIGURES", "Panel", "Section", "chart", "draw", "numbers", "sections", "summary"]
+    from trueup.reports.forecasts import ForecastAudit
 
 Table = tuple[list[str], list[list[str]]]
 """The head and the rows."""
@@ -64,23 +64,46 @@ class Stage(NamedTuple):
     name: str
     title: str
     method: str
-    pair: Pair
+    arrays: tuple[Any, ...]
+    """Logits and labels, or the three arrays of a forecast."""
 
 
-def stages(audit: Audit) -> list[Stage]:
-    """The uncalibrated network and, if a method was chosen, the calibrated one."""
-    before = Stage("before", "Uncalibrated", RAW, audit.pairs[RAW])
-    if audit.chosen == RAW:
-        return [before]
-    after = f"After {lower_title(method_title(audit.chosen))}"
-    return [before, Stage("after", after, audit.chosen, audit.pairs[audit.chosen])]
+def stages(audit: Audit | ForecastAudit) -> list[Stage]:
+    """The predictions as they are and, if a method was chosen, after it."""
+    chosen, arrays = audit.chosen, audit.pairs if isinstance(audit, Audit) else audit.triples
+    first, title = ("Uncalibrated", method_title(chosen)) if isinstance(audit, Audit) else ("As forecast", audit.title)
+    before = Stage("before", first, RAW, arrays[RAW])
+    after = Stage("after", f"After {lower_title(title)}", chosen, arrays[chosen])
+    return [before] if chosen == RAW else [before, after]
 
 
-def panels(name: str, shown: Sequence[Any], records: Sequence[Any], **options: Any) -> tuple[Panel, ...]:
+def panels(name: str, audit: Audit | ForecastAudit, records: Sequence[Any], **options: Any) -> tuple[Panel, ...]:
     """The charts of stages next to each other, which share their options and have no legends of their own."""
     options |= {"legend": False}
-    pairs = zip(shown, records, strict=True)
+    pairs = zip(stages(audit), records, strict=True)
     return tuple(Panel(f"{name}-{stage.name}", stage.title, record, options) for stage, record in pairs)
+
+
+class Words(NamedTuple):
+    """The words for predictions and outcomes."""
+
+    score: str
+    outcome: str
+    over: str
+    under: str
+    right: str
+    wrong: str
+    mean: str
+    rate: str
+
+
+def words_for(event: bool) -> Words:
+    """The words for the probability of an event, or for the confidence of a prediction."""
+    if event:
+        names = "predicted probability", "observed frequency", "predicted too high", "predicted too low"
+        return Words(*names, "happened", "did not", "mean predicted", "observed")
+    names = "confidence", "accuracy", "overconfident", "underconfident"
+    return Words(*names, "right", "wrong", "mean confidence", "accuracy")
 
 
 def percent(share: float, digits: int = 1) -> str:
@@ -88,54 +111,39 @@ def percent(share: float, digits: int = 1) -> str:
     return "–" if np.isnan(share) else format_percent(share, digits)
 
 
+def band_title(level: float) -> str:
+    """The name of the band of a calibrated network in legends and tables."""
+    return f"{format_percent(level)} band if calibrated"
+
+
 def lower_title(title: str) -> str:
     """A method's title inside a sentence: no capital, unless it is somebody's name."""
-    keep = title.split()[0] in ("Platt", "Dirichlet", "Bayesian", "Neural", "I-Max")
+    keep = title.split()[0] in ("Platt", "Dirichlet", "Bayesian", "Neural", "I-Max", "Venn–Abers")
     return title if keep else title[:1].lower() + title[1:]
 
 
-def _always(audit: Audit) -> bool:
-    return True
+def _figures(audit: Audit | ForecastAudit) -> list[str]:
+    """The modules whose figures suit an audit, in the order of the page.
+
+    Each has a record and its `section`, `plot`, `summary` and `numbers`.
+    """
+    if not isinstance(audit, Audit):
+        return ["pit_histogram", "coverage_curve"]
+    names = ["reliability", "confidence_histogram", "groups", "comparison", "method_choice", "temperature_sweep"]
+    independent = audit.clusters is None
+    if audit.scores.is_event:  # no class is predicted
+        return [*names, "net_benefit"] if independent else names
+    promise = ["promise"] if independent and audit.sample_weight is None else []
+    return [*names, "risk_coverage", *promise, "class_errors"]
 
 
-def _of_classes(audit: Audit) -> bool:
-    """Of an event no class is predicted."""
-    return not audit.scores.is_event
-
-
-def _of_independent_rows(audit: Audit) -> bool:
-    return audit.clusters is None
-
-
-FIGURES: Mapping[str, Callable[[Audit], bool]] = MappingProxyType(
-    {
-        "reliability": _always,
-        "confidence_histogram": _always,
-        "groups": lambda audit: bool(audit.scores.group_tables),
-        "comparison": _always,
-        "method_choice": _always,
-        "temperature_sweep": _always,
-        "risk_coverage": _of_classes,
-        "promise": lambda audit: _of_classes(audit) and _of_independent_rows(audit) and audit.sample_weight is None,
-        "net_benefit": lambda audit: audit.scores.is_event and _of_independent_rows(audit),
-        "class_errors": _of_classes,
-    }
-)
-"""Module with a record, its `section`, `plot`, `summary` and `numbers` → whether an audit has something to
-show, in the order of the page."""
-
-
-FORECAST_FIGURES = ("pit_histogram", "coverage_curve")
-"""The same of forecasts of a number, which have a page of their own."""
-
-
-def sections(audit: Audit, class_names: Sequence[str] | None) -> Iterator[Section]:
-    """The sections of the page about an audit, in order; `names` are those of the classes."""
-    for name, shown in FIGURES.items():
-        if shown(audit):
-            section = import_module(f"{__name__}.{name}").section(audit, class_names)
-            if section is not None:
-                yield section
+def sections(audit: Audit | ForecastAudit, class_names: Sequence[str] | None) -> Iterator[Section]:
+    """The sections of the page about an audit, in order."""
+    for name in _figures(audit):
+        options = {"class_names": class_names} if name == "class_errors" else {}
+        section = import_module(f"{__name__}.{name}").section(audit, **options)
+        if section is not None:
+            yield section
 
 
 def draw(record: Any, ax: Axes | None = None, *, title: str | None = None, **options: Any) -> Axes:
@@ -185,7 +193,7 @@ def numbers(record: Any) -> Table:
 
 def _figure_of(record: Any) -> ModuleType:
     """The module of a record, which has imported it."""
-    package, _, name = type(record).__module__.rpartition(".")
-    if package != __name__ or name not in (*FIGURES, *FORECAST_FIGURES):
+    module = type(record).__module__
+    if not module.startswith(f"{__name__}."):
         raise TypeError(f"record must be one of trueup.reports's records, got {type(record).__name__}")
-    return import_module(f"{package}.{name}")
+    return import_module(module)

@@ -39,7 +39,7 @@ def class_errors(
     With `sample_weight`, one a row, n is their sum.
 
     >>> record = class_errors(np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3]]), [0, 0, 1], class_names=["cat", "dog"])
-    >>> for row in zip(record.names, record.error, record.probability, record.frequency):
+    >>> for row in zip(record.class_names, record.error, record.probability, record.frequency):
     ...     print("{} {:.4f} {:.4f} {:.4f}".format(*row))
     cat 0.3333 0.8000 0.6667
     dog 0.3333 0.2000 0.3333
@@ -59,7 +59,7 @@ def class_errors(
 def section(audit: Audit, class_names: Sequence[str] | None) -> Section:
     """The classes before and after calibration, on the same scale."""
     how: dict[str, Any] = {"bins": audit.bins, "class_names": class_names, "sample_weight": audit.sample_weight}
-    records = [class_errors(*stage.pair, **how) for stage in stages(audit)]
+    records = [class_errors(*stage.arrays, **how) for stage in stages(audit)]
     top, order = max(float(record.error.max()) for record in records), np.argsort(-records[0].error, kind="stable")
     return Section(
         name="classes",
@@ -68,7 +68,7 @@ def section(audit: Audit, class_names: Sequence[str] | None) -> Section:
         "far that probability is from how often the class occurs, bin by bin. The classes stand in the order of their "
         "errors without calibration.",
         legend=(("over", _HIGH), ("under", _LOW)),
-        panels=panels("classes", stages(audit), records, top=top, order=order),
+        panels=panels("classes", audit, records, top=top, order=order),
     )
 
 
@@ -78,57 +78,47 @@ def plot(record: ClassErrors, *, most: int = 20, top: float | None = None, order
     `order` gives the classes of another record's order instead, so that the two can be compared line by line.
     """
     order = (np.argsort(-record.error, kind="stable") if order is None else order)[:most]
-    names = [record.class_names[k] for k in order]
     high, low = (way(record.probability, record.frequency)[order] for way in (np.greater, np.less_equal))
     hover = "%{customdata[0]}<br>error %{x:.4f}<br>mean probability %{customdata[1]}, frequency %{customdata[2]}"
-    marks: list[Mark] = [
-        Bars(
-            at=np.flatnonzero(members), size=record.error[order[members]], width=0.75, horizontal=True, color=colour,
-            name=name, hover=hover, data=[
-                [plain_text(record.class_names[k]), percent(record.probability[k], 2), percent(record.frequency[k], 2)]
-                for k in order[members]
-            ],
-        )
-        for name, members, colour in ((_HIGH, high, style.GAP_OVER), (_LOW, low, style.GAP_UNDER))
-        if members.any()
-    ]  # fmt: skip
+    marks: list[Mark] = []
+    for name, members, color in ((_HIGH, high, style.GAP_OVER), (_LOW, low, style.GAP_UNDER)):
+        if members.any():
+            rows = [_row(record, k) for k in order[members]]
+            data = [[plain_text(title), *shares] for title, _, *shares in rows]
+            look: dict[str, Any] = {"width": 0.75, "horizontal": True, "color": color, "name": name, "hover": hover}
+            marks.append(Bars(at=np.flatnonzero(members), size=record.error[order[members]], data=data, **look))
     classes, mean = len(record.error), float(record.error.mean())
     if not np.isnan(mean):
         marks.append(Rule(at=mean, color=style.INK, dash="dash", name=f"mean of all {mean:.4f}"))
     return Plot(
         title=f"{most} worst of {classes:,} classes" if classes > most else "Calibration by class",
         marks=marks,
-        x=Axis(title=style.label("sce"), range=None if top is None else (0, 1.04 * top), from_zero=True),
-        y=Axis(rows=names),
-        legend="lower right",
-        columns=2,
+        x=Axis(title=style.label("sce"), range=(0, None if top is None else 1.04 * top)),
+        y=Axis(rows=[record.class_names[k] for k in order]),
+        legend=("lower right", 2),
         empty="no rows" if np.isnan(mean) else "",
     )
 
 
 def summary(record: ClassErrors) -> str:
     """The mean error, the worst class, and how many probabilities are too high or too low."""
-    worst = int(record.error.argmax())
+    worst, classes = int(record.error.argmax()), len(record.class_names)
     high = int((record.probability > record.frequency).sum())
-    classes = len(record.class_names)
+    name, _, probability, frequency = _row(record, worst)
     return (
-        f"The mean over {classes:,} classes is {record.error.mean():.4f}. Class {record.class_names[worst]} is worst "
-        f"with {record.error[worst]:.4f}: its mean probability is {percent(record.probability[worst], 2)}, its "
-        f"frequency {percent(record.frequency[worst], 2)}. The mean probability is too high for {high:,} classes and "
-        f"too low for {classes - high:,}."
+        f"The mean over {classes:,} classes is {record.error.mean():.4f}. Class {name} is worst with "
+        f"{record.error[worst]:.4f}: its mean probability is {probability}, its frequency {frequency}. The mean "
+        f"probability is too high for {high:,} classes and too low for {classes - high:,}."
     )
 
 
 def numbers(record: ClassErrors, most: int = 200) -> Table:
     """A row for each of the `most` worst classes."""
-    order = np.argsort(-record.error, kind="stable")[:most]
-    rows = [
-        [
-            record.class_names[k],
-            format_number(record.error[k]),
-            percent(record.probability[k], 2),
-            percent(record.frequency[k], 2),
-        ]
-        for k in order
-    ]
+    rows = [_row(record, k) for k in np.argsort(-record.error, kind="stable")[:most]]
     return ["Class", "Error", "Mean probability", "Frequency"], rows
+
+
+def _row(record: ClassErrors, k: int) -> list[str]:
+    """The name of a class, its error, its mean probability and its frequency."""
+    shares = percent(record.probability[k], 2), percent(record.frequency[k], 2)
+    return [record.class_names[k], format_number(record.error[k]), *shares]

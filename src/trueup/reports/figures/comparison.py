@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,19 +15,12 @@ from trueup.reports import style
 from trueup.reports.audit import RAW, Audit, method_title
 from trueup.reports.figures import Panel, Section, Table
 from trueup.reports.html import paragraph, table
-from trueup.reports.plot import Axis, Dots, Mark, Plot, Rule, Text, plain_text
+from trueup.reports.plot import Axis, Plot, Rule, Text, interval_dots, plain_text
 
-_SAME = "not significant"
 _COLUMNS = {"nll": "Log‑loss", "brier": "Brier score", "sce": "Class‑wise error"}
-_EVENT_COLUMNS = {
-    "nll": "Log‑loss",
-    "event_brier": "Brier score",
-    "miscalibration": "Miscalibration",
-    "discrimination": "Discrimination",
-    "auroc": "AUROC",
-    "calibration_slope": "Slope",
-    "calibration_intercept": "Intercept",
-}
+_EVENT_COLUMNS = {"nll": "Log‑loss", "event_brier": "Brier score", "miscalibration": "Miscalibration"}
+_EVENT_COLUMNS |= {"discrimination": "Discrimination", "auroc": "AUROC"}
+_EVENT_COLUMNS |= {"calibration_slope": "Slope", "calibration_intercept": "Intercept"}
 """Metric → its head, behind the method's mean and its ECE."""
 
 
@@ -68,33 +61,29 @@ def comparison(scores: Scores, metric: str = "ece") -> Comparison:
     return Comparison(metric, scores.methods, value, low, high, change, change_low, change_high, scores.level)
 
 
-def section(audit: Audit, class_names: Sequence[str] | None) -> Section:
+def section(audit: Audit) -> Section:
     """The table of methods, and their calibration errors as a chart."""
     rows = "held-out rows" if audit.cross_fitted else "the test rows"
-    event = audit.scores.is_event
-    methods = audit.scores.methods
-    panels: tuple[Panel, ...] = ()
-    if len(methods) > 1:
-        titles = {name: method_title(name) for name in methods}
-        record = comparison(audit.scores, "ece")
-        options = {"titles": titles, "chosen": audit.chosen}
-        heading = "Calibration error of each method"
-        panels = (Panel("methods-chart", heading, record, options, summary(record, titles=titles)),)
-    parts = [
-        paragraph(
-            f"The table shows each on {rows}. The change of ECE is paired, row by row, against the uncalibrated "
-            f"network. It is statistically significant where its {format_percent(audit.scores.level)} interval "
-            "excludes 0; by chance alone, one method in twenty would be."
-        ),
-        *([paragraph(_about_event(audit))] if event else []),
-        table(
-            f"Methods on {rows}",
-            _head(event),
-            [_cells(audit, name) for name in methods],
-            sortable=True,
-            chosen=methods.index(audit.chosen),
-        ),
+    event, methods, record = audit.scores.is_event, audit.scores.methods, comparison(audit.scores)
+    titles = {name: method_title(name) for name in methods}
+    options = {"titles": titles, "chosen": audit.chosen}
+    panel = Panel("methods-chart", "Calibration error of each method", record, options, summary(record, titles=titles))
+    texts = [
+        f"The table shows each on {rows}. The change of ECE is paired, row by row, against the uncalibrated network. "
+        f"It is statistically significant where its {format_percent(audit.scores.level)} interval excludes 0; by "
+        "chance alone, one method in twenty would be."
     ]
+    if event:
+        observed = format_percent(audit.scores[RAW, "observed"].value, 1)
+        texts.append(
+            f"The event is {audit.scores.event_name}; it happens in {observed} of the rows. The Brier score is its "
+            "uncertainty plus miscalibration minus discrimination. A slope below 1 says that predictions are too "
+            "extreme; where the slope is 1, an intercept below 0 that they are too high."
+        )
+    cells, chosen = [_cells(audit, name) for name in methods], methods.index(audit.chosen)
+    head = ["Method", "Mean predicted" if event else "Accuracy", "ECE", "Change of ECE"]
+    head += [*(_EVENT_COLUMNS if event else _COLUMNS).values(), "Held‑out log‑loss", "Seconds"]
+    parts = [*map(paragraph, texts), table(f"Methods on {rows}", head, cells, sortable=True, chosen=chosen)]
     if audit.failures:
         failed = "; ".join(f"{method_title(name)} ({why})" for name, why in audit.failures.items())
         parts.append(paragraph(f"Could not be fitted: {failed}.", "words"))
@@ -105,45 +94,35 @@ def section(audit: Audit, class_names: Sequence[str] | None) -> Section:
         f"{method_title(audit.chosen)} is the simplest whose log-loss on held-out folds is within a standard error of "
         "the best.",
         html="".join(parts),
-        panels=panels,
+        panels=(panel,) if len(methods) > 1 else (),
     )
 
 
 def plot(record: Comparison, *, titles: Mapping[str, str] | None = None, chosen: str | None = None) -> Plot:
     """A dot with its interval for each method, the first on top and the others from the best to the worst."""
-    order = _order(record)
+    better = style.better(record.metric)
+    # The first stays on top, as what the others are compared with.
+    order = np.append(0, 1 + np.argsort(-(better or -1) * record.value[1:], kind="stable"))[: len(record.methods)]
     names = [(titles or {}).get(record.methods[k], record.methods[k]) for k in order]
-    lower, higher = record.change_high < 0, record.change_low > 0
-    first = np.arange(len(record.methods)) == 0
-    unknown = np.isnan(record.change_low) & ~first
-    words = {1: ("worse", "better"), -1: ("better", "worse"), 0: ("lower", "higher")}[_better(record)]
-    looks = {
-        "better": (style.BETTER, "diamond", False),
-        "worse": (style.WORSE, "square", False),
-        "lower": (style.BLUE, "triangle-down", False),
-        "higher": (style.PURPLE, "triangle-up", False),
-        "uncalibrated": (style.INK, "circle", False),
-        _SAME: (style.MUTED, "circle", True),
-        "": (style.MUTED, "circle", False),
-    }
-    kinds = {"uncalibrated": first} | dict(sorted(zip(words, (lower, higher), strict=True)))
-    kinds |= {_SAME: ~(first | lower | higher | unknown), "": unknown}
-    marks: list[Mark] = []
-    for name, members in kinds.items():
-        at = np.flatnonzero(members[order])
-        k, (colour, marker, hollow) = order[at], looks[name]
-        if len(k):
-            marks.append(
-                Dots(
-                    x=record.value[k], y=at, interval=(record.low[k], record.high[k]), color=colour, marker=marker,
-                    hollow=hollow, name=name, listed=name != "uncalibrated", texts=[plain_text(names[i]) for i in at],
-                    data=np.stack([record.low[k], record.high[k]], axis=1),
-                    hover="%{text}<br>%{x:.4f}, true value %{customdata[0]:.4f} to %{customdata[1]:.4f}",
-                )
-            )  # fmt: skip
+    value, low, high = (column[order] for column in (record.value, record.low, record.high))
+    lower, higher = (record.change_high < 0)[order], (record.change_low > 0)[order]
+    unknown = np.isnan(record.change_low)[order] & (order > 0)
+    words = {1: ("worse", "better"), -1: ("better", "worse"), 0: ("lower", "higher")}[better]
+    looks = {"better": (style.BETTER, "diamond"), "worse": (style.WORSE, "square")}
+    looks |= {"lower": (style.BLUE, "triangle-down"), "higher": (style.PURPLE, "triangle-up")}
+    kinds = [
+        ("uncalibrated", order == 0, style.INK, "circle"),
+        *((word, members, *looks[word]) for word, members in sorted(zip(words, (lower, higher), strict=True))),
+        ("not significant", ~((order == 0) | lower | higher | unknown), style.MUTED, "circle-open"),
+        ("", unknown, style.MUTED, "circle"),
+    ]
+    hover = "%{text}<br>%{x:.4f}, true value %{customdata[0]:.4f} to %{customdata[1]:.4f}"
+    texts, ends = [plain_text(name) for name in names], np.stack([low, high], axis=1)
+    marks = interval_dots(kinds, value, (low, high), texts=texts, data=ends, hover=hover)
+    marks[0] = replace(marks[0], listed=False)  # its name is that of its row
     if len(record.methods) > 1:
         marks.append(Rule(at=float(record.value[0]), color=style.INK, dash="dot"))
-    undefined = np.flatnonzero(np.isnan(record.value[order]))
+    undefined = np.flatnonzero(np.isnan(value))
     marks += [Text(x=0.02, y=float(row), text="not defined", color=style.INK) for row in undefined]
     label = style.label(record.metric)
     interval = "" if np.isnan(record.low).all() else f", {format_percent(record.level)} interval"
@@ -153,30 +132,13 @@ def plot(record: Comparison, *, titles: Mapping[str, str] | None = None, chosen:
         marks=marks,
         x=Axis(title=label + interval),
         y=Axis(rows=names, bold=bold, names_above=True),
-        legend="lower right",
-        columns=3,
+        legend=("lower right", 3),
     )
-
-
-def _about_event(audit: Audit) -> str:
-    observed = format_percent(audit.scores[RAW, "observed"].value, 1)
-    return (
-        f"The event is {audit.scores.event_name}; it happens in {observed} of the rows. The Brier score is its "
-        "uncertainty plus miscalibration minus discrimination. A slope below 1 says that predictions are too extreme; "
-        "where the slope is 1, an intercept below 0 that they are too high."
-    )
-
-
-def _head(event: bool) -> list[str]:
-    columns = _EVENT_COLUMNS if event else _COLUMNS
-    mean = "Mean predicted" if event else "Accuracy"
-    return ["Method", mean, "ECE", "Change of ECE", *columns.values(), "Held‑out log‑loss", "Seconds"]
 
 
 def _cells(audit: Audit, name: str) -> list[TableCell]:
     values, change = audit.scores.values[name], audit.scores.changes.get(name, {}).get("ece")
-    loss = audit.losses.get(name, (math.nan, math.nan))[0]
-    seconds = audit.seconds.get(name, math.nan)
+    loss, seconds = audit.losses.get(name, (math.nan,))[0], audit.seconds.get(name, math.nan)
     ece = values["ece"]
     columns, mean = (_EVENT_COLUMNS, "predicted") if audit.scores.is_event else (_COLUMNS, "accuracy")
     return [
@@ -195,17 +157,6 @@ def _change(change: Interval) -> TableCell:
     return TableCell(value.replace("-", "−"), change.value, interval.replace("-", "−"))
 
 
-def _order(record: Comparison) -> np.ndarray:
-    """The first stays on top, as what the others are compared with; they follow from the best to the worst."""
-    others = np.argsort(-(_better(record) or -1) * record.value[1:], kind="stable")
-    return np.append(0, 1 + others)[: len(record.methods)]
-
-
-def _better(record: Comparison) -> int:
-    """1 if a higher value is better, −1 if a lower one is, 0 if neither."""
-    return style.better(record.metric)
-
-
 def summary(record: Comparison, *, titles: Mapping[str, str] | None = None) -> str:
     """The best method, and how many lower the metric significantly."""
     label, titles = style.label(record.metric), titles or {}
@@ -222,15 +173,10 @@ def summary(record: Comparison, *, titles: Mapping[str, str] | None = None) -> s
 
 def numbers(record: Comparison) -> Table:
     """A row for each method."""
-    rows = [
-        [
-            name,
-            format_number(record.value[k]),
-            format_interval(record.low[k], record.high[k]),
-            format_number(record.change[k], sign=True),
-            format_interval(record.change_low[k], record.change_high[k], sign=True),
-        ]
-        for k, name in enumerate(record.methods)
-    ]
+    rows = []
+    for k, name in enumerate(record.methods):
+        value = format_number(record.value[k]), format_interval(record.low[k], record.high[k])
+        ends = format_interval(record.change_low[k], record.change_high[k], sign=True)
+        rows.append([name, *value, format_number(record.change[k], sign=True), ends])
     level = format_percent(record.level)
     return ["Method", style.label(record.metric), f"{level} interval", "Change", f"{level} interval, paired"], rows

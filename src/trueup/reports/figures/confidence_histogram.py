@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from trueup._core.formatting import format_percent
 from trueup._core.row_scores import is_event
 from trueup.reports import style
 from trueup.reports.audit import Audit
-from trueup.reports.figures import Section, Table, panels, percent, stages
+from trueup.reports.figures import Section, Table, panels, percent, stages, words_for
 from trueup.reports.plot import Axis, Bars, Mark, Plot, Rule
 
 
@@ -32,18 +31,6 @@ class ConfidenceHistogram:
     event: bool = False
     """Whether it is the probability of class 1, and where that happened, instead of confidence and right ones."""
 
-    @property
-    def words(self) -> tuple[str, str, str, str]:
-        """What its axis, bars and first line are called."""
-        if self.event:
-            return "predicted probability", "happened", "did not", "observed"
-        return "confidence", "right", "wrong", "accuracy"
-
-    @property
-    def mean_word(self) -> str:
-        """What its second line is called."""
-        return "mean predicted" if self.event else "mean confidence"
-
 
 def confidence_histogram(
     logits: Any, labels: Any, *, bins: int = 20, top_label: bool = False, sample_weight: Any = None
@@ -59,28 +46,24 @@ def confidence_histogram(
     """
     z, y = as_arrays(logits, labels)
     tally = Bins.of(z, y, bins=bins, top_label=top_label, sample_weight=sample_weight)
-    n = tally.n or np.nan
-    mean, accuracy = float(tally.confidence.sum() / n), float(tally.hits.sum() / n)
-    return ConfidenceHistogram(
-        tally.edges, tally.hits, tally.count - tally.hits, mean, accuracy, is_event(z, top_label)
-    )
+    mean, accuracy = (float(total.sum() / (tally.n or np.nan)) for total in (tally.confidence, tally.hits))
+    counts = tally.hits, tally.count - tally.hits
+    return ConfidenceHistogram(tally.edges, *counts, mean, accuracy, is_event(z, top_label))
 
 
-def section(audit: Audit, class_names: Sequence[str] | None) -> Section:
+def section(audit: Audit) -> Section:
     """The histogram before and after calibration, on the same scale."""
-    records = [confidence_histogram(*stage.pair, sample_weight=audit.sample_weight) for stage in stages(audit)]
-    total = float((records[0].right + records[0].wrong).sum())
-    top = max(float((record.right + record.wrong).max()) for record in records) / total
-    _, right, wrong, rate = records[0].words
-    event = records[0].event
-    named = audit.scores.event_name
+    records = [confidence_histogram(*stage.arrays, sample_weight=audit.sample_weight) for stage in stages(audit)]
+    top = max(float((record.right + record.wrong).max() / (record.right + record.wrong).sum()) for record in records)
+    event, named = records[0].event, audit.scores.event_name
+    words = words_for(event)
     about = f"How many rows have which predicted probability of {named}, and in how many of them it happened."
     return Section(
         name="confidence",
         title="What does it predict?" if event else "How confident is it?",
         text=about if event else "How many predictions have which confidence, and how many of each are wrong.",
-        legend=(("right", right), ("wrong", wrong), ("says", records[0].mean_word), ("hits", rate)),
-        panels=panels("confidence", stages(audit), records, top=top),
+        legend=(("right", words.right), ("wrong", words.wrong), ("says", words.mean), ("hits", words.rate)),
+        panels=panels("confidence", audit, records, top=top),
     )
 
 
@@ -88,17 +71,14 @@ def plot(record: ConfidenceHistogram, *, top: float | None = None) -> Plot:
     """Stacked bars, with lines at the mean confidence and the accuracy; the y-axis ends above the share `top`."""
     middle, width = (record.edges[1:] + record.edges[:-1]) / 2, np.diff(record.edges)
     total = float((record.right + record.wrong).sum())
-    score, right, wrong, rate = record.words
-    marks: list[Mark] = [
-        Bars(
-            at=middle, size=count / max(total, 1.0), width=0.86 * width, color=colour, data=count,
-            name=f"{name} ({count.sum():,.0f})",
-            hover=f"{score} near %{{x:.0%}}<br>{name}: %{{customdata:,.0f}} rows",
-        )
-        for name, count, colour in ((right, record.right, style.RIGHT), (wrong, record.wrong, style.WRONG))
-    ]  # fmt: skip
+    words = words_for(record.event)
+    marks: list[Mark] = []
+    for name, count, color in ((words.right, record.right, style.RIGHT), (words.wrong, record.wrong, style.WRONG)):
+        hover = f"{words.score} near %{{x:.0%}}<br>{name}: %{{customdata:,.0f}} rows"
+        look: dict[str, Any] = {"color": color, "name": f"{name} ({count.sum():,.0f})", "hover": hover}
+        marks.append(Bars(at=middle, size=count / max(total, 1.0), width=0.86 * width, data=count, **look))
     if total:
-        lines = (record.mean_word, record.mean, "dot"), (rate, record.accuracy, "solid")
+        lines = (words.mean, record.mean, "dot"), (words.rate, record.accuracy, "solid")
         marks += [
             Rule(at=at, color=style.INK, dash=dash, name=f"{name} {format_percent(at, 1)}") for name, at, dash in lines
         ]
@@ -106,11 +86,10 @@ def plot(record: ConfidenceHistogram, *, top: float | None = None) -> Plot:
     return Plot(
         title="Predicted probability" if record.event else "Confidence of right and wrong predictions",
         marks=marks,
-        x=Axis(title=score.capitalize(), range=(0, 1), percent=True),
+        x=Axis(title=words.score.capitalize(), range=(0, 1), percent=True),
         y=Axis(title="Share of rows", range=(0, high or 1), percent=True),
         stacked=True,
-        legend="upper left",
-        columns=2,
+        legend=("upper left", 2),
         empty="" if total else "no rows",
     )
 
@@ -121,16 +100,14 @@ def summary(record: ConfidenceHistogram) -> str:
     last = total[-1] / max(total.sum(), 1.0)
     wrong = record.wrong[-1] / max(total[-1], 1.0)
     if record.event:
-        return (
-            f"The mean predicted probability is {percent(record.mean)} (dotted line), the observed frequency "
-            f"{percent(record.accuracy)} (solid line). {percent(last, 0)} of the rows have a predicted probability "
-            f"above {100 * record.edges[-2]:.3g} %"
-            + (f"; in {percent(1 - wrong)} of those it happened." if total[-1] else ".")
-        )
+        end = f"; in {percent(1 - wrong)} of those it happened." if total[-1] else "."
+    else:
+        end = f"; {percent(wrong)} of those are wrong."
+    words = words_for(record.event)
     return (
-        f"The mean confidence is {percent(record.mean)} (dotted line), the accuracy {percent(record.accuracy)} "
-        f"(solid line). {percent(last, 0)} of the rows have a confidence above {100 * record.edges[-2]:.3g} %; "
-        f"{percent(wrong)} of those are wrong."
+        f"The mean {words.score} is {percent(record.mean)} (dotted line), the {words.outcome} "
+        f"{percent(record.accuracy)} (solid line). {percent(last, 0)} of the rows have a {words.score} above "
+        f"{100 * record.edges[-2]:.3g} %{end}"
     )
 
 
@@ -141,4 +118,5 @@ def numbers(record: ConfidenceHistogram) -> Table:
         for a, b, right, wrong in zip(record.edges[:-1], record.edges[1:], record.right, record.wrong, strict=True)
         if right + wrong
     ]
-    return [word.capitalize() for word in record.words[:3]], rows
+    words = words_for(record.event)
+    return [word.capitalize() for word in (words.score, words.right, words.wrong)], rows

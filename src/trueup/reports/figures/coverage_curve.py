@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from trueup._core.formatting import format_percent
 from trueup.metrics.forecasts import central_coverage, check_forecast
 from trueup.metrics.resampling import tail_share
 from trueup.reports import style
-from trueup.reports.figures import Section, Table, panels, percent
+from trueup.reports.figures import Section, Table, band_title, panels, percent, stages
 from trueup.reports.plot import Area, Axis, Line, Mark, Plot
 
 if TYPE_CHECKING:
@@ -48,20 +47,16 @@ def coverage_curve(
 
     Kuleshov, Fenner and Ermon (2018).
     """
-    y = check_forecast(mean, std, targets).targets
+    rows = len(check_forecast(mean, std, targets).targets)
     levels, share = central_coverage(mean, std, targets, sample_weight=sample_weight)
-    n = max(round(effective_rows(as_weights(sample_weight, len(y)), len(y))), 1)
-    tail = tail_share(level)
-    low, high = binomial_band(n, levels, tail)
-    return CoverageCurve(levels, share, low, high, level, len(y))
+    low, high = binomial_band(levels, rows, as_weights(sample_weight, rows), level)
+    return CoverageCurve(levels, share, low, high, level, rows)
 
 
 def section(audit: ForecastAudit) -> Section | None:
     """The curve before and after recalibration."""
-    level = audit.scores.level
-    records = [
-        coverage_curve(*stage.triple, sample_weight=audit.sample_weight, level=level) for stage in audit.stages()
-    ]
+    options: dict[str, Any] = {"sample_weight": audit.sample_weight, "level": audit.scores.level}
+    records = [coverage_curve(*stage.arrays, **options) for stage in stages(audit)]
     if not len(records[0].levels):
         return None
     return Section(
@@ -70,8 +65,8 @@ def section(audit: ForecastAudit) -> Section | None:
         text="A central 80 % interval should hold 80 % of the targets. Dots below the dotted diagonal are intervals "
         "that are too narrow, above it too wide. Dots inside the grey band are no further off than chance would put "
         "calibrated forecasts.",
-        legend=(("dot", "share of targets inside"), ("band", f"{format_percent(level)} band if calibrated")),
-        panels=panels("coverage", audit.stages(), records),
+        legend=(("dot", "share of targets inside"), ("band", band_title(audit.scores.level))),
+        panels=panels("coverage", audit, records),
     )
 
 
@@ -79,12 +74,11 @@ def plot(record: CoverageCurve) -> Plot:
     """A line of the coverage, and the band."""
     marks: list[Mark] = [Line(x=[0, 1], y=[0, 1], color=style.MUTED, dash="dot", width=1)]
     if len(record.levels):
-        name = f"{format_percent(record.level)} band if calibrated"
         hover = "%{x:.0%} intervals hold %{y:.1%}<br>if calibrated %{customdata[0]:.1%} to %{customdata[1]:.1%}"
         ends = np.stack([record.low, record.high], axis=1)
         dots: dict[str, Any] = {"x": record.levels, "y": record.coverage, "width": 1.5, "hover": hover, "data": ends}
         marks += [
-            Area(x=record.levels, low=record.low, high=record.high, color=style.BAND, name=name),
+            Area(x=record.levels, low=record.low, high=record.high, color=style.BAND, name=band_title(record.level)),
             Line(name="share of targets inside", color=style.BLUE, markers=True, **dots),
         ]
     return Plot(
@@ -101,40 +95,43 @@ def plot(record: CoverageCurve) -> Plot:
 def summary(record: CoverageCurve) -> str:
     """The levels outside the band, and the one that is furthest off."""
     gap = record.coverage - record.levels
-    outside = int(((record.coverage < record.low) | (record.coverage > record.high)).sum())
     worst = int(np.abs(gap).argmax())
     side = "too narrow" if gap[worst] < 0 else "too wide"
     far = (
         f"Furthest off are the {format_percent(float(record.levels[worst]))} intervals, which hold "
         f"{percent(float(record.coverage[worst]))} of the targets: {side}."
     )
-    lie = f"{outside or 'none'} {'lies' if outside == 1 else 'lie'}"
-    return f"Of {len(gap)} levels over {record.rows:,} rows, {lie} outside the band. {far}"
+    return f"{outside_band('levels', record.coverage, record)} {far}"
 
 
 def numbers(record: CoverageCurve) -> Table:
     """A row for each level."""
-    rows = [
-        [format_percent(float(level)), percent(float(share)), f"{percent(float(low))} – {percent(float(high))}"]
-        for level, share, low, high in zip(record.levels, record.coverage, record.low, record.high, strict=True)
-    ]
-    return ["Interval", "Targets inside", f"{format_percent(record.level)} band if calibrated"], rows
+    columns = zip(record.levels, record.coverage, record.low, record.high, strict=True)
+    rows = [[format_percent(a), percent(b), f"{percent(low)} – {percent(high)}"] for a, b, low, high in columns]
+    return ["Interval", "Targets inside", band_title(record.level)], rows
 
 
-def binomial_band(n: int, chance: np.ndarray, tail: float) -> tuple[np.ndarray, np.ndarray]:
-    """The shares of n rows beyond which less than `tail` lies on each side, if each row falls in with this chance.
+def binomial_band(
+    chance: np.ndarray, rows: int, sample_weight: np.ndarray | None, level: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """The ends of the middle `level` of the share of rows that fall in, if each falls in with this chance.
 
-    >>> binomial_band(100, np.array([0.5]), 0.025)
+    >>> binomial_band(np.array([0.5]), 100, None, 0.95)
     (array([0.4]), array([0.6]))
     """
-    low, high = np.zeros(len(chance)), np.ones(len(chance))
-    for k, p in enumerate(chance):
+    n, tail = max(round(effective_rows(sample_weight, rows)), 1), tail_share(level)
+
+    def quantile(q: float) -> np.ndarray:
         # bdtrik solves for a real number of rows; the least whole one that leaves no more than the tail is near it.
-        ends = []
-        for q in (tail, 1 - tail):
-            count = max(math.ceil(float(bdtrik(q, n, p))) - 1, 0)
-            while bdtr(count, n, p) < q:
-                count += 1
-            ends.append(min(count, n) / n)
-        low[k], high[k] = ends
-    return low, high
+        count = np.ceil(bdtrik(q, n, chance))
+        less = np.maximum(count - 1, 0)
+        return np.where(bdtr(less, n, chance) >= q, less, count) / n
+
+    return quantile(tail), quantile(1 - tail)
+
+
+def outside_band(parts: str, values: np.ndarray, record: Any) -> str:
+    """A sentence that counts the values outside the band of a record."""
+    outside = int(((values < record.low) | (values > record.high)).sum())
+    lie = f"{outside or 'none'} {'lies' if outside == 1 else 'lie'}"
+    return f"Of {len(values)} {parts} over {record.rows:,} rows, {lie} outside the band."

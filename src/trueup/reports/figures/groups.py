@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
 from trueup._core.formatting import format_percent
 from trueup.metrics.groups import GroupTable
+from trueup.metrics.intervals import count_rows
 from trueup.reports import style
 from trueup.reports.audit import Audit
-from trueup.reports.figures import Panel, Section, Table, percent, stages
-from trueup.reports.plot import Axis, Bars, Dots, Mark, Plot, Rule, plain_text
+from trueup.reports.figures import Panel, Section, Table, percent, stages, words_for
+from trueup.reports.plot import Axis, Bars, Mark, Plot, Rule, interval_dots, plain_text
 
 MOST = 25
 """Groups that are drawn; the others are counted."""
@@ -54,15 +57,6 @@ class GroupErrors:
         """Where predictions are shown to be too low."""
         return self.low > 0
 
-    @property
-    def words(self) -> tuple[str, str]:
-        """The words for predictions that are too high and too low."""
-        return _words(self.event)
-
-
-def _words(event: bool) -> tuple[str, str]:
-    return ("predicted too high", "predicted too low") if event else ("overconfident", "underconfident")
-
 
 def group_errors(
     table: GroupTable, column: str | None = None, *, event: bool = True, order: Iterable[str] | None = None
@@ -83,35 +77,37 @@ def group_errors(
     chosen = column if column is not None else next(iter(columns), "")
     members = [row for row in table.rows if row.column == chosen]
     if order is not None:
-        place = {name: k for k, name in enumerate(order)}
-        members.sort(key=lambda row: place.get(str(row.group), len(place)))
+        ranks = {name: k for k, name in enumerate(order)}
+        members.sort(key=lambda row: ranks.get(str(row.group), len(ranks)))
+
+    def numbers_of(attribute: str) -> np.ndarray:
+        return np.array([attrgetter(attribute)(row) for row in members], dtype=np.float64)
+
     return GroupErrors(
         column=chosen,
         names=tuple(str(row.group) for row in members),
-        rows=np.array([row.rows for row in members], dtype=np.int64),
-        predicted=np.array([row.predicted for row in members], dtype=np.float64),
-        observed=np.array([row.observed for row in members], dtype=np.float64),
-        low=np.array([row.difference.low for row in members], dtype=np.float64),
-        high=np.array([row.difference.high for row in members], dtype=np.float64),
-        detectable=np.array([row.detectable for row in members], dtype=np.float64),
+        rows=numbers_of("rows").astype(np.int64),
+        predicted=numbers_of("predicted"),
+        observed=numbers_of("observed"),
+        low=numbers_of("difference.low"),
+        high=numbers_of("difference.high"),
+        detectable=numbers_of("detectable"),
         level=table.level,
         heterogeneity=float(table.heterogeneity.get(chosen, np.nan)),
         event=event,
     )
 
 
-def section(audit: Audit, class_names: Sequence[str] | None) -> Section | None:
+def section(audit: Audit) -> Section | None:
     """The groups before and after calibration, column after column, on the same scale; none if there are no groups."""
     tables = audit.scores.group_tables
     shown = [stage for stage in stages(audit) if stage.method in tables and tables[stage.method].rows]
     if not shown:
         return None
     event = audit.scores.is_event
-    what = (
-        "how often the event happened and its mean predicted probability"
-        if event
-        else "the accuracy and the mean confidence"
-    )
+    what = "the accuracy and the mean confidence"
+    if event:
+        what = "how often the event happened and its mean predicted probability"
     panels = []
     evidence: dict[tuple[str, str], float] = {}  # the strongest, before or after
     for stage in shown:
@@ -121,14 +117,11 @@ def section(audit: Audit, class_names: Sequence[str] | None) -> Section | None:
     for k, column in enumerate(dict.fromkeys(row.column for row in tables[shown[0].method].rows)):
         order = [group for of, group in sorted(evidence, key=evidence.__getitem__) if of == column]
         records = [group_errors(tables[stage.method], column, event=event, order=order) for stage in shown]
-        ends = [np.abs([record.low[:MOST], record.high[:MOST]]).max() for record in records]
+        reach = max(float(np.abs([record.low[:MOST], record.high[:MOST]]).max()) for record in records)
         for stage, record in zip(shown, records, strict=True):
             title = f"{stage.title}, by {column}" if column else stage.title
-            panels.append(
-                Panel(f"groups-{k}-{stage.name}", title, record, {"reach": float(max(ends)), "legend": False})
-            )
-    high, low = _words(event)
-    level = format_percent(audit.scores.level)
+            panels.append(Panel(f"groups-{k}-{stage.name}", title, record, {"reach": reach, "legend": False}))
+    words, level = words_for(event), format_percent(audit.scores.level)
     return Section(
         name="groups",
         title="Where is it wrong?",
@@ -136,7 +129,7 @@ def section(audit: Audit, class_names: Sequence[str] | None) -> Section | None:
         f"intervals of a chart hold at once with a probability of {level}. A group whose line misses 0 is shown to be "
         "wrong on average. The grey bar is the error that a group of this size could hide: a smaller one would often "
         "have been missed. The groups with the strongest evidence come first.",
-        legend=(("wrong", high), ("right", low), ("band", "too small to be seen at this size")),
+        legend=(("wrong", words.over), ("right", words.under), ("band", "too small to be seen at this size")),
         panels=tuple(panels),
     )
 
@@ -144,50 +137,34 @@ def section(audit: Audit, class_names: Sequence[str] | None) -> Section | None:
 def plot(record: GroupErrors, *, most: int = MOST, reach: float | None = None) -> Plot:
     """A dot with its interval for each of the first `most` groups; the x-axis goes to ±`reach`."""
     shown = min(most, len(record.names))
-    difference, low, high, unseen, too_high, too_low = (
-        x[:shown]
-        for x in (record.difference, record.low, record.high, record.detectable, record.too_high, record.too_low)
+    far = np.abs([record.low[:shown], record.high[:shown]]).max(initial=0.01) if reach is None else max(reach, 0.01)
+    far = 1.06 * float(far)
+    unseen, row = np.minimum(record.detectable[:shown], far), np.arange(shown)
+    band: dict[str, Any] = {"width": 0.72, "horizontal": True, "color": style.BAND, "name": "too small to be seen"}
+    marks: list[Mark] = [Bars(at=row, size=2 * unseen, base=-unseen, **band), Rule(at=0.0, color=style.INK)]
+    words, wrong = words_for(record.event), record.too_high | record.too_low
+    kinds = [
+        (words.over, record.too_high[:shown], style.VERMILION, "square"),
+        (words.under, record.too_low[:shown], style.BLUE, "circle"),
+        ("not shown to be wrong", ~wrong[:shown], style.MUTED, "circle-open"),
+    ]
+    columns = record.rows, record.predicted, record.observed, record.low, record.high, record.detectable
+    hover = (
+        "%{text}: %{customdata[0]:,} rows<br>observed %{customdata[2]:.1%}, predicted %{customdata[1]:.1%}<br>"
+        "difference %{x:+.1%}, interval %{customdata[3]:+.1%} to %{customdata[4]:+.1%}<br>"
+        "less than %{customdata[5]:.1%} could be missed"
     )
-    far = 1.06 * float(np.abs([low, high]).max(initial=0.01) if reach is None else max(reach, 0.01))
-    unseen = np.minimum(unseen, far)
-    marks: list[Mark] = [
-        Bars(
-            at=np.arange(shown), size=2 * unseen, base=-unseen, width=0.72, horizontal=True, color=style.BAND,
-            name="too small to be seen",
-        ),
-        Rule(at=0.0, color=style.INK),
-    ]  # fmt: skip
-    for name, members, colour, marker in (
-        (record.words[0], too_high, style.VERMILION, "square"),
-        (record.words[1], too_low, style.BLUE, "circle"),
-        ("not shown to be wrong", ~(too_high | too_low), style.MUTED, "circle"),
-    ):
-        k = np.flatnonzero(members)
-        if len(k):
-            columns = record.rows, record.predicted, record.observed, record.low, record.high, record.detectable
-            marks.append(
-                Dots(
-                    x=difference[k], y=k, interval=(low[k], high[k]), color=colour, marker=marker, size=8.0,
-                    hollow=colour == style.MUTED, name=name, texts=[plain_text(record.names[i]) for i in k],
-                    data=np.stack([x[:shown][k] for x in columns], axis=1),
-                    hover="%{text}: %{customdata[0]:,} rows<br>observed %{customdata[2]:.1%}, predicted "
-                    "%{customdata[1]:.1%}<br>difference %{x:+.1%}, interval %{customdata[3]:+.1%} to "
-                    "%{customdata[4]:+.1%}<br>less than %{customdata[5]:.1%} could be missed",
-                )
-            )  # fmt: skip
+    dots: dict[str, Any] = {"texts": [*map(plain_text, record.names)], "data": np.stack(columns, axis=1)}
+    marks += interval_dots(kinds, record.difference, (record.low, record.high), **dots, hover=hover, size=8.0)
     part = f", {shown} of {len(record.names):,} groups" if shown < len(record.names) else ""
     counts = [f"{rows:,}" for rows in record.rows[:shown]]
+    title = "Observed − predicted" if record.event else "Accuracy − mean confidence"
     return Plot(
         title=f"By {record.column or 'group'}{part}",
         marks=marks,
-        x=Axis(
-            title="Observed − predicted" if record.event else "Accuracy − mean confidence",
-            range=(-far, far),
-            percent=True,
-        ),
+        x=Axis(title=title, range=(-far, far), percent=True),
         y=Axis(title="" if shown else "Group", rows=record.names[:shown], notes=counts),
-        legend="lower right",
-        columns=2,
+        legend=("lower right", 2),
         empty="" if shown else "no groups",
     )
 
@@ -211,25 +188,19 @@ def summary(record: GroupErrors) -> str:
     small, large = int(record.detectable.argmax()), int(record.detectable.argmin())
     least = f"an error below {percent(record.detectable[large])} could have been missed"
     if many > 1 and percent(record.detectable[small]) != percent(record.detectable[large]):
-        least += f" in {record.names[large]} ({_rows(record, large)}), one below {percent(record.detectable[small])} "
-        least += f"in {record.names[small]} ({_rows(record, small)})"
+        least += f" in {record.names[large]} ({count_rows(record.rows[large])}), one below "
+        least += f"{percent(record.detectable[small])} in {record.names[small]} ({count_rows(record.rows[small])})"
     text += f" {least[0].upper()}{least[1:]}."
     p = record.heterogeneity
     if not np.isnan(p):
         chance = f"p {'=' if p > 0.001 else '≤'} {max(p, 0.001):.3f}"
-        text += (
-            f" The groups differ by more than chance: one correction would not be right for all of them ({chance})."
-            if p <= 0.05
-            else f" Chance could explain how the groups differ once all are corrected alike ({chance})."
-        )
+        differ = "Chance could explain how the groups differ once all are corrected alike"
+        if p <= 0.05:
+            differ = "The groups differ by more than chance: one correction would not be right for all of them"
+        text += f" {differ} ({chance})."
     if many > MOST:
         text += f" The chart shows {MOST} groups; {many - MOST:,} with weaker evidence are not drawn."
     return text
-
-
-def _rows(record: GroupErrors, k: int) -> str:
-    n = int(record.rows[k])
-    return f"{n:,} row{'' if n == 1 else 's'}"
 
 
 def _rates(record: GroupErrors, k: int) -> str:
@@ -243,18 +214,11 @@ def numbers(record: GroupErrors, most: int = 200) -> Table:
     """A row for each of the first `most` groups."""
     claim, outcome = ("Predicted", "Observed") if record.event else ("Mean confidence", "Accuracy")
     head = [record.column or "Group", "Rows", claim, outcome, "Difference", f"{format_percent(record.level)} interval"]
-    rows = [
-        [
-            record.names[k],
-            f"{record.rows[k]:,}",
-            percent(record.predicted[k]),
-            percent(record.observed[k]),
-            _points(record.difference[k]),
-            f"{_points(record.low[k])} to {_points(record.high[k])}",
-            percent(record.detectable[k]),
-        ]
-        for k in range(min(most, len(record.names)))
-    ]
+    rows = []
+    for k in range(min(most, len(record.names))):
+        rates = percent(record.predicted[k]), percent(record.observed[k]), _points(record.difference[k])
+        interval = f"{_points(record.low[k])} to {_points(record.high[k])}"
+        rows.append([record.names[k], f"{record.rows[k]:,}", *rates, interval, percent(record.detectable[k])])
     return [*head, "Could be missed below"], rows
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +13,8 @@ from trueup.calibrators.auto import BASES, CANDIDATES, FEW_ROWS, FEW_ROWS_OF_CLA
 from trueup.calibrators.compose import Choice
 from trueup.reports import style
 from trueup.reports.audit import RAW, Audit, method_title
-from trueup.reports.figures import Panel, Section, Table
-from trueup.reports.plot import Axis, Dots, Mark, Plot, Rule, Text, plain_text
+from trueup.reports.figures import Panel, Section, Table, lower_title
+from trueup.reports.plot import Axis, Plot, Rule, Text, interval_dots, plain_text
 
 AUTO = "auto"
 _UNCALIBRATED = (RAW, "identity")
@@ -48,7 +47,7 @@ class MethodChoice:
 def method_choice(choice: Choice, *, n_classes: int | None = None) -> MethodChoice:
     """The record of an automatic choice, as a calibrator or an audit carries it.
 
-    With the number of `classes` it names the methods that were left out because there were too few rows.
+    With `n_classes`, the number of classes, it names the methods that were left out because there were too few rows.
 
     >>> from trueup.calibrators.compose import choose
     >>> rng = np.random.default_rng(0)
@@ -86,7 +85,7 @@ def _too_few_rows(choice: Choice, classes: int) -> tuple[str, ...]:
     return tuple(name for name in more if name not in tried)
 
 
-def section(audit: Audit, class_names: Sequence[str] | None) -> Section:
+def section(audit: Audit) -> Section:
     """The methods on held-out rows, what more rows would show, and what the automatic choice, if it is there, mixes."""
     panels = [Panel("choice-chart", "Methods on held-out rows", method_choice(audit.choice))]
     pooled: Choice | None = getattr(audit.calibrators.get(AUTO), "choice", None)
@@ -108,20 +107,13 @@ def plot(record: MethodChoice) -> Plot:
     """A dot with its error for each candidate, the weight of each behind its name."""
     names = [candidate_title(name) for name in record.methods]
     behind, error, used = record.loss - record.chosen_loss, np.nan_to_num(record.error), record.weight > 0
-    marks: list[Mark] = [
-        Dots(
-            x=behind[k], y=k, interval=(behind[k] - error[k], behind[k] + error[k]), color=colour, hollow=hollow,
-            name=name, texts=[plain_text(names[i], 48) for i in k],
-            data=np.stack([record.loss[k], record.error[k]], axis=1),
-            hover="%{text}<br>log-loss %{customdata[0]:.4f}: %{x:+.4f} ± %{customdata[1]:.4f}",
-        )
-        for k, colour, hollow, name in (
-            (np.flatnonzero(used), style.BLUE, False, "chosen"),
-            (np.flatnonzero(~used), style.MUTED, True, "not chosen"),
-        )
-        if len(k)
-    ]  # fmt: skip
-    most = _shown(behind + error)
+    hover = "%{text}<br>log-loss %{customdata[0]:.4f}: %{x:+.4f} ± %{customdata[1]:.4f}"
+    kinds = ("chosen", used, style.BLUE, "circle"), ("not chosen", ~used, style.MUTED, "circle-open")
+    data, texts = np.stack([record.loss, record.error], axis=1), [plain_text(name, 48) for name in names]
+    marks = interval_dots(kinds, behind, (behind - error, behind + error), texts=texts, data=data, hover=hover)
+    reach, most = behind + error, 1.0
+    if np.isfinite(reach).any():  # to all candidates, unless one is so far behind that the others would lie on one spot
+        most = float(max(min(reach.max(), 8 * max(np.median(reach), 1e-6)), 1e-6))
     least = float(np.nanmin(behind - error, initial=0.0))
     marks.append(Rule(at=0.0, color=style.MUTED, dash="dot"))
     marks += [
@@ -134,16 +126,8 @@ def plot(record: MethodChoice) -> Plot:
         marks=marks,
         x=Axis(title="Log-loss above that of the choice", range=(least - margin, most + margin)),
         y=Axis(rows=names, notes=weights, bold=frozenset(np.flatnonzero(used).tolist()), names_above=True),
-        legend="lower right",
-        columns=2,
+        legend=("lower right", 2),
     )
-
-
-def _shown(reach: np.ndarray) -> float:
-    """How far the axis goes: to all candidates, unless one is so far behind that the others would lie on one spot."""
-    if not np.isfinite(reach).any():
-        return 1.0
-    return float(max(min(reach.max(), 8 * max(np.median(reach), 1e-6)), 1e-6))
 
 
 def summary(record: MethodChoice) -> str:
@@ -183,10 +167,8 @@ def more_rows(record: MethodChoice) -> str:
         )
     if record.too_few_rows:
         names = "; ".join(_in_words(name) for name in record.too_few_rows)
-        words.append(
-            f"With {FEW_ROWS} rows, and {FEW_ROWS_OF_CLASS} or more in nearly every class, these would be tried too: "
-            f"{names}."
-        )
+        rows = f"With {FEW_ROWS} rows, and {FEW_ROWS_OF_CLASS} or more in nearly every class"
+        words.append(f"{rows}, these would be tried too: {names}.")
     return " ".join(words)
 
 
@@ -203,15 +185,12 @@ def candidate_title(name: str) -> str:
     if name in PENALTIES:
         return f"Structured matrix scaling at {PENALTIES[name]:g} of its penalty"
     if name in BASES and name not in METHODS:
-        base = candidate_title(BASES[name][0])
-        return f"{method_title('residual')} on {base[:1].lower()}{base[1:]}"
+        return f"{method_title('residual')} on {_in_words(BASES[name][0])}"
     return method_title(name)
 
 
 def _in_words(name: str) -> str:
-    title = candidate_title(name)
-    proper = title.split()[0].rstrip("'s") in ("Platt", "Dirichlet", "Bayesian", "Neural", "I-Max", "Venn–Abers")
-    return title if proper else title[:1].lower() + title[1:]
+    return lower_title(candidate_title(name))
 
 
 def numbers(record: MethodChoice) -> Table:

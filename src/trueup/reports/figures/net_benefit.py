@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +33,7 @@ def decision_curve(logits: Any, labels: Any, *, event: int = 1, sample_weight: A
     return DecisionCurve(net_benefit(logits, labels, event=event, sample_weight=sample_weight))
 
 
-def section(audit: Audit, class_names: Sequence[str] | None) -> Section:
+def section(audit: Audit) -> Section:
     """The curve of the chosen method on rows that did not fit it."""
     record = decision_curve(*audit.pairs[audit.chosen], sample_weight=audit.sample_weight)
     return Section(
@@ -64,7 +63,7 @@ def plot(record: DecisionCurve) -> Plot:
         x=Axis(title="Threshold: act from this probability on", range=(0, 1), percent=True),
         y=Axis(title="Net benefit", range=(-0.25 * top, 1.05 * top)),
         height=320,
-        legend="upper right",
+        legend=("upper right", 1),
     )
 
 

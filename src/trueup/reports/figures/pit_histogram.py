@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trueup._core.arrays import as_weights, effective_rows
+from trueup._core.arrays import as_weights
 from trueup._core.errors import InputError
-from trueup._core.formatting import format_percent
 from trueup.metrics.forecasts import QuantileForecast, check_forecast, pit
-from trueup.metrics.resampling import tail_share
 from trueup.reports import style
-from trueup.reports.figures import Section, Table, panels
-from trueup.reports.figures.coverage_curve import binomial_band
+from trueup.reports.figures import Section, Table, band_title, panels, percent, stages
+from trueup.reports.figures.coverage_curve import binomial_band, outside_band
 from trueup.reports.plot import Axis, Bars, Plot, Rule
 
 if TYPE_CHECKING:
@@ -62,17 +61,16 @@ def pit_histogram(
         edges = np.linspace(0.0, 1.0, int(bins) + 1)
     u = pit(mean, std, targets)
     w = as_weights(sample_weight, len(u))
-    tail, width = tail_share(level), np.diff(edges)
+    width = np.diff(edges)
     density = np.histogram(u, edges, weights=w)[0] / (len(u) if w is None else w.sum()) / width
-    n = max(round(effective_rows(w, len(u))), 1)
-    low, high = (end / width for end in binomial_band(n, width, tail))
+    low, high = (end / width for end in binomial_band(width, len(u), w, level))
     return PitHistogram(edges, density, low, high, level, len(u), float(np.average(u, weights=w)))
 
 
 def section(audit: ForecastAudit) -> Section:
     """The histogram before and after recalibration, on the same scale."""
-    level = audit.scores.level
-    records = [pit_histogram(*stage.triple, sample_weight=audit.sample_weight, level=level) for stage in audit.stages()]
+    options: dict[str, Any] = {"sample_weight": audit.sample_weight, "level": audit.scores.level}
+    records = [pit_histogram(*stage.arrays, **options) for stage in stages(audit)]
     top = max(float(max(record.density.max(), record.high.max())) for record in records)
     return Section(
         name="pit",
@@ -81,8 +79,8 @@ def section(audit: ForecastAudit) -> Section:
         "forecasts are calibrated all its values are equally frequent, and the bars are flat. High bars at both ends "
         "mean intervals that are too narrow, a hump in the middle intervals that are too wide, a slope forecasts that "
         "are too high or too low.",
-        legend=(("right", "share of the targets"), ("band", f"{format_percent(level)} band if calibrated")),
-        panels=panels("pit", audit.stages(), records, top=top),
+        legend=(("right", "share of the targets"), ("band", band_title(audit.scores.level))),
+        panels=panels("pit", audit, records, top=top),
     )
 
 
@@ -91,40 +89,39 @@ def plot(record: PitHistogram, *, top: float | None = None) -> Plot:
     middle, width = (record.edges[1:] + record.edges[:-1]) / 2, np.diff(record.edges)
     high = float(max(record.density.max(), record.high.max())) if top is None else top
     hover = "PIT near %{x:.2f}<br>%{customdata[0]:.1%} of the targets, %{customdata[1]:.1%} if calibrated"
-    band, shares = f"{format_percent(record.level)} band if calibrated", np.stack([record.density * width, width], 1)
+    shares, name = np.stack([record.density * width, width], axis=1), band_title(record.level)
     bars = {"at": middle, "size": record.density, "width": 0.94 * width, "hover": hover, "data": shares}
     return Plot(
         title="Probability integral transform",
         marks=[
             Bars(name=f"targets ({record.rows:,} rows)", color=style.BLUE, **bars),
-            Bars(at=middle, size=record.high - record.low, base=record.low, width=width, color=style.BAND, name=band),
+            Bars(at=middle, size=record.high - record.low, base=record.low, width=width, color=style.BAND, name=name),
             Rule(at=1.0, horizontal=True, color=style.INK, dash="dot"),
         ],
         x=Axis(title="PIT", range=(0, 1)),
         y=Axis(title="Density", range=(0, 1.08 * high)),
-        legend="upper center",
-        columns=2,
+        legend=("upper center", 2),
     )
 
 
 def summary(record: PitHistogram) -> str:
     """The bars outside the band, and the shares at the two ends."""
-    outside = int(((record.density < record.low) | (record.density > record.high)).sum())
     width = np.diff(record.edges)
-    ends = [f"{format_percent(float(record.density[k] * width[k]), 1)} of the targets" for k in (0, -1)]
-    lie = f"{outside or 'none'} {'lies' if outside == 1 else 'lie'}"
+    shares = [percent(share) for share in (record.density * width)[[0, -1]]]
+    first, last = percent(width[0]), percent(width[-1])
     return (
-        f"Of {len(width)} bars over {record.rows:,} rows, {lie} outside the band. {ends[0]} have a "
-        f"PIT below {record.edges[1]:g} ({format_percent(float(width[0]), 1)} if calibrated), {ends[1]} above "
-        f"{record.edges[-2]:g} ({format_percent(float(width[-1]), 1)}). The mean is {record.mean:.3f}, ½ if calibrated."
+        f"{outside_band('bars', record.density, record)} {shares[0]} of the targets have a PIT below "
+        f"{record.edges[1]:g} ({first} if calibrated), {shares[1]} of the targets above {record.edges[-2]:g} ({last}). "
+        f"The mean is {record.mean:.3f}, ½ if calibrated."
     )
 
 
 def numbers(record: PitHistogram) -> Table:
     """A row for each bar."""
     width = np.diff(record.edges)
-    rows = []
-    for k, share in enumerate(record.density * width):
-        band = " – ".join(format_percent(float(x[k] * width[k]), 1) for x in (record.low, record.high))
-        rows.append([f"{record.edges[k]:.3g} – {record.edges[k + 1]:.3g}", format_percent(float(share), 1), band])
-    return ["PIT", "Targets", f"{format_percent(record.level)} band if calibrated"], rows
+    shares, low, high = (density * width for density in (record.density, record.low, record.high))
+    rows = [
+        [f"{start:.3g} – {end:.3g}", percent(shares[k]), f"{percent(low[k])} – {percent(high[k])}"]
+        for k, (start, end) in enumerate(pairwise(record.edges))
+    ]
+    return ["PIT", "Targets", band_title(record.level)], rows

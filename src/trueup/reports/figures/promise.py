@@ -54,7 +54,7 @@ def promise(
     return Promise(np.array(allowed), limit, coverage, observed, level, found[0].rows, least)
 
 
-def section(audit: Audit, class_names: Sequence[str] | None) -> Section:
+def section(audit: Audit) -> Section:
     """The promises of the chosen method on rows that did not fit it."""
     record = promise(*audit.pairs[audit.chosen], seed=audit.seed)
     text = (
@@ -64,47 +64,42 @@ def section(audit: Audit, class_names: Sequence[str] | None) -> Section:
     )
     if audit.cross_fitted and audit.chosen != RAW:
         text += " The rows were cross-fitted, so the promise is approximate; test rows of their own make it exact."
+    words = ""
+    if not np.isnan(record.detectable):
+        words = f"With {record.rows:,} rows no calibration error below {record.detectable:.2g} could be seen reliably."
     return Section(
         name="promise",
         title="What can I promise?",
         text=text,
         panels=(Panel("promise-chart", "Answered, for each allowed error rate", record),),
-        html=f"<p>{words}</p>" if (words := _detectable(record)) else "",
+        html=f"<p>{words}</p>" if words else "",
     )
 
 
 def plot(record: Promise) -> Plot:
     """The share answered against the errors allowed; a chart has a slider over these."""
-    start, words = _start(record), [sentence(record, i) for i in range(len(record.allowed))]
-    steps = [
-        {
-            "label": percent(share, 1).replace(".0", ""),
-            "method": "update",
-            "args": [{"x": [[share]], "y": [[kept]]}, {"title.text": words[i]}, [1]],
-        }
-        for i, (share, kept) in enumerate(zip(record.allowed.tolist(), record.coverage.tolist(), strict=True))
-    ]
+    words = [sentence(record, i) for i in range(len(record.allowed))]
+    # The slider starts at 2 %, or at the least that can be promised.
+    possible = np.flatnonzero(np.isfinite(record.threshold) & (record.allowed >= 0.02))
+    start = int(possible[0]) if len(possible) else len(record.allowed) - 1
+    steps = []
+    for share, kept, text in zip(record.allowed.tolist(), record.coverage.tolist(), words, strict=True):
+        new = [{"x": [[share]], "y": [[kept]]}, {"title.text": text}, [1]]
+        steps.append({"label": percent(share).replace(".0", ""), "method": "update", "args": new})
     slider = {"active": start, "steps": steps, "currentvalue": {"prefix": "Allow errors in "}, "pad": {"t": 50}}
+    line: dict[str, Any] = {"color": style.BLUE, "steps": True, "markers": True, "hover": "%{customdata}"}
+    title = {"text": words[start], "font": {"size": 13}, "x": 0, "xanchor": "left"}
     return Plot(
         title="What can be promised",
         marks=[
-            Line(
-                x=record.allowed, y=record.coverage, color=style.BLUE, steps=True, markers=True, data=words,
-                hover="%{customdata}",
-            ),
+            Line(x=record.allowed, y=record.coverage, data=words, **line),
             Dots(x=[record.allowed[start]], y=[record.coverage[start]], color=style.VERMILION, size=12.0),
         ],
         x=Axis(title="Errors allowed among the answers", log=True, percent=True, ticks=record.allowed[::2]),
         y=Axis(title="Share of rows answered", range=(0, 1.02), percent=True),
         height=340,
-        layout={
-            "sliders": [slider],
-            "title": {"text": words[start], "font": {"size": 13}, "x": 0, "xanchor": "left"},
-            "height": 460,
-            "showlegend": False,
-            "margin_t": 60,
-        },
-    )  # fmt: skip
+        layout={"sliders": [slider], "title": title, "height": 460, "showlegend": False, "margin_t": 60},
+    )
 
 
 def summary(record: Promise) -> str:
@@ -118,37 +113,19 @@ def summary(record: Promise) -> str:
 def numbers(record: Promise) -> Table:
     """A row for each allowed error rate."""
     head = ["Errors allowed", "Confidence at least", "Rows answered", "Errors seen"]
+    columns = zip(record.allowed, record.threshold, record.coverage, record.observed, strict=True)
     return head, [
-        [
-            percent(float(share)),
-            f"{limit:.4f}" if np.isfinite(limit) else "–",
-            percent(float(kept)),
-            percent(float(seen), 2),
-        ]
-        for share, limit, kept, seen in zip(
-            record.allowed, record.threshold, record.coverage, record.observed, strict=True
-        )
+        [percent(share), f"{limit:.4f}" if np.isfinite(limit) else "–", percent(kept), percent(seen, 2)]
+        for share, limit, kept, seen in columns
     ]
-
-
-def _start(record: Promise) -> int:
-    """Where the slider stands: at 2 %, or the least that can be promised."""
-    possible = np.flatnonzero(np.isfinite(record.threshold) & (record.allowed >= 0.02))
-    return int(possible[0]) if len(possible) else len(record.allowed) - 1
 
 
 def sentence(record: Promise, i: int) -> str:
     """The promise at one allowed error rate."""
-    allowed = percent(float(record.allowed[i])).replace(".0", "")
+    allowed = percent(record.allowed[i]).replace(".0", "")
     if not np.isfinite(record.threshold[i]):
         return f"At most {allowed} wrong: cannot be promised from {record.rows:,} rows."
     return (
         f"At most {allowed} wrong: answer from a confidence of {record.threshold[i]:.4g} on, "
-        f"{percent(float(record.coverage[i]))} of the rows."
+        f"{percent(record.coverage[i])} of the rows."
     )
-
-
-def _detectable(record: Promise) -> str:
-    if np.isnan(record.detectable):
-        return ""
-    return f"With {record.rows:,} rows no calibration error below {record.detectable:.2g} could be seen reliably."

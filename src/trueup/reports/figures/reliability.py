@@ -5,20 +5,18 @@ Of two classes it is how often class 1 happens against its predicted probability
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
 from trueup._core.bins import BINS, equal_width
-from trueup._core.formatting import format_percent
 from trueup._core.tally import Tally
 from trueup.metrics.hypothesis_tests import consistency_of_tally
 from trueup.metrics.resampling import Resampling, ResamplingOptions
 from trueup.reports import style
 from trueup.reports.audit import Audit
-from trueup.reports.figures import Panel, Section, Table, percent, stages
+from trueup.reports.figures import Section, Table, band_title, panels, percent, stages, words_for
 from trueup.reports.plot import Axis, Bars, Dots, Line, Mark, Plot, Rule, Text, draw_plot
 
 _STRIP = (-0.27, -0.17)
@@ -51,24 +49,6 @@ class Reliability:
     def outside(self) -> np.ndarray:
         """Which bins are further off than the band allows; none that are empty."""
         return (self.count > 0) & ((self.accuracy < self.low) | (self.accuracy > self.high))
-
-    @property
-    def words(self) -> Words:
-        """How its parts are called."""
-        return _EVENT_WORDS if self.event else _WORDS
-
-
-class Words(NamedTuple):
-    """How the parts of a diagram are called."""
-
-    score: str
-    outcome: str
-    over: str
-    under: str
-
-
-_WORDS = Words("confidence", "accuracy", "overconfident", "underconfident")
-_EVENT_WORDS = Words("predicted probability", "observed frequency", "predicted too high", "predicted too low")
 
 
 def reliability(
@@ -115,44 +95,29 @@ def plot_reliability(logits: Any, labels: Any, *, ax: Any = None, title: str | N
 
 _TEXT = (
     "Predictions are put into bins by their confidence; each dot shows the accuracy of a bin. On the dotted diagonal, "
-    "confidence equals accuracy; below it, the network is overconfident. Dots inside the grey band are no further off "
-    "than chance would put a calibrated network; those outside are diamonds. The strip below shows the number of rows "
-    "in each bin, its bars on a log scale."
+    "confidence equals accuracy; below it, the network is overconfident."
 )
 _EVENT_TEXT = (
     "Rows are put into bins by the predicted probability of the event, {}; each dot shows how often it happens in "
-    "a bin. On the dotted diagonal it happens as often as predicted; below it, the prediction is too high. Dots inside "
-    "the grey band are no further off than chance would put calibrated predictions; those outside are diamonds. The "
-    "strip below shows the number of rows in each bin, its bars on a log scale."
+    "a bin. On the dotted diagonal it happens as often as predicted; below it, the prediction is too high."
 )
 
 
-def section(audit: Audit, class_names: Sequence[str] | None) -> Section:
+def section(audit: Audit) -> Section:
     """The diagram before and after calibration."""
-    options: dict[str, Any] = {
-        "bins": audit.bins,
-        "level": audit.scores.level,
-        "seed": audit.seed,
-        "sample_weight": audit.sample_weight,
-        "clusters": audit.clusters,
-    }
-    event = audit.scores.is_event
-    words = _EVENT_WORDS if event else _WORDS
+    scores, event = audit.scores, audit.scores.is_event
+    options: dict[str, Any] = {"bins": audit.bins, "level": scores.level, "seed": audit.seed}
+    options |= {"sample_weight": audit.sample_weight, "clusters": audit.clusters}
+    words = words_for(event)
+    dots = ("dot", f"{words.outcome}; the larger, the more rows"), ("outside", "outside the band")
     return Section(
         name="reliability",
         title="Are its probabilities right?" if event else "Is its confidence right?",
-        text=_EVENT_TEXT.format(audit.scores.event_name) if event else _TEXT,
-        legend=(
-            ("dot", f"{words.outcome}; the larger, the more rows"),
-            ("outside", "outside the band"),
-            ("over", words.over),
-            ("under", words.under),
-            ("band", f"{format_percent(audit.scores.level)} band if calibrated"),
-        ),
-        panels=tuple(
-            Panel(f"reliability-{stage.name}", stage.title, reliability(*stage.pair, **options), {"legend": False})
-            for stage in stages(audit)
-        ),
+        text=f"{_EVENT_TEXT.format(scores.event_name) if event else _TEXT} Dots inside the grey band are no further "
+        f"off than chance would put {'calibrated predictions' if event else 'a calibrated network'}; those outside are "
+        "diamonds. The strip below shows the number of rows in each bin, its bars on a log scale.",
+        legend=(*dots, ("over", words.over), ("under", words.under), ("band", band_title(scores.level))),
+        panels=panels("reliability", audit, [reliability(*stage.arrays, **options) for stage in stages(audit)]),
     )
 
 
@@ -162,25 +127,20 @@ def plot(record: Reliability) -> Plot:
     middle, width = (record.edges[1:] + record.edges[:-1])[full] / 2, np.diff(record.edges)[full]
     confidence, accuracy, count = record.confidence[full], record.accuracy[full], record.count[full]
     low, high, outside, gap = record.low[full], record.high[full], record.outside[full], accuracy - confidence
-    band = f"{format_percent(record.level)} band if calibrated"
+    words, band = words_for(record.event), band_title(record.level)
     marks: list[Mark] = [
         Line(x=[0, 1], y=[0, 1], color=style.MUTED, dash="dot", width=1),
         Bars(at=middle, size=high - low, base=low, width=width, color=style.BAND, name=band),
     ]
-    for name, members, colour in (
-        (record.words.over, gap < 0, style.GAP_OVER),
-        (record.words.under, gap > 0, style.GAP_UNDER),
-    ):
+    for name, members, colour in ((words.over, gap < 0, style.GAP_OVER), (words.under, gap > 0, style.GAP_UNDER)):
         if members.any():
             bars = {"at": middle[members], "size": gap[members], "base": confidence[members]}
             marks.append(Bars(**bars, width=0.8 * width[members], color=colour, name=name))
     size = 6 + 8 * np.sqrt(count / max(count.max(initial=1.0), 1.0))
-    score, outcome = record.words[:2]
-    hover = (
-        f"{score} %{{x:.1%}}, {outcome} %{{y:.1%}}<br>if calibrated %{{customdata[1]:.1%}} to %{{customdata[2]:.1%}}"
-    )
-    hover, data = hover + "<br>%{customdata[0]:,.0f} rows", np.stack([count, low, high], axis=1)
-    marks.append(Dots(x=confidence, y=accuracy, size=size, color=style.BLUE, name=outcome, hover=hover, data=data))
+    hover = f"{words.score} %{{x:.1%}}, {words.outcome} %{{y:.1%}}<br>"
+    hover += "if calibrated %{customdata[1]:.1%} to %{customdata[2]:.1%}<br>%{customdata[0]:,.0f} rows"
+    dots: dict[str, Any] = {"name": words.outcome, "hover": hover, "data": np.stack([count, low, high], axis=1)}
+    marks.append(Dots(x=confidence, y=accuracy, size=size, color=style.BLUE, **dots))
     if outside.any():
         dots = {"x": confidence[outside], "y": accuracy[outside], "size": 1.25 * size[outside]}
         marks.append(Dots(**dots, color=style.VERMILION, marker="diamond", name="outside the band"))
@@ -198,8 +158,8 @@ def plot(record: Reliability) -> Plot:
     return Plot(
         title="Reliability",
         marks=marks,
-        x=Axis(title=score.capitalize(), range=(0, 1), percent=True),
-        y=Axis(title=outcome.capitalize(), range=(bottom, 1.02), percent=True, ticks=np.linspace(0, 1, 6)),
+        x=Axis(title=words.score.capitalize(), range=(0, 1), percent=True),
+        y=Axis(title=words.outcome.capitalize(), range=(bottom, 1.02), percent=True, ticks=np.linspace(0, 1, 6)),
         height=390,
         legend_title=f"ECE {record.ece:.4f}, {record.rows:,} rows",
         empty="" if record.rows else "no rows",
@@ -225,7 +185,7 @@ def summary(record: Reliability) -> str:
     full = record.count > 0
     gap = np.where(full, record.confidence - record.accuracy, 0.0)
     most = int(np.argmax(np.abs(gap) * record.count))
-    words = record.words
+    words = words_for(record.event)
     side = words.over if gap[most] > 0 else words.under
     return (
         f"Over {record.rows:,} rows, {words.score} and {words.outcome} differ by {record.ece:.3f} on average (ECE). "
@@ -237,9 +197,8 @@ def summary(record: Reliability) -> str:
 
 def numbers(record: Reliability) -> Table:
     """A row for each bin that holds any."""
-    claim, outcome = record.words[:2]
-    heads = claim.capitalize(), f"Mean {claim}", outcome.capitalize()
-    head = [heads[0], "Rows", *heads[1:], f"{format_percent(record.level)} band if calibrated"]
+    score, outcome = words_for(record.event)[:2]
+    head = [score.capitalize(), "Rows", f"Mean {score}", outcome.capitalize(), band_title(record.level)]
     rows = []
     for k in np.flatnonzero(record.count > 0):
         between = f"{100 * record.edges[k]:.3g} % – {100 * record.edges[k + 1]:.3g} %"

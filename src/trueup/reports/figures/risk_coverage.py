@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,9 +50,9 @@ def risk_coverage(logits: Any, labels: Any, *, points: int = 200, sample_weight:
     return RiskCoverage(curve.coverage[at], curve.risk[at], curve.area(), best.risk[at], best.area())
 
 
-def section(audit: Audit, class_names: Sequence[str] | None) -> Section:
+def section(audit: Audit) -> Section:
     """The curves before and after calibration in one chart."""
-    first, *others = (risk_coverage(*stage.pair, sample_weight=audit.sample_weight) for stage in stages(audit))
+    first, *others = (risk_coverage(*stage.arrays, sample_weight=audit.sample_weight) for stage in stages(audit))
     options = {"after": others[0]} if others else {}
     return Section(
         name="risk",
@@ -66,25 +65,22 @@ def section(audit: Audit, class_names: Sequence[str] | None) -> Section:
 
 def plot(record: RiskCoverage, *, after: RiskCoverage | None = None) -> Plot:
     """The curve, perhaps with that `after` calibration, and the best possible."""
-    named = {"by confidence": record} if after is None else {"before": record, "after": after}
-    colours = [style.BLUE] if after is None else [style.VERMILION, style.BLUE]
-    last = after or record
-    marks = [
-        Line(
-            x=curve.coverage, y=curve.risk, color=colour, name=name,
-            hover=f"{name}: %{{y:.2%}} wrong<br>among the most confident %{{x:.0%}}",
-        )
-        for (name, curve), colour in zip(named.items(), colours, strict=True)
-    ]  # fmt: skip
+    last, curves = record, [("by confidence", record, style.BLUE)]
+    if after is not None:
+        last, curves = after, [("before", record, style.VERMILION), ("after", after, style.BLUE)]
+    marks = []
+    for name, curve, color in curves:
+        hover = f"{name}: %{{y:.2%}} wrong<br>among the most confident %{{x:.0%}}"
+        marks.append(Line(x=curve.coverage, y=curve.risk, color=color, name=name, hover=hover))
     marks.append(Line(x=last.coverage, y=last.best, color=style.MUTED, dash="dot", width=1.5, name="best possible"))
-    top = max(curve.risk.max(initial=0.01) for curve in named.values())
+    top = max(curve.risk.max(initial=0.01) for _, curve, _ in curves)
     return Plot(
         title="Risk and coverage",
         marks=marks,
         x=Axis(title="Coverage: most confident rows kept", range=(0, 1), percent=True),
         y=Axis(title="Error rate among them", range=(0, 1.05 * top), percent=True),
         height=320,
-        legend="upper left",
+        legend=("upper left", 1),
         legend_title=f"Area {last.aurc:.4f}, at best {last.best_aurc:.4f}",
         empty="" if len(record.risk) else "no rows",
     )

@@ -75,29 +75,22 @@ def temperature_sweep(
     hits = scores_and_outcomes(z, y, quick=True)[1]
     odds = event_log_odds(z) if is_event(z, top_label=False) else None
     edges, unit = equal_width(bins), rounding_error(z)
-    each, total = (None, len(z)) if w is None else (w, float(w.sum()))
+    total = len(z) if w is None else float(w.sum())
 
     def losses_at(beta: float, *, quick: bool) -> tuple[float, float]:
         nll = temperature_sums(z, y, beta, w, quick=quick)[0] / total
-        if odds is None:
-            score, _ = confidences(z, beta=beta, quick=quick)
-        else:
-            score = expit(beta * odds)
-        return nll, Bins.from_scores(score, hits, edges, rounding=unit, sample_weight=each).ece()
+        score = confidences(z, beta=beta, quick=quick)[0] if odds is None else expit(beta * odds)
+        return nll, Bins.from_scores(score, hits, edges, rounding=unit, sample_weight=w).ece()
 
     nll, ece = np.array([losses_at(beta, quick=True) for beta in (1 / grid).tolist()]).T
     return TemperatureSweep(grid, nll, ece, best, float(grid[ece.argmin()]), losses_at(1.0, quick=False), fitted)
 
 
-def section(audit: Audit, class_names: Sequence[str] | None) -> Section:
+def section(audit: Audit) -> Section:
     """The sweep of the uncalibrated network."""
     fitted = getattr(audit.calibrators.get("temperature"), "temperature", None)
-    record = temperature_sweep(
-        *audit.pairs[RAW],
-        bins=audit.bins,
-        sample_weight=audit.sample_weight,
-        fitted=None if fitted is None else float(fitted),
-    )
+    options: dict[str, Any] = {"bins": audit.bins, "sample_weight": audit.sample_weight}
+    record = temperature_sweep(*audit.pairs[RAW], **options, fitted=None if fitted is None else float(fitted))
     above = "above 1 the network becomes less confident, below 1 more confident"
     if audit.scores.is_event:
         above = "above 1 every probability moves towards a half, below 1 away from it"
@@ -119,8 +112,7 @@ def plot(record: TemperatureSweep) -> Plot:
         at = np.interp(np.log(best), np.log(t), values[order], left=np.nan, right=np.nan)
         curve = Line(x=t, y=values[order], name=name, hover=f"T = %{{x:.2f}}<br>{name} %{{y:.4f}}", **look)
         dot = Dots(x=[best], y=[at], color=curve.color, name=f"least at T = {best:.3g}")
-        rules = [Rule(at=1.0, color=style.MUTED, dash="dot"), Rule(at=record.best_nll, color=style.BLUE)]
-        return [curve, dot, *rules]
+        return [curve, dot, Rule(at=1.0, color=style.MUTED, dash="dot"), Rule(at=record.best_nll, color=style.BLUE)]
 
     x = Axis(title="Temperature", log=True)
     fitted: list[Mark] = []
@@ -153,7 +145,6 @@ def summary(record: TemperatureSweep) -> str:
 def numbers(record: TemperatureSweep) -> Table:
     """A row for each of some twenty temperatures."""
     step = max(1, len(record.temperatures) // 20)
-    each = list(zip(record.temperatures, record.nll, record.ece, strict=True))[::step]
-    return ["Temperature", "Log-loss", "ECE"], [
-        [f"{t:.3f}", format_number(nll), format_number(ece)] for t, nll, ece in each
-    ]
+    columns = (column[::step] for column in (record.temperatures, record.nll, record.ece))
+    rows = [[f"{t:.3f}", format_number(nll), format_number(ece)] for t, nll, ece in zip(*columns, strict=True)]
+    return ["Temperature", "Log-loss", "ECE"], rows

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import typer
-
 from trueup.cli import options as o
-from trueup.cli.listing import add_listings, print_registry
+from trueup.cli.listing import print_registry
 
 
 def networks(as_json: o.Json = False) -> None:
-    """List the networks that `train` can make, with their options and defaults."""
+    """List the networks that `train` can make, with their options and defaults.
+
+    Examples:
+      $ trueup networks
+      $ trueup networks --json
+    """
     from trueup_studies.registry import NETWORKS
 
     print_registry("networks", NETWORKS, as_json)
 
 
 def datasets(as_json: o.Json = False) -> None:
-    """List the data sets that `train`, `clamp` and `repair` know by name."""
+    """List the data sets that `train`, `clamp` and `repair` know by name.
+
+    Examples:
+      $ trueup datasets
+      $ trueup datasets --json
+    """
     from trueup_studies.training.data import DATASETS
 
     print_registry("datasets", DATASETS, as_json)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verbs to the application."""
-    add_listings(app, networks, datasets)
+register = o.commands("Look up", networks, datasets)

@@ -95,6 +95,14 @@ def study(
     """Repeat a paper's experiments, and put our numbers beside the published ones.
 
     A finished cell is never run twice: if a study was stopped, the same command resumes it.
+
+    Examples:
+      $ trueup study list
+      $ trueup study neural-clamping
+      $ trueup study post-hoc --data-dir logits --workers 2 -o results
+      $ trueup study calarena --data-dir CalArena --data cv-multiclass
+      $ trueup study rethinking --preset fashion_mnist --data-dir data --scheduler tcp://scheduler:8786
+      $ trueup study report neural-clamping
     """
     if words == ["list"]:
         _list(selection.folder, output.as_json)
@@ -291,12 +299,4 @@ def _run(study: Study, store: Store, options: Options, workers: Workers, quiet: 
     return ran
 
 
-EXAMPLES = (
-    "trueup study list",
-    "trueup study neural-clamping",
-    "trueup study post-hoc --data-dir logits --workers 2 -o results",
-    "trueup study calarena --data-dir CalArena --data cv-multiclass",
-    "trueup study rethinking --preset fashion_mnist --data-dir data --scheduler tcp://scheduler:8786",
-    "trueup study report neural-clamping",
-)
-register = o.commands((study, "Studies", EXAMPLES))
+register = o.commands("Studies", study)

@@ -62,6 +62,10 @@ def train(
 
     The folder gets weights.safetensors, history.json, run.json, val.npz and test.npz. If a run was stopped, the same
     command resumes it after its last epoch.
+
+    Examples:
+      $ trueup train --data digits --network cnn --epochs 20 -o run
+      $ trueup train --data cifar10 --network resnet20 --loss focal --epochs 160 --augment -o focal
     """
     from trueup.io.atomic import atomic_write, require_writable_folder
 
@@ -146,8 +150,4 @@ def train(
     )
 
 
-EXAMPLES = (
-    "trueup train --data digits --network cnn --epochs 20 -o run",
-    "trueup train --data cifar10 --network resnet20 --loss focal --epochs 160 --augment -o focal",
-)
-register = o.commands((train, "Networks", EXAMPLES))
+register = o.commands("Networks", train)

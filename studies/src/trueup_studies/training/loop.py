@@ -71,7 +71,7 @@ def train(
     declares `takes_model` takes the network, the inputs and the labels, and does its own passes. `settings` are those
     of `RunSettings`: `batch_size`, `optimiser`, `lr`, `momentum`, `weight_decay`, `schedule`, `milestones`, `stop_on`
     and `seed`. The `task` is that of the kind of data that `load_data` gives, else `Classification()`; tokens are
-    `Classification(classes="last")`, and numbers `Regression()`. `augment(inputs, generator)` changes a batch.
+    `Classification(class_axis="last")`, and numbers `Regression()`. `augment(inputs, generator)` changes a batch.
     `patience` ends a run in which what `stop_on` looks at has not fallen for so many epochs; without `stop_on`, the
     validation NLL, or the RMSE where there is none. `evaluate_train=False` saves the pass over the training half that
     ends each epoch; the history then has no training accuracy and does not know which samples were right. With

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from trueup import metrics
 from trueup.calibrators.temperature import WIDE_GRID, Temperature
-from trueup.convert import flatten
+from trueup.convert import ClassAxis, flatten
 from trueup.io.predictions import Predictions
 from trueup.metrics import regression
 from trueup.models._tensors import upcast_half
 from trueup.models.batches import arguments_of, logits_of
-from trueup.models.dropout import VARIANCE_FLOOR, Classes, has_dropout, mc_dropout, moments
+from trueup.models.dropout import VARIANCE_FLOOR, has_dropout, mc_dropout, moments
 from trueup_studies.training.data.dataset import Kind
 
 
@@ -32,26 +32,26 @@ class Forecasts(NamedTuple):
 
 @dataclass(frozen=True)
 class Classification:
-    """Logits (n, K) and labels (n,); of tokens or pixels, `classes` names where the classes are.
+    """Logits (n, K) and labels (n,); `class_axis` says where the classes of tokens or pixels are.
 
-    `classes="last"` is (n, …, K), as language models give them, and `classes="first"` (n, K, …), with labels (n, …).
+    `class_axis="last"` is (n, …, K), as language models give them, and "first" is (n, K, …), with labels (n, …).
     Labels `ignore_index` do not count; a loss has an `ignore_index` of its own.
     """
 
-    classes: Classes = None
+    class_axis: ClassAxis = None
     ignore_index: int = -100
 
     def for_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Classes second, as torch's losses and ours want them."""
         self._check(outputs, labels)
-        return outputs.movedim(-1, 1) if self.classes == "last" else outputs
+        return outputs.movedim(-1, 1) if self.class_axis == "last" else outputs
 
     def _check(self, outputs: Tensor, labels: Tensor) -> None:
         if labels.is_floating_point():
             wanted = "labels must be integers, or numbers with task=Regression()"
             raise ValueError(f"{wanted}, got {labels.dtype}".replace("torch.", ""))
-        if self.classes is None and outputs.ndim != 2:
-            wanted = "the network's outputs must be (n, K), or tokens with task=Classification(classes=…)"
+        if self.class_axis is None and outputs.ndim != 2:
+            wanted = "the network's outputs must be (n, K), or tokens with task=Classification(class_axis=…)"
             raise ValueError(f"{wanted}, got {tuple(outputs.shape)}")
 
     def predict(self, model: nn.Module, inputs: Any) -> Tensor:
@@ -62,7 +62,7 @@ class Classification:
     def to_rows(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """Logits (m, K) and labels (m,)."""
         self._check(outputs, labels)
-        return flatten(upcast_half(outputs), labels, class_axis=self.classes, ignore_index=self.ignore_index)
+        return flatten(upcast_half(outputs), labels, class_axis=self.class_axis, ignore_index=self.ignore_index)
 
     def correct(self, rows: tuple[Tensor, ...]) -> Tensor:
         """Whether the greatest logit is the label's."""
@@ -150,7 +150,7 @@ Task: TypeAlias = Classification | Regression
 KINDS: Mapping[Kind, Task] = {
     "image": Classification(),
     "text": Classification(),
-    "characters": Classification(classes="last"),
+    "characters": Classification(class_axis="last"),
     "tabular": Regression(),
 }
 """The task that goes with each kind of data set."""

@@ -151,7 +151,7 @@ def make_task(kind: str, *, head: bool = False) -> Task:
     """How outputs meet a loss."""
     if kind == "tabular":
         return Regression(variance_head=head, passes=1)
-    return Classification(classes="last" if kind == "characters" else None)
+    return Classification(class_axis="last" if kind == "characters" else None)
 
 
 def make_loss(
