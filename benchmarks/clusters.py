@@ -19,7 +19,7 @@ from scipy.special import ndtr
 
 from trueup.convert import as_event
 from trueup.metrics.hypothesis_tests import consistency_of_tally
-from trueup.metrics.intervals import Scored, intervals
+from trueup.metrics.intervals import ScoredRows, intervals
 from trueup.metrics.resampling import Resampling
 
 METRICS = ("accuracy", "confidence", "nll", "brier", "ece", "rmsce", "aece", "sce")
@@ -77,7 +77,7 @@ def draw_images(
 def true_values(world: World, images: int) -> dict[str, float]:
     """Of very many images; a calibration error that cannot be told from 0 is 0."""
     names = EVENT if world.event else METRICS
-    scored = Scored.of(*draw_images(images, 32, world, seed=10**6)[:2])
+    scored = ScoredRows.of(*draw_images(images, 32, world, seed=10**6)[:2])
     values = scored.values(names)
     found = intervals(scored.tally, values, Resampling(n_resamples=200), scored=scored)
     noisy = ("ece", "rmsce", "aece", "sce", "miscalibration", "ici")
@@ -97,7 +97,7 @@ def simulate(
     for number in range(sets):
         z, y, image = draw_images(images, pixels, world, seed=seed + 1000 * (1 + WORLDS.index(world)) + number)
         for kind, clusters in (("cluster", image), ("row", None)):
-            scored = Scored.of(z, y, clusters=clusters)
+            scored = ScoredRows.of(z, y, clusters=clusters)
             resampling = Resampling(n_resamples=300, seed=number)
             for name, found in intervals(scored.tally, scored.values(truth), resampling, scored=scored).items():
                 held[kind][name] += found.low - 1e-9 <= truth[name] <= found.high + 1e-9

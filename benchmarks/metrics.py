@@ -88,7 +88,7 @@ def pair(n: int, classes: int, generator: torch.Generator | None = None) -> Pair
 
 def whole_table(logits: Tensor, labels: Tensor) -> dict[str, float]:
     """Give the nine numbers of the table, all exact, from one pass."""
-    scored = intervals.Scored.of(logits, labels)
+    scored = intervals.ScoredRows.of(logits, labels)
     return {name: scored.value(name) for name in TABLE}
 
 

@@ -72,7 +72,7 @@ def ours(task: str) -> Run:
     from trueup.metrics.table import DEFAULT
 
     def table(logits: Tensor, labels: Tensor) -> None:
-        scored = intervals.Scored.of(logits, labels)
+        scored = intervals.ScoredRows.of(logits, labels)
         for name in DEFAULT:
             scored.value(name)
 

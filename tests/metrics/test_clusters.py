@@ -14,13 +14,13 @@ from trueup._core.clusters import BLOCKS, as_clusters, degrees_of_freedom
 from trueup._core.errors import InputError
 from trueup.metrics import Tally
 from trueup.metrics.groups import evaluate_groups
-from trueup.metrics.intervals import Scored, intervals
+from trueup.metrics.intervals import ScoredRows, intervals
 
 
 def test_the_interval_of_a_mean_is_students_over_the_images():
     z, y, image = images(20, 100, seed=3)
     scores = trueup.evaluate(z, y, clusters={"image": image}, metrics=("nll", "confidence"))
-    for name, rows in (("nll", Scored.of(z, y).rows.nll), ("confidence", Scored.of(z, y).rows.confidence)):
+    for name, rows in (("nll", ScoredRows.of(z, y).rows.nll), ("confidence", ScoredRows.of(z, y).rows.confidence)):
         means = rows.reshape(20, 100).mean(axis=1)
         low, high = stats.t.interval(0.95, 19, means.mean(), stats.sem(means))
         assert (scores[name].low, scores[name].high) == pytest.approx((low, high))
@@ -41,7 +41,7 @@ def test_unequal_clusters_and_weights_have_the_jackknife():
     rng = np.random.default_rng(0)
     z, y = calibrated(60, 3)
     cluster, w = rng.integers(0, 7, 60), rng.uniform(0.5, 2, 60)
-    loss = Scored.of(z, y).rows.nll
+    loss = ScoredRows.of(z, y).rows.nll
     without = [np.average(loss[cluster != g], weights=w[cluster != g]) for g in range(7)]
     error = np.sqrt(6 / 7 * np.sum((without - np.average(loss, weights=w)) ** 2))
     df = degrees_of_freedom(np.bincount(cluster, w))
@@ -93,7 +93,7 @@ def test_a_stream_adds_up_though_a_cluster_goes_on():
     for field in ("weight", "means", "count", "gap"):
         assert getattr(merged.clusters, field) == pytest.approx(getattr(whole.clusters, field), abs=1e-9)
     assert merged.gap == pytest.approx(whole.gap)
-    streamed, scored = intervals(merged), Scored.of(z, y, clusters=image)
+    streamed, scored = intervals(merged), ScoredRows.of(z, y, clusters=image)
     exact = intervals(scored.tally, scored=scored)
     assert np.isnan(streamed["aece"].low)
     for name in ("accuracy", "nll", "ece"):  # two of forty may share a block
@@ -134,7 +134,7 @@ def test_what_is_wrong_in_every_image_is_found():
 
 def test_spiegelhalters_test_is_students_of_the_images():
     z, y, image = images(15, 50, seed=4)
-    rows = Scored.of(z, y).rows
+    rows = ScoredRows.of(z, y).rows
     each = np.bincount(image, (rows.outcome - rows.score) * (1 - 2 * rows.score))
     assert metrics.spiegelhalter(z, y, clusters=image).p_value == pytest.approx(stats.ttest_1samp(each, 0).pvalue)
 
@@ -142,7 +142,7 @@ def test_spiegelhalters_test_is_students_of_the_images():
 def test_differences_are_paired_and_by_cluster():
     z, y, image = images(20, 50, classes=2, seed=8)
     scores = trueup.compare({"raw": (z, y), "flat": (z / 3, y)}, clusters=image)
-    losses = [Scored.of(logits, y).rows.nll.reshape(20, 50).mean(axis=1) for logits in (z, z / 3)]
+    losses = [ScoredRows.of(logits, y).rows.nll.reshape(20, 50).mean(axis=1) for logits in (z, z / 3)]
     change = losses[1] - losses[0]
     low, high = stats.t.interval(0.95, 19, change.mean(), stats.sem(change))
     found = scores.changes["flat"]["nll"]

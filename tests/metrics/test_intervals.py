@@ -9,7 +9,7 @@ from trueup import metrics
 from trueup._core.bins import equal_width
 from trueup._core.tally import TABLE_METRICS
 from trueup.metrics import Bins, Tally
-from trueup.metrics.intervals import Interval, Scored, differences, intervals
+from trueup.metrics.intervals import Interval, ScoredRows, differences, intervals
 from trueup.metrics.resampling import BootstrapBins, Classwise, Resampling, solve
 
 
@@ -39,7 +39,7 @@ def test_intervals_of_calibration_errors_cover_the_truth(temperature, n):
 
 def test_intervals_of_means_are_those_of_the_bootstrap():
     logits, labels = calibrated(400, 4, temperature=2)
-    scored = Scored.of(logits, labels)
+    scored = ScoredRows.of(logits, labels)
     found = intervals(scored.tally)
     rng = np.random.default_rng(0)
     index = rng.integers(0, 400, size=(4000, 400))
@@ -94,7 +94,7 @@ def test_bands_hold_the_accuracy_of_a_calibrated_network(metric):
     for seed in range(20):
         logits, labels = calibrated(2000, 4, seed=seed)
         found = metrics.consistency(logits, labels, metric=metric, seed=seed)
-        scored = Scored.of(logits, labels)
+        scored = ScoredRows.of(logits, labels)
         index, edges = scored.bin_of_row(adaptive=metric == "aece")
         accuracy = Bins.from_indices(index, scored.rows.confidence, scored.rows.correct, edges).accuracy
         low, high = found.low[: len(accuracy)], found.high[: len(accuracy)]
@@ -134,8 +134,8 @@ class TestPaired:
         sce_truth = true_ece(1.0)[1] - true_ece(1.6)[1]
         for seed in range(60):
             logits, labels = calibrated(1500, 5, temperature=1.6, seed=seed)
-            one = Scored.of(logits, labels)
-            two = Scored.of(logits / 1.6, labels, beside=one)
+            one = ScoredRows.of(logits, labels)
+            two = ScoredRows.of(logits / 1.6, labels, paired_with=one)
             found = differences(one, two, ("ece", "sce", "nll"), Resampling(n_resamples=200, seed=seed))
             # The second network's logits are the first's at scale 2/1.6, so its own binned truth is zero.
             covered["ece"] += found["ece"].low <= truth <= found["ece"].high

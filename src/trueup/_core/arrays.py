@@ -26,7 +26,7 @@ from trueup._core.errors import Hint, InputError, LooksLikeProbabilities, Padded
 Array: TypeAlias = Any
 """An array of any kind that the functions here take."""
 
-NEVER = -1e15
+MASKED_LOGIT = -1e15
 """A logit, less the largest of its row, that stands for −∞ where 0 · ∞ would be no number: its square is finite."""
 
 MIN_PADDING = 9000.0
@@ -133,7 +133,7 @@ def take_weighted(
     return *take_rows(logits, labels, rows), None if sample_weight is None else sample_weight[rows]
 
 
-def given(sample_weight: Any) -> dict[str, Any]:
+def weight_kwargs(sample_weight: Any) -> dict[str, Any]:
     """Weights as a keyword argument, if there are any: functions that take none can still be called without."""
     return {} if sample_weight is None else {"sample_weight": sample_weight}
 

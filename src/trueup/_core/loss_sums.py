@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trueup._core import native
-from trueup._core.arrays import NEVER, find_absent, to_array, upcast_half
+from trueup._core.arrays import MASKED_LOGIT, find_absent, to_array, upcast_half
 from trueup._core.native import Chunks, address, map_threads, pair_arguments, sum_chunks
 
 
@@ -109,7 +109,7 @@ def _numpy_temperature(
     sums = np.zeros(3)
     for rows in native.row_chunks(len(logits), logits.shape[1], native.CACHE):
         z = upcast_half(logits[rows])
-        z = np.maximum(z - z.max(axis=1, keepdims=True), z.dtype.type(NEVER))
+        z = np.maximum(z - z.max(axis=1, keepdims=True), z.dtype.type(MASKED_LOGIT))
         label = z[np.arange(len(z)), labels[rows]].astype(np.float64)
         p = np.exp(z * z.dtype.type(beta))
         normaliser = p.sum(axis=1)

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import expit
 
 from trueup._core import native
-from trueup._core.arrays import NEVER, to_array, upcast_half
+from trueup._core.arrays import MASKED_LOGIT, to_array, upcast_half
 from trueup._core.errors import InputError
 from trueup._core.native import Chunks, address, map_threads, pair_arguments, sum_chunks
 from trueup._core.splits import hash_groups
@@ -293,7 +293,7 @@ def _numpy_pass(
         z = z if beta == 1 else z * z.dtype.type(beta)
         rows = np.arange(len(z))
         predicted = z.argmax(axis=1)
-        shifted = np.maximum(z - z[rows, predicted][:, None], z.dtype.type(NEVER))
+        shifted = np.maximum(z - z[rows, predicted][:, None], z.dtype.type(MASKED_LOGIT))
         e = np.exp(shifted)
         total = e.sum(axis=1, dtype=np.float64)
         scored.confidence[at] = 1 / total

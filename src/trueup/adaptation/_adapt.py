@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trueup.adaptation.batch_norm import MOVED_SIGNIFICANCE, MovedTest, lower_entropy, no_batch_norm, surely_moved
+from trueup.adaptation.batch_norm import MOVED_SIGNIFICANCE, MovedTest, input_shift_test, lower_entropy, no_batch_norm
 from trueup.adaptation.composition import Composition, Normalise
 from trueup.adaptation.context import (
     MIN_SAMPLES,
@@ -110,7 +110,7 @@ def _make_candidates(
     if n < MIN_SAMPLES:
         return candidates, f"{n} inputs are too few to take statistics of; {MIN_SAMPLES} are needed", None
     context.progress("have the inputs moved?")
-    moved = surely_moved(network, augment=context.augment, seed=context.seed, reference=reference)
+    moved = input_shift_test(network, augment=context.augment, seed=context.seed, reference=reference)
     home = f"those of {moved.against:.0f} inputs"
     home = f"{home} of home" if reference is not None else f"the stored ones, which are taken to be {home}"
     if not moved.against:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from trueup._core.errors import InputError
 from trueup._core.registry import METHODS
-from trueup.adaptation.batch_norm import MOVED_SIGNIFICANCE, no_batch_norm, no_copy, share_copy, surely_moved
+from trueup.adaptation.batch_norm import MOVED_SIGNIFICANCE, input_shift_test, no_batch_norm, no_copy, share_copy
 from trueup.adaptation.composition import Composition, Normalise
 from trueup.adaptation.context import MIN_SAMPLES, ForwardResult, RepairContext, RepairOptions, prepare
 from trueup.adaptation.forward_selection import FoldState, ForwardSelection, average_folds, fit_to_teacher, select_maps
@@ -168,7 +168,7 @@ def _try_batch_norm(
     if len(labels) < MIN_LABELS_FOR_BATCH_NORM:
         context.progress("have the inputs moved?")
         before = context.before(average_folds(selection))
-        moved = surely_moved(network, before, augment=context.augment, seed=context.seed)
+        moved = input_shift_test(network, before, augment=context.augment, seed=context.seed)
         required = 0.0 if moved.p_value < MOVED_SIGNIFICANCE else required
     current = selection.steps[selection.current]
     for weight in BATCH_NORM_WEIGHTS:

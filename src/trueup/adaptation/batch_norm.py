@@ -219,7 +219,7 @@ def moved_test(
     return MovedTest(p_value, float(np.sqrt((difference**2).mean())), n, float(worth.mean()))
 
 
-def surely_moved(
+def input_shift_test(
     network: Network,
     before: nn.Module | None = None,
     *,

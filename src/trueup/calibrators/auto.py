@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trueup._core.arrays import as_weighted, find_absent, given, take_weighted, to_array, warn_users
+from trueup._core.arrays import as_weighted, find_absent, take_weighted, to_array, warn_users, weight_kwargs
 from trueup._core.clusters import Clusters, weighted_clusters
 from trueup._core.errors import silence_warnings
 from trueup._core.namespace import NUMPY
@@ -181,7 +181,7 @@ def _size(z: np.ndarray, y: np.ndarray, w: np.ndarray | None) -> str:
 def _candidates(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, size: str) -> dict[str, Fit]:
     fits = {name: _method(name) for name in CANDIDATES[size]}
     after = [name for name in fits if name in AFTER_MIXTURE]
-    if after and UniformMixture.fit(z, y, **given(w)).share > 0:
+    if after and UniformMixture.fit(z, y, **weight_kwargs(w)).share > 0:
         fits |= {f"mixed_{name}": chain(UniformMixture.fit, name) for name in after}
     return fits
 
@@ -231,7 +231,7 @@ class _Trial:
                 continue
             try:
                 *pair, share = take_weighted(self.z, self.y, self.w, self.folds[k][0])
-                self._predict(k, name, self.fits[name](*pair, **given(share)))
+                self._predict(k, name, self.fits[name](*pair, **weight_kwargs(share)))
             except (FitError, ValueError) as error:
                 self._drop(name, str(error))
         for name in self.fits:
@@ -311,7 +311,7 @@ class _Trial:
     def _refit(self, names: Sequence[str], weights: np.ndarray) -> Calibrator:
         """The candidates on all rows, mixed."""
         if list(names) in (["identity"], ["temperature"], ["bayesian_temperature"]):
-            return self.fits[names[0]](self.z, self.y, **given(self.w))
+            return self.fits[names[0]](self.z, self.y, **weight_kwargs(self.w))
         pooled = len(names) > 1 and self.cautious is None  # few rows leave no room for one more parameter
         temperature = self.held_out.temperature(names, weights) if pooled else 1.0
         return Mixture([self._refit_one(name) for name in names], weights, temperature, self.share)
@@ -319,10 +319,10 @@ class _Trial:
     def _refit_one(self, name: str) -> Calibrator:
         base = self._base(name)
         if base is None:
-            return self.fits[name](self.z, self.y, **given(self.w))
+            return self.fits[name](self.z, self.y, **weight_kwargs(self.w))
         from trueup.calibrators.neural import average_folds
 
-        return average_folds(self.models[name], self.fits[base](self.z, self.y, **given(self.w)))
+        return average_folds(self.models[name], self.fits[base](self.z, self.y, **weight_kwargs(self.w)))
 
 
 def _alphas(names: Sequence[str], prior: Mapping[str, float]) -> np.ndarray:

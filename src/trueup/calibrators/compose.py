@@ -94,7 +94,7 @@ def chain(*fits: Fit | str) -> Fit:
         z, y, w = arrays.as_weighted(logits, labels, sample_weight, at_least=1)
         steps = []
         for method in methods:
-            steps.append(method(z, y, **arrays.given(w)))
+            steps.append(method(z, y, **arrays.weight_kwargs(w)))
             z = steps[-1](z)
         return Chain(steps)
 
@@ -120,7 +120,7 @@ class OneVsRest(Calibrator):
             for k, calibrator in enumerate(self.calibrators)
         ]
         log_q = xp.stack(binary, axis=1)
-        return xp.log_softmax(log_q if absent is None else xp.where(absent, arrays.NEVER, log_q))
+        return xp.log_softmax(log_q if absent is None else xp.where(absent, arrays.MASKED_LOGIT, log_q))
 
 
 def one_vs_rest(fit: Fit | str) -> Fit:
@@ -141,7 +141,7 @@ def one_vs_rest(fit: Fit | str) -> Fit:
             x = odds[rows, k] if len(rows) else np.zeros_like(odds[:1, k])
             rows = rows if len(rows) else np.arange(1)
             share = None if w is None else w[rows]
-            return method(_binary(NUMPY, x), (y[rows] == k).astype(np.int64), **arrays.given(share))
+            return method(_binary(NUMPY, x), (y[rows] == k).astype(np.int64), **arrays.weight_kwargs(share))
 
         return OneVsRest([of_class(k) for k in range(z.shape[1])])
 
@@ -353,7 +353,7 @@ def choose(
         if not losses:
             raise FitError(f"none of the methods could be fitted: {reasons}")
         name = simplest(losses, standard_errors=standard_errors, sample_weight=w, clusters=blocks)
-        fitted: Calibrator = methods[name](z, y, **arrays.given(w))
+        fitted: Calibrator = methods[name](z, y, **arrays.weight_kwargs(w))
         choice = record_choice(losses, name, raw="identity", reasons=reasons, sample_weight=w, clusters=blocks)
         return fitted.with_choice(choice)
 
@@ -446,5 +446,5 @@ def _cross_fitted(
     calibrated = np.empty_like(z)
     for train, test in k_fold(z, y, n_folds, clusters):
         *pair, share = arrays.take_weighted(z, y, w, train)
-        calibrated[test] = method(*pair, **arrays.given(share))(arrays.take_rows(z, y, test)[0])
+        calibrated[test] = method(*pair, **arrays.weight_kwargs(share))(arrays.take_rows(z, y, test)[0])
     return calibrated

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from trueup._core.arrays import NEVER, as_weighted, count_options
+from trueup._core.arrays import MASKED_LOGIT, as_weighted, count_options
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import FitError, warn_at_bound
 from trueup.calibrators.base import Calibrator, check_positive
@@ -58,7 +58,7 @@ class EnsembleTemperature(Calibrator):
         """The logarithm of the mixture."""
         x = xp.double(z)
         uniform = xp.zeros_like(x) - xp.log_options(x, x.dtype)
-        scaled, plain = (xp.clip(xp.log_softmax(part), min=NEVER) for part in (x / self.temperature, x))
+        scaled, plain = (xp.clip(xp.log_softmax(part), min=MASKED_LOGIT) for part in (x / self.temperature, x))
         parts = xp.stack([scaled, plain, uniform]) + xp.log(self.weights)[:, None, None]
         return xp.astype(xp.logsumexp(parts, axis=0), z.dtype)
 

@@ -8,7 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from trueup._core.arrays import as_weighted, as_weights, effective_rows, given, take_weighted, to_array, upcast_half
+from trueup._core.arrays import (
+    as_weighted,
+    as_weights,
+    effective_rows,
+    take_weighted,
+    to_array,
+    upcast_half,
+    weight_kwargs,
+)
 from trueup._core.clusters import weighted_clusters
 from trueup._core.errors import InputError
 from trueup._core.namespace import NUMPY, Namespace
@@ -132,7 +140,7 @@ class _Fitted:
     """A map of all rows, and those of the groups that have enough."""
 
     def __init__(self, method: Fit, z: np.ndarray, y: np.ndarray, w: np.ndarray | None, code: np.ndarray) -> None:
-        self.base = method(z, y, **given(w))
+        self.base = method(z, y, **weight_kwargs(w))
         self.own: dict[int, Calibrator] = {}
         self.rows: dict[int, float] = {}
         for k in np.unique(code).tolist():
@@ -143,7 +151,7 @@ class _Fitted:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # few rows may have no best map; their share is small then
                 try:
-                    self.own[k] = method(*part, **given(weight))
+                    self.own[k] = method(*part, **weight_kwargs(weight))
                 except (FitError, ValueError):
                     continue
 

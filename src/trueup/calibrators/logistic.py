@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import expit, logit
 
 from trueup._core import native
-from trueup._core.arrays import NEVER, as_weighted, fill_absent, find_absent
+from trueup._core.arrays import MASKED_LOGIT, as_weighted, fill_absent, find_absent
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import Certificate, FitError
 from trueup.calibrators.base import Calibrator
@@ -209,7 +209,7 @@ def _columns(xp: Namespace, z: Any, classes: Any, total: Any, best: Any, rest_of
 def log_normalise(xp: Namespace, odds: Any, z: Any) -> Any:
     """ln of σ(odds_k) / Σ_j σ(odds_j), from the log-odds of the classes one by one, in the type of the logits z."""
     log_q, absent = -xp.softplus(-odds), xp.find_absent(z)
-    return xp.astype(xp.log_softmax(log_q if absent is None else xp.where(absent, NEVER, log_q)), z.dtype)
+    return xp.astype(xp.log_softmax(log_q if absent is None else xp.where(absent, MASKED_LOGIT, log_q)), z.dtype)
 
 
 def class_blocks(

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
-from trueup._core.arrays import NEVER, as_arrays, as_weighted, find_absent, given, take_weighted
+from trueup._core.arrays import MASKED_LOGIT, as_arrays, as_weighted, find_absent, take_weighted, weight_kwargs
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.registry import METHODS
 from trueup._core.splits import k_fold, stratified_folds
@@ -81,12 +81,14 @@ class FoldNetworks(Calibrator):
     ) -> Calibrator:
         """The networks of all folds on the base map of all rows; of few rows, the base map."""
         if len(z) < max(_FEW_ROWS, 2 * n_folds):
-            return method(z, y, **given(w))
+            return method(z, y, **weight_kwargs(w))
         z, y, w = take_weighted(z, y, w, _fixed_order(z, y))
         parts = k_fold(z, y, n_folds)
         taken = [take_weighted(z, y, w, train) for train, _ in parts]
-        bases = [method(*pair, **given(share)) for *pair, share in taken]
-        return average_folds(fit_folds(cls, z, y, parts, bases, w=w, training=training), method(z, y, **given(w)))
+        bases = [method(*pair, **weight_kwargs(share)) for *pair, share in taken]
+        return average_folds(
+            fit_folds(cls, z, y, parts, bases, w=w, training=training), method(z, y, **weight_kwargs(w))
+        )
 
     @classmethod
     @abstractmethod
@@ -207,7 +209,7 @@ class Residual(FoldNetworks):
         out = (hidden * xp.sigmoid(hidden)) @ self.last[network, ...].T
         scale = xp.exp(xp.clip(out[:, :1], -3.0, 3.0))
         corrected = scale * xp.clip(base, min=_LEAST_LOGIT) + out[:, 1:]
-        return xp.log_softmax(xp.where(base == -math.inf, NEVER, corrected))
+        return xp.log_softmax(xp.where(base == -math.inf, MASKED_LOGIT, corrected))
 
 
 class OrderInvariant(FoldNetworks):
@@ -411,7 +413,7 @@ class _Examples(NamedTuple):
     label: np.ndarray
     weight: np.ndarray
     absent: np.ndarray | None
-    """`NEVER` where an option is absent, 0 elsewhere, (classes, n); None where all rows have all."""
+    """`MASKED_LOGIT` where an option is absent, 0 elsewhere, (classes, n); None where all rows have all."""
 
     def take(self, columns: Any) -> _Examples:
         """Some of the rows."""
@@ -474,7 +476,7 @@ def _train(
             np.append((f - middle) / width, np.ones((len(f), 1)), axis=1).T.astype(np.float32),
             label,
             each[both].astype(np.float32),
-            np.where(absent, NEVER, 0.0).T.astype(np.float32) if options else None,
+            np.where(absent, MASKED_LOGIT, 0.0).T.astype(np.float32) if options else None,
         )
         learnt.append(examples.take(slice(len(train))))
         held_out.append(examples.take(slice(len(train), None)))

@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 from scipy.special import xlogy
 
-from trueup._core.arrays import NEVER, as_weighted, take_weighted, upcast_half
+from trueup._core.arrays import MASKED_LOGIT, as_weighted, take_weighted, upcast_half
 from trueup._core.namespace import Namespace
 from trueup._core.row_scores import score_rows
 from trueup._core.splits import stratified_folds
@@ -64,7 +64,7 @@ class Mixture(Calibrator):
     def map(self, xp: Namespace, z: Any) -> Any:
         """The logarithm of the mixture."""
         parts = [
-            xp.clip(xp.log_softmax(xp.double(part.forward(xp, z))), min=NEVER) + xp.log(self.weights[k])
+            xp.clip(xp.log_softmax(xp.double(part.forward(xp, z))), min=MASKED_LOGIT) + xp.log(self.weights[k])
             for k, part in enumerate(self.calibrators)
         ]
         log_q = xp.log_softmax(xp.logsumexp(xp.stack(parts), axis=0) / self.temperature)
@@ -98,7 +98,7 @@ class UniformMixture(Calibrator):
 
     def map(self, xp: Namespace, z: Any) -> Any:
         """The logarithm of the mixture."""
-        return _add_uniform(xp, xp.clip(xp.log_softmax(z), min=NEVER), self.share, z)
+        return _add_uniform(xp, xp.clip(xp.log_softmax(z), min=MASKED_LOGIT), self.share, z)
 
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:

@@ -10,7 +10,15 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from trueup._core import native
-from trueup._core.arrays import NEVER, as_weighted, count_options, fill_absent, find_absent, to_array, upcast_half
+from trueup._core.arrays import (
+    MASKED_LOGIT,
+    as_weighted,
+    count_options,
+    fill_absent,
+    find_absent,
+    to_array,
+    upcast_half,
+)
 from trueup._core.bins import BINS, Bins, equal_width, rounding_error
 from trueup._core.loss_sums import temperature_sums
 from trueup._core.namespace import NUMPY, Namespace
@@ -432,7 +440,7 @@ def shifted_chunks(
     share = np.full(len(z), 1 / len(z)) if w is None else w / w.sum()
     for rows in native.row_chunks(len(z), z.shape[1], native.STEP):
         double = z[rows].astype(np.float64)
-        shifted = np.maximum(double - double.max(axis=1, keepdims=True), NEVER)
+        shifted = np.maximum(double - double.max(axis=1, keepdims=True), MASKED_LOGIT)
         yield shifted, y[rows, None], share[rows, None]
 
 

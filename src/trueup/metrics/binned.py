@@ -31,7 +31,7 @@ from trueup._core.row_scores import (
 )
 from trueup.metrics.proximity import proximity
 
-Print = Literal["guo", "torchmetrics"]
+BinConvention = Literal["guo", "torchmetrics"]
 """Bin rules of other code, for comparison with printed numbers, always of the predicted class: "guo" uses float32 edges
 and leaves confidence 0 in no bin; "torchmetrics" closes bins on the left and gives confidence 1 a bin of its own."""
 
@@ -44,7 +44,7 @@ def ece(
     closed: Closed = "right",
     top_label: bool = False,
     sample_weight: Any = None,
-    compat: Print | None = None,
+    compat: BinConvention | None = None,
 ) -> float:
     """Expected calibration error Σ_b (n_b/n) |acc_b − conf_b| over equal-width bins of confidence.
 
@@ -66,7 +66,7 @@ def mce(
     closed: Closed = "right",
     top_label: bool = False,
     sample_weight: Any = None,
-    compat: Print | None = None,
+    compat: BinConvention | None = None,
 ) -> float:
     """Maximum calibration error: the largest |acc_b − conf_b| of a bin that is not empty.
 
@@ -84,7 +84,7 @@ def rmsce(
     closed: Closed = "right",
     top_label: bool = False,
     sample_weight: Any = None,
-    compat: Print | None = None,
+    compat: BinConvention | None = None,
 ) -> float:
     """Root mean square calibration error, the root of Σ_b (n_b/n) (acc_b − conf_b)².
 
@@ -102,7 +102,7 @@ def average_ce(
     closed: Closed = "right",
     top_label: bool = False,
     sample_weight: Any = None,
-    compat: Print | None = None,
+    compat: BinConvention | None = None,
 ) -> float:
     """Average calibration error: the mean |acc_b − conf_b| over the bins that are not empty.
 
@@ -336,7 +336,13 @@ def _refuse_weights(sample_weight: Any, compat: str) -> None:
 
 
 def _top(
-    logits: Any, labels: Any, bins: int, closed: Closed, compat: Print | None, top_label: bool, sample_weight: Any
+    logits: Any,
+    labels: Any,
+    bins: int,
+    closed: Closed,
+    compat: BinConvention | None,
+    top_label: bool,
+    sample_weight: Any,
 ) -> Bins:
     if compat is None:
         return Bins.of(logits, labels, bins=bins, closed=closed, top_label=top_label, sample_weight=sample_weight)

@@ -18,7 +18,7 @@ from trueup._core.errors import InputError
 from trueup._core.row_scores import scores_and_outcomes
 from trueup._core.tally import ClusterSums, Tally
 from trueup.metrics.events import Points, kuiper_of
-from trueup.metrics.intervals import Scored
+from trueup.metrics.intervals import ScoredRows
 from trueup.metrics.resampling import (
     CELLS_PER_BIN,
     Resampling,
@@ -94,7 +94,7 @@ def _tally(logits: Any, labels: Any, **options: Any) -> Tally:
     """A tally with a sum for each cluster, however many there are."""
     if options["clusters"] is None:
         return Tally.of(logits, labels, **options)
-    return Scored.of(logits, labels, **options).tally
+    return ScoredRows.of(logits, labels, **options).tally
 
 
 def consistency_of_tally(tally: Tally, resampling: Resampling, *, metric: str = "ece") -> Consistency:
@@ -209,7 +209,7 @@ class CalibrationTests:
     slope_error: float = math.nan
 
     @classmethod
-    def of(cls, tally: Tally, resampling: Resampling, scored: Scored | None = None) -> CalibrationTests:
+    def of(cls, tally: Tally, resampling: Resampling, scored: ScoredRows | None = None) -> CalibrationTests:
         """Run both tests on a tally; the slope is exact where the rows themselves are known, and are of an event.
 
         Where the tally has clusters, the error of the slope is that of points by cluster, or NaN.

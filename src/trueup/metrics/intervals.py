@@ -53,7 +53,7 @@ class Interval:
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
+class ScoredRows:
     """A data set after its one pass."""
 
     rows: RowScores
@@ -75,23 +75,23 @@ class Scored:
         top_label: bool = False,
         sample_weight: Any = None,
         clusters: Any = None,
-        beside: Scored | None = None,
-    ) -> Scored:
+        paired_with: ScoredRows | None = None,
+    ) -> ScoredRows:
         """Pass over a pair; rows fall into the same groups as those of another method, if it is to stand beside one."""
         z, y = as_arrays(logits, labels)
         w = as_weights(sample_weight, len(z))
-        of_row = weighted_clusters(clusters, None, len(z)) if beside is None else beside.clusters
-        if beside is None:
+        of_row = weighted_clusters(clusters, None, len(z)) if paired_with is None else paired_with.clusters
+        if paired_with is None:
             weighted_clusters(of_row, w, len(z), at_least=2)
         size = (*z.shape, bins)
-        if beside is not None and (shape := (beside.tally.n, *beside.tally.classes.count.shape)) != size:
+        if paired_with is not None and (shape := (paired_with.tally.n, *paired_with.tally.classes.count.shape)) != size:
             raise ValueError(f"paired methods must have the same (rows, classes, bins), got {shape} and {size}")
         unit = rounding_error(z)
         cells = class_cells(z.shape[1], bins, unit)
         if of_row is not None:
             group = of_row.code % cells.groups
         else:
-            group = random_groups(z, y, cells.groups) if beside is None else beside.rows.group
+            group = random_groups(z, y, cells.groups) if paired_with is None else paired_with.rows.group
         odds = event_log_odds(z) if is_event(z, top_label) else None
         rows, classes = score_rows_and_classes(z, y, replace(cells, group=group, weights=w), top_label=top_label)
         tally = Tally.from_rows(rows, classes, bins, unit, top_label=top_label, sample_weight=w)
@@ -182,7 +182,9 @@ def bootstrap(
     >>> calibrated.low, overconfident.low > 0.1
     (0.0, True)
     """
-    scored = Scored.of(logits, labels, bins=bins, top_label=top_label, sample_weight=sample_weight, clusters=clusters)
+    scored = ScoredRows.of(
+        logits, labels, bins=bins, top_label=top_label, sample_weight=sample_weight, clusters=clusters
+    )
     return intervals(scored.tally, {metric: scored.value(metric)}, Resampling(**resampling), scored=scored)[metric]
 
 
@@ -191,7 +193,7 @@ def intervals(
     values: Mapping[str, float] | Iterable[str] = TABLE_METRICS,
     resampling: Resampling = _USUAL,
     *,
-    scored: Scored | None = None,
+    scored: ScoredRows | None = None,
 ) -> dict[str, Interval]:
     """Intervals of several metrics from one tally; `values` may hold better values than the tally's own.
 
@@ -265,13 +267,13 @@ def paired_bootstrap(
     >>> paired_bootstrap((z, y), (2 * z, y), metric="nll").high < 0
     True
     """
-    one = Scored.of(*first, bins=bins, top_label=top_label, sample_weight=sample_weight, clusters=clusters)
-    two = Scored.of(*second, bins=bins, top_label=top_label, sample_weight=sample_weight, beside=one)
+    one = ScoredRows.of(*first, bins=bins, top_label=top_label, sample_weight=sample_weight, clusters=clusters)
+    two = ScoredRows.of(*second, bins=bins, top_label=top_label, sample_weight=sample_weight, paired_with=one)
     return differences(one, two, (metric,), Resampling(**resampling))[metric]
 
 
 def differences(
-    first: Scored, second: Scored, metrics: Iterable[str], resampling: Resampling = _USUAL
+    first: ScoredRows, second: ScoredRows, metrics: Iterable[str], resampling: Resampling = _USUAL
 ) -> dict[str, Interval]:
     """Paired intervals of second − first for several metrics; both must have the same groups of rows."""
     tail, names = resampling.tail, list(metrics)
@@ -355,7 +357,7 @@ def _ends(replicates: np.ndarray, tail: float) -> tuple[float, float]:
 
 
 def _event_differences(
-    first: Scored, second: Scored, names: list[str], resampling: Resampling
+    first: ScoredRows, second: ScoredRows, names: list[str], resampling: Resampling
 ) -> dict[str, tuple[float, float]]:
     """How far the ends of paired intervals of an event's metrics lie from the differences themselves.
 
@@ -425,7 +427,7 @@ def mean_interval(
     return max(0.0, centre - reach), min(1.0, centre + reach)
 
 
-def _most(first: Scored, second: Scored, metric: str) -> float:
+def _most(first: ScoredRows, second: ScoredRows, metric: str) -> float:
     """The most by which two methods' errors can differ: not at all where no row differs.
 
     An expected error is a sum of absolute sums over bins: a row that stays in its bin changes it by no more than its
@@ -440,7 +442,7 @@ def _most(first: Scored, second: Scored, metric: str) -> float:
 
 
 def _resample_jointly(
-    first: Scored, second: Scored, adaptive: bool, resampling: Resampling
+    first: ScoredRows, second: ScoredRows, adaptive: bool, resampling: Resampling
 ) -> tuple[BootstrapBins, BootstrapBins]:
     """Resample two methods' rows together, by cells of one method's confidence and outcome times the other's."""
     bins, keys = [], []

@@ -14,7 +14,7 @@ from trueup._core.clusters import Clusters, as_clusters, degrees_of_freedom, t_q
 from trueup._core.errors import InputError
 from trueup._core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
 from trueup.io.predictions import PredictionTable, from_multilabel, take_rows
-from trueup.metrics.intervals import Interval, Scored, intervals
+from trueup.metrics.intervals import Interval, ScoredRows, intervals
 from trueup.metrics.resampling import Classwise, Resampling, ResamplingOptions, jackknife_error, tail_share
 from trueup.metrics.table import Scores, evaluate, plain_record
 
@@ -113,7 +113,7 @@ def scores_of_labels(
         raise InputError("table", "come from from_multilabel", "one without labels and rows")
     micro = evaluate(table.logits, table.labels, **table.options(), bins=bins, **resampling)
     codes = table.groups["label"]
-    parts: dict[str, Scored] = {}
+    parts: dict[str, ScoredRows] = {}
     labels: dict[str, dict[str, Interval]] = {}
     everyone = as_clusters(table.clusters, len(codes), at_least=2)
     assert everyone is not None
@@ -123,7 +123,7 @@ def scores_of_labels(
         block.append(everyone.code[mine] % blocks)
         part, alone = take_rows(table, mine), everyone.take(mine)
         repeated = alone.count < len(mine)  # where a cluster is a row, each label has one of it
-        scored = Scored.of(*part, bins=bins, sample_weight=part.sample_weight, clusters=alone if repeated else None)
+        scored = ScoredRows.of(*part, bins=bins, sample_weight=part.sample_weight, clusters=alone if repeated else None)
         parts[str(name)] = scored
         labels[str(name)] = intervals(scored.tally, scored.values(LABEL_METRICS), simulation, scored=scored)
     values = {name: np.array([label[name].value for label in labels.values()]) for name in LABEL_METRICS}
@@ -131,7 +131,11 @@ def scores_of_labels(
 
 
 def _macro(
-    parts: Sequence[Scored], values: Mapping[str, np.ndarray], block: Sequence[np.ndarray], blocks: int, level: float
+    parts: Sequence[ScoredRows],
+    values: Mapping[str, np.ndarray],
+    block: Sequence[np.ndarray],
+    blocks: int,
+    level: float,
 ) -> dict[str, Interval]:
     """Means over the labels; their error by the jackknife over blocks of rows, which all labels share."""
     tail, size = tail_share(level), np.bincount(np.concatenate(block), minlength=blocks)
@@ -155,7 +159,7 @@ def _macro(
     return result
 
 
-def _without(scored: Scored, block: np.ndarray, blocks: int, name: str) -> np.ndarray:
+def _without(scored: ScoredRows, block: np.ndarray, blocks: int, name: str) -> np.ndarray:
     """A label's metric without each block of rows, (blocks,)."""
     if name in ("event_brier", "auroc"):
         points = replace(scored, clusters=Clusters(block, list(range(blocks)))).clustered_points()
@@ -168,7 +172,9 @@ def _without(scored: Scored, block: np.ndarray, blocks: int, name: str) -> np.nd
     return (sums.sum() - sums) / (count.sum() - count)
 
 
-def _macro_ece(parts: Sequence[Scored], block: Sequence[np.ndarray], blocks: int, tail: float) -> tuple[float, float]:
+def _macro_ece(
+    parts: Sequence[ScoredRows], block: Sequence[np.ndarray], blocks: int, tail: float
+) -> tuple[float, float]:
     """The mean ECE of labels as the class-wise error has its interval: gaps in all cells, their noise by block."""
     gaps = []
     for scored, each in zip(parts, block, strict=True):

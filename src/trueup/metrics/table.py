@@ -22,7 +22,7 @@ from trueup._core.row_scores import event_name
 from trueup._core.tally import TABLE_METRICS
 from trueup.metrics.events import EVENT_METRICS
 from trueup.metrics.hypothesis_tests import CalibrationTests
-from trueup.metrics.intervals import Interval, Scored, count_rows, differences, intervals
+from trueup.metrics.intervals import Interval, ScoredRows, count_rows, differences, intervals
 from trueup.metrics.resampling import Resampling
 
 if TYPE_CHECKING:
@@ -415,7 +415,7 @@ def compare(
         if metric not in TABLE_METRICS and metric not in METRICS:
             raise ValueError(f"metrics must be names of METRICS, got {metric!r}; there are: {', '.join(METRICS)}")
     resampling = Resampling(level, n_resamples, seed)
-    first: Scored | None = None
+    first: ScoredRows | None = None
     first_name, title = next(iter(named)), ""
     values: dict[str, dict[str, Interval]] = {}
     tests, changes, means, group_tables = {}, {}, {}, {}
@@ -434,8 +434,8 @@ def compare(
         _check_same(first_name, labels, name, y)
         if z.shape[1] != classes:
             raise ValueError(f"{name} must have the {classes} classes that {first_name} has, got {z.shape[1]}")
-        scored = Scored.of(
-            z, y, bins=bins, top_label=top_label, sample_weight=sample_weight, clusters=clusters, beside=first
+        scored = ScoredRows.of(
+            z, y, bins=bins, top_label=top_label, sample_weight=sample_weight, clusters=clusters, paired_with=first
         )
         scores = intervals(scored.tally, scored.values(tabled), resampling, scored=scored)
         for metric in wanted:
