@@ -18,13 +18,13 @@ from trueup._core.row_scores import event_class
 ClassAxis: TypeAlias = Literal["first", "last"] | None
 """Where the classes are in outputs of more than two dimensions: (n, K, …) or (n, …, K)."""
 
-FLOOR = 1e-6
+DEFAULT_FLOOR = 1e-6
 """What an exact zero becomes where there is no other probability below a half, unless a floor is given."""
 
-LEAST_FLOOR = 1e-45
+MIN_FLOOR = 1e-45
 """What it becomes at least: about the smallest positive number of single precision."""
 
-CERTAIN = 1e-4
+MAX_EVENT_FLOOR = 1e-4
 """By how much a probability of an event of exactly 0 or 1 is moved at most, unless a floor is given."""
 
 _ROUNDED_SUM = 0.1
@@ -113,7 +113,7 @@ def _event_pair(p: np.ndarray, floor: float | None, name: str, tolerance: float)
         _check_range(p, tolerance, name, of_event=True)
     both = np.maximum(np.stack([1 - p, p], axis=1), 0.0)
     if floor is None and (zeros := int((both <= 0).sum())):
-        floor = min(CERTAIN, resolution(both, least=FLOOR))
+        floor = min(MAX_EVENT_FLOOR, resolution(both, least=DEFAULT_FLOOR))
         warn_of_certain(zeros, len(p), floor)
     return np.log(both if floor is None else np.maximum(both, floor)).astype(kind)
 
@@ -131,7 +131,7 @@ def _check_floor(floor: float | None) -> None:
         raise InputError("floor", "lie between 0 and 0.5", f"{floor}")
 
 
-def resolution(probs: Any, *, least: float = LEAST_FLOOR) -> float:
+def resolution(probs: Any, *, least: float = MIN_FLOOR) -> float:
     """Half the smallest positive probability, and at least `least`: what an exact zero may stand for.
 
     Where none is below a half it is 1e-6.
@@ -141,14 +141,14 @@ def resolution(probs: Any, *, least: float = LEAST_FLOOR) -> float:
     """
     p = to_array(probs, "probs")
     smallest = float(p.min(where=p > 0, initial=1.0))
-    return FLOOR if smallest > 0.5 else max(smallest / 2, least)
+    return DEFAULT_FLOOR if smallest > 0.5 else max(smallest / 2, least)
 
 
 def warn_of_zeros(zeros: int, numbers: int, floor: float) -> None:
     """Say that exact zeros among probabilities were raised, and to what."""
     warnings.warn(
         f"{zeros} exact zeros among {numbers} probabilities were raised to {floor:.4g}, "
-        + ("as no other one is below a half" if floor == FLOOR else "about half the smallest positive one"),
+        + ("as no other one is below a half" if floor == DEFAULT_FLOOR else "about half the smallest positive one"),
         stacklevel=3,
     )
 
@@ -158,7 +158,7 @@ def warn_of_certain(certain: int, rows: int, floor: float) -> None:
     arrays.warn_users(f"{certain} of {rows} confidences are exactly 0 or 1; they were moved by {floor:.4g}")
 
 
-def from_topk(log_probs: Any, *, floor: float = FLOOR, name: str = "log_probs") -> Any:
+def from_topk(log_probs: Any, *, floor: float = DEFAULT_FLOOR, name: str = "log_probs") -> Any:
     """Turn the log-probabilities of the k likeliest answers (n, k) into logits (n, k + 1): the last is of all others.
 
     That is ln(1 − Σp), which never falls below ln `floor`: of probabilities that sum to 1 up to rounding it would be
@@ -305,7 +305,9 @@ def _two_columns(z: np.ndarray, event: int) -> np.ndarray:
     if arrays.find_absent(z) is not None and (gone := z[:, event] == -np.inf).any():
         got = f"absent in row {int(np.argmax(gone))} (-inf), and in {int(gone.sum())} rows in all"
         raise InputError("event", "be an option of every row", got, "leave out the rows that do not have it")
-    return np.concatenate([_log_odds_pair(z[rows], event) for rows in native.row_chunks(len(z), classes, native.CACHE)])
+    return np.concatenate(
+        [_log_odds_pair(z[rows], event) for rows in native.row_chunks(len(z), classes, native.CACHE_CHUNK)]
+    )
 
 
 def _log_odds_pair(z: np.ndarray, event: int) -> np.ndarray:

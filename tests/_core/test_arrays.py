@@ -52,7 +52,7 @@ def test_refusals_name_argument_wish_and_fact(message, logits, labels):
 
 
 def test_at_least_names_the_number_needed():
-    refused("logits must have at least 5 rows, got 3", as_pair, Z, Y, at_least=5)
+    refused("logits must have at least 5 rows, got 3", as_pair, Z, Y, min_rows=5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -280,7 +280,7 @@ def scans(monkeypatch):
 def test_a_checked_pair_is_not_checked_again(scans, kind):
     z, y = as_arrays(kind([[2.0, 1.0, 0.0]]), kind([2]))
     for _ in range(3):
-        again = as_arrays(z, y, at_least=1)
+        again = as_arrays(z, y, min_rows=1)
         assert again[0] is z
         assert again[1] is y
     assert arrays.as_logits(z) is z
@@ -318,7 +318,7 @@ def test_checked_labels_must_fit_the_logits_they_come_with():
     with pytest.raises(ValueError, match="soft labels are defined for nll and brier only"):
         as_arrays(z, soft)
     with pytest.raises(ValueError, match="logits must have at least 3 rows, got 2"):
-        as_arrays(z, y, at_least=3)
+        as_arrays(z, y, min_rows=3)
 
 
 def test_tensors_of_inference_are_checked_once(scans):

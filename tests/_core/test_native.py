@@ -23,4 +23,4 @@ def test_an_error_of_a_thread_is_raised_in_the_callers(monkeypatch):
         raise ValueError("of a thread")
 
     with pytest.raises(ValueError, match="of a thread"):
-        list(native.map_threads(np.zeros((native.ONE_THREAD, 1)), fail))
+        list(native.map_threads(np.zeros((native.MIN_PARALLEL_NUMBERS, 1)), fail))

@@ -180,7 +180,7 @@ def test_a_log_has_a_plain_line_every_ten_seconds_of_a_command(clock, monkeypatc
 def test_a_log_has_a_line_now_and_then_while_one_item_takes_long(monkeypatch):
     stream = io.StringIO()
     attach(monkeypatch, stream)
-    monkeypatch.setattr(progress, "SILENCE", 0.01)
+    monkeypatch.setattr(progress, "MAX_SILENT_SECONDS", 0.01)
     with progress.log_lines():
         for item in track([1, 2], label="cells"):
             if item == 2:
@@ -203,8 +203,8 @@ def until(drawn):
 
 
 def test_a_step_without_a_count_tells_how_long_it_takes(terminal, monkeypatch):
-    monkeypatch.setattr(progress, "PATIENCE", 0.01)
-    with progress.waiting("reading"):
+    monkeypatch.setattr(progress, "FIRST_LINE_SECONDS", 0.01)
+    with progress.show_elapsed("reading"):
         until(terminal.getvalue)
     first, *_, last = terminal.lines()
     assert first == "reading  0 s"
@@ -212,8 +212,8 @@ def test_a_step_without_a_count_tells_how_long_it_takes(terminal, monkeypatch):
 
 
 def test_a_step_leaves_the_line_to_a_loop_inside(terminal, monkeypatch):
-    monkeypatch.setattr(progress, "PATIENCE", 0.0)
-    with progress.waiting("measuring"):
+    monkeypatch.setattr(progress, "FIRST_LINE_SECONDS", 0.0)
+    with progress.show_elapsed("measuring"):
         for _ in track(range(2), label="fitting"):
             pass
         loop = terminal.lines()
@@ -223,7 +223,7 @@ def test_a_step_leaves_the_line_to_a_loop_inside(terminal, monkeypatch):
 
 
 def test_a_short_step_draws_nothing_and_an_error_passes(terminal):
-    with pytest.raises(OSError, match="the disk"), progress.waiting("reading"):
+    with pytest.raises(OSError, match="the disk"), progress.show_elapsed("reading"):
         raise OSError("the disk")
     assert terminal.getvalue() == ""
 
@@ -232,14 +232,14 @@ def test_a_step_has_plain_lines_in_the_log_of_a_command_alone(monkeypatch):
     log = io.StringIO()
     attach(monkeypatch, log)
     monkeypatch.delenv("TRUEUP_PROGRESS", raising=False)
-    monkeypatch.setattr(progress, "LOG_PAUSE", 0.01)
-    with progress.waiting("reading"):
+    monkeypatch.setattr(progress, "LOG_SECONDS", 0.01)
+    with progress.show_elapsed("reading"):
         time.sleep(0.1)
     assert log.getvalue() == ""  # a library says nothing
-    with progress.log_lines(), progress.waiting("reading"):
+    with progress.log_lines(), progress.show_elapsed("reading"):
         until(log.getvalue)
     assert log.getvalue().startswith("reading  0 s\n")
     said = log.getvalue()
-    with progress.log_lines(), progress.waiting("silent", enabled=False):
+    with progress.log_lines(), progress.show_elapsed("silent", enabled=False):
         time.sleep(0.1)
     assert log.getvalue() == said

@@ -184,7 +184,7 @@ def test_class_wise_sums_are_made_once_a_thread_not_once_a_chunk(monkeypatch):
     made = []
     zero = scoring._Sums.zero
     monkeypatch.setattr(scoring._Sums, "zero", lambda *args: made.append(args) or zero(*args))
-    monkeypatch.setattr("trueup._core.native.CACHE", 64)
+    monkeypatch.setattr("trueup._core.native.CACHE_CHUNK", 64)
     z = torch.randn(100, 32, generator=torch.Generator().manual_seed(6)).half()
     y = torch.arange(100) % 32
     cells = ClassCells(equal_width(15)[1:-1])

@@ -133,7 +133,7 @@ def test_many_rows_are_mapped_in_parts_as_in_one(monkeypatch):
     logits, labels = calibrated(500, 4)
     fitted = IsotonicOvR.fit(logits, labels)
     whole = fitted(logits)
-    monkeypatch.setattr("trueup._core.native.BLOCK", 64)
+    monkeypatch.setattr("trueup._core.native.LARGE_CHUNK", 64)
     np.testing.assert_allclose(fitted(logits), whole, rtol=1e-14)
     assert np.array_equal(IsotonicOvR.fit(logits, labels).values, fitted.values)
 

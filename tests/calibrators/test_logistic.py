@@ -158,7 +158,7 @@ def test_classes_in_blocks_are_fitted_as_all_at_once(monkeypatch):
     for method in (Platt, Beta):
         whole = method.fit(logits, labels)
         with monkeypatch.context() as small:
-            small.setattr("trueup._core.native.FIT", 500)
+            small.setattr("trueup._core.native.FIT_CHUNK", 500)
             parts = method.fit(logits, labels)
         for name, value in whole.config().items():
             assert getattr(parts, name) == pytest.approx(value, rel=1e-6, abs=1e-9)

@@ -141,8 +141,8 @@ def test_training_depends_on_the_seed_alone():
 def test_a_fit_in_chunks_is_the_same(monkeypatch):
     logits, _, labels = bent(300, 4)
     whole = Diagonal.fit(logits, labels)
-    monkeypatch.setattr("trueup._core.native.STEP", 500)
-    monkeypatch.setattr("trueup._core.native.KEPT", 0)
+    monkeypatch.setattr("trueup._core.native.DEFAULT_CHUNK", 500)
+    monkeypatch.setattr("trueup._core.native.MAX_CACHED_NUMBERS", 0)
     assert Diagonal.fit(logits, labels).slopes == pytest.approx(whole.slopes, rel=1e-5)
 
 

@@ -174,9 +174,9 @@ def test_blocks_change_nothing(monkeypatch):
     logits, labels, features, fresh, fresh_features = sample(3, n=60)
     ratio = DensityRatio.fit(logits, labels, features=features)
     whole, near = ratio(fresh, features=fresh_features), proximity(features)
-    monkeypatch.setattr("trueup._core.native.BLOCK", 50)
+    monkeypatch.setattr("trueup._core.native.LARGE_CHUNK", 50)
     assert ratio(fresh, features=fresh_features) == pytest.approx(whole)
-    monkeypatch.setattr("trueup._core.native.STEP", 50)
+    monkeypatch.setattr("trueup._core.native.DEFAULT_CHUNK", 50)
     assert proximity(features) == pytest.approx(near)
 
 

@@ -243,8 +243,8 @@ def test_wrong_options_are_named(options, message):
 
 def test_it_tells_how_far_it_is(monkeypatch, capsys):
     monkeypatch.setenv("TRUEUP_PROGRESS", "1")
-    monkeypatch.setattr("trueup._core.progress.PATIENCE", 0.0)
-    monkeypatch.setattr("trueup._core.progress.PAUSE", 0.0)
+    monkeypatch.setattr("trueup._core.progress.FIRST_LINE_SECONDS", 0.0)
+    monkeypatch.setattr("trueup._core.progress.REDRAW_SECONDS", 0.0)
     clamp(network(), loader(), penalty=0.01)
     told = capsys.readouterr()
     assert told.out == ""

@@ -57,7 +57,7 @@ def tables(rows):
     return {
         "evaluate": numbers(trueup.evaluate(z, y, n_resamples=200).to_dict()),
         "compare": numbers(trueup.compare(raw=(z, y), cooler=(z / 2, y), n_resamples=50).to_dict()),
-        "tally of float32": [tally.n, tally.nll.value, *tally.classes.confidence.ravel(), *tally.top.confidence],
+        "tally of float32": [tally.n, tally.nll.value, *tally.classes.confidence.ravel(), *tally.score_bins.confidence],
         **{name: [metric(*few[: 2 if "skce" in name else 1][-1])] for name, metric in trueup.METRICS.items()},
     }
 

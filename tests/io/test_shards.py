@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import trueup
-from trueup._core.errors import Hint, message_of
+from trueup._core.errors import Hint, error_message
 from trueup.io import BadShard, Shards, open_predictions
 from trueup.io.shards import map_shards
 
@@ -62,4 +62,4 @@ def test_the_error_of_a_shard_is_worded_by_its_fields(tmp_path):
     with pytest.raises(BadShard, match=r"a\.npz: logits must have shape .* a binary score goes through") as caught:
         map_shards(count_rows, Shards.of(tmp_path), progress=False)
     for error in (caught.value, pickle.loads(pickle.dumps(caught.value))):
-        assert message_of(error, {Hint.BINARY_SCORE: "two columns"}).endswith("got (6,); two columns")
+        assert error_message(error, {Hint.BINARY_SCORE: "two columns"}).endswith("got (6,); two columns")

@@ -10,7 +10,7 @@ from scipy import stats
 import trueup
 from strategies import calibrated, images
 from trueup import metrics
-from trueup._core.clusters import BLOCKS, as_clusters, degrees_of_freedom
+from trueup._core.clusters import MAX_BLOCKS, as_clusters, degrees_of_freedom
 from trueup._core.errors import InputError
 from trueup.metrics import Tally
 from trueup.metrics.groups import evaluate_groups
@@ -105,7 +105,7 @@ def test_a_stream_adds_up_though_a_cluster_goes_on():
 def test_very_many_clusters_share_blocks():
     z, y = calibrated(4000, 3)
     found = as_clusters(np.arange(4000) // 2, 4000)
-    assert found.block.max() + 1 == BLOCKS
+    assert found.block.max() + 1 == MAX_BLOCKS
     assert all(len(set(found.block[found.code == k].tolist())) == 1 for k in range(0, 2000, 97))
     plain, by_two = (trueup.evaluate(z, y, clusters=c)["nll"] for c in (None, found))
     assert by_two.high - by_two.low == pytest.approx(plain.high - plain.low, rel=0.15)

@@ -99,8 +99,8 @@ def test_all_classes_together_are_certain():
 def test_ks_classwise_is_the_same_in_any_number_of_chunks(monkeypatch):
     z, y = draw(0, 40, 7)
     whole = ks_classwise(z, y), ks_within(z, y, top=3)
-    monkeypatch.setattr("trueup._core.native.STEP", 100)
-    monkeypatch.setattr("trueup._core.native.BLOCK", 100)
+    monkeypatch.setattr("trueup._core.native.DEFAULT_CHUNK", 100)
+    monkeypatch.setattr("trueup._core.native.LARGE_CHUNK", 100)
     assert (ks_classwise(z, y), ks_within(z, y, top=3)) == pytest.approx(whole, abs=1e-14)
 
 

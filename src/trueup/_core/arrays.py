@@ -42,7 +42,7 @@ _NUMBERS = "be an array of real numbers"
 
 
 def as_pair(
-    logits: Any, labels: Any, *, soft: bool = False, at_least: int = 0, doubt: bool = True, padding: bool = True
+    logits: Any, labels: Any, *, soft: bool = False, min_rows: int = 0, doubt: bool = True, padding: bool = True
 ) -> tuple[Any, Any]:
     """Check a pair of logits (n, classes) and labels (n,): torch tensors stay tensors, all else becomes NumPy.
 
@@ -56,7 +56,7 @@ def as_pair(
     trueup._core.errors.InputError: labels must lie in 0..1, got 2..2
     """
     array = to_array(logits, "logits")
-    z, y = as_arrays(array, labels, soft=soft, at_least=at_least, doubt=doubt, padding=padding)
+    z, y = as_arrays(array, labels, soft=soft, min_rows=min_rows, doubt=doubt, padding=padding)
     if not is_tensor(logits):
         return z.view(), y.view()
     unchanged = np.may_share_memory(z, array)
@@ -64,7 +64,7 @@ def as_pair(
 
 
 def as_arrays(
-    logits: Any, labels: Any, *, soft: bool = False, at_least: int = 0, doubt: bool = True, padding: bool = True
+    logits: Any, labels: Any, *, soft: bool = False, min_rows: int = 0, doubt: bool = True, padding: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
     """Check a pair as `as_pair` does, and view it as NumPy arrays. A pair that came from here is returned as it is.
 
@@ -74,8 +74,8 @@ def as_arrays(
     (True, True)
     """
     z = as_logits(logits, doubt=doubt, padding=padding)
-    if len(z) < at_least:
-        raise ValueError(f"logits must have at least {at_least} rows, got {len(z)}")
+    if len(z) < min_rows:
+        raise ValueError(f"logits must have at least {min_rows} rows, got {len(z)}")
     if _are_checked_labels(labels, z, soft=soft):
         return z, labels
     y = to_array(labels, "labels")
@@ -100,7 +100,7 @@ def take_rows(logits: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> tuple
 
 
 def as_weighted(
-    logits: Any, labels: Any, sample_weight: Any, *, at_least: int = 0
+    logits: Any, labels: Any, sample_weight: Any, *, min_rows: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Check a pair and its weights for a fit: rows of weight zero are gone, and n is the sum of the weights.
 
@@ -111,15 +111,15 @@ def as_weighted(
     (array([0, 0]), array([1.2, 0.4]))
     """
     if sample_weight is None:
-        return *as_arrays(logits, labels, at_least=at_least), None
+        return *as_arrays(logits, labels, min_rows=min_rows), None
     z, y = as_arrays(logits, labels)
     w = as_weights(sample_weight, len(z))
     assert w is not None
     if (w == 0).any():
         kept = w > 0
         (z, y), w = take_rows(z, y, kept), w[kept]
-    if len(z) < at_least:
-        raise ValueError(f"logits must have at least {at_least} rows of positive weight, got {len(z)}")
+    if len(z) < min_rows:
+        raise ValueError(f"logits must have at least {min_rows} rows of positive weight, got {len(z)}")
     if (w == w[:1]).all():
         return z, y, None
     w = w / w.max()

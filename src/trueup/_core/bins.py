@@ -23,7 +23,7 @@ Closed = Literal["right", "left"]
 BINS = 15
 """The number of bins by default: what the papers use."""
 
-SLACK = 4
+EDGE_TOLERANCE = 4
 """Confidences computed from logits that lie this many units of rounding beyond an edge count as lying on it: the
 probability 0.6 given as log 0.6 comes back as 0.6000000000000001, and belongs where 0.6 does."""
 
@@ -76,10 +76,10 @@ def equal_mass_starts(ordered: np.ndarray, bins: int, below: np.ndarray | None =
     return runs[np.concatenate([[True], np.diff(chunk) > 0])]
 
 
-def weighted_places(cumulative: np.ndarray, shares: np.ndarray) -> np.ndarray:
+def weighted_quantile_index(cumulative: np.ndarray, shares: np.ndarray) -> np.ndarray:
     """The first place at which cumulative weights reach each share of their end, but for rounding.
 
-    >>> weighted_places(np.array([1.0, 1.5, 4.0]), np.array([0.25, 0.3, 1.0]))
+    >>> weighted_quantile_index(np.array([1.0, 1.5, 4.0]), np.array([0.25, 0.3, 1.0]))
     array([0, 1, 2])
     """
     return np.searchsorted(cumulative, shares * (cumulative[-1] * (1 - 1e-12)))
@@ -100,7 +100,7 @@ def equal_mass_chunks(below: np.ndarray, total: float, bins: int) -> np.ndarray:
 def tie_ends(ordered: np.ndarray) -> np.ndarray:
     """Mark the last of each run of equal values in an ascending array (equal up to rounding)."""
     last = np.ones(len(ordered), dtype=bool)
-    last[:-1] = np.diff(ordered) > SLACK * np.finfo(np.float64).eps * np.abs(ordered[1:])
+    last[:-1] = np.diff(ordered) > EDGE_TOLERANCE * np.finfo(np.float64).eps * np.abs(ordered[1:])
     return last
 
 
@@ -113,9 +113,9 @@ def cut_points(edges: np.ndarray, *, closed: Closed = "right", rounding: float =
     """The inner edges moved so that a value lies in bin #{cuts < value}, whichever side is closed."""
     inner = edges[1:-1]
     if closed == "right":
-        return np.ascontiguousarray(inner * (1 + SLACK * rounding))
+        return np.ascontiguousarray(inner * (1 + EDGE_TOLERANCE * rounding))
     if closed == "left":
-        return np.nextafter(inner * (1 - SLACK * rounding), -np.inf)
+        return np.nextafter(inner * (1 - EDGE_TOLERANCE * rounding), -np.inf)
     raise ValueError(f'closed must be "right" or "left", got {closed!r}')
 
 
@@ -142,7 +142,9 @@ def equal_width_index(values: np.ndarray, bins: int) -> np.ndarray:
     """
     edges = equal_width(bins)
     eps, least, greatest = np.finfo(np.float64).eps, values.min(initial=np.inf), values.max(initial=0.0)
-    if greatest - least <= SLACK * eps * greatest:  # constant but for rounding, which must not fill bins of its own
+    if (
+        greatest - least <= EDGE_TOLERANCE * eps * greatest
+    ):  # constant but for rounding, which must not fill bins of its own
         return np.zeros(len(values), dtype=np.int64)
     return bin_index((values - least) / (greatest - least), edges, rounding=eps)
 

@@ -17,7 +17,7 @@ from scipy.special import ndtri, stdtr, stdtrit
 from trueup._core.arrays import is_tensor, to_array
 from trueup._core.errors import InputError
 
-BLOCKS = 1024
+MAX_BLOCKS = 1024
 """At most so many blocks; what they do not show of the noise is less than 5 %."""
 
 
@@ -38,10 +38,10 @@ class Clusters:
 
     @property
     def block(self) -> np.ndarray:
-        """The block of each row: its own cluster's up to `BLOCKS` clusters, else those of several in turn."""
-        return self.code % BLOCKS if self.count > BLOCKS else self.code
+        """The block of each row: its own cluster's up to `MAX_BLOCKS` clusters, else those of several in turn."""
+        return self.code % MAX_BLOCKS if self.count > MAX_BLOCKS else self.code
 
-    def hash_blocks(self, blocks: int = BLOCKS) -> np.ndarray:
+    def hash_blocks(self, blocks: int = MAX_BLOCKS) -> np.ndarray:
         """The block of each row by a hash of its cluster's name: the same in every chunk of a stream."""
         of_name = np.array([crc32(str(name).encode()) % blocks for name in self.names], dtype=np.int64)
         return of_name[self.code] if len(of_name) else self.code
@@ -61,7 +61,7 @@ class Clusters:
         return Clusters(code, [self.names[k] for k in kept.tolist()], self.name)
 
 
-def as_clusters(clusters: Any, rows: int, *, at_least: int = 1) -> Clusters | None:
+def as_clusters(clusters: Any, rows: int, *, min_clusters: int = 1) -> Clusters | None:
     """Check one hashable value a row; None stays None. A mapping of one name to them says what a cluster is.
 
     >>> as_clusters({"image": ["a", "b", "a"]}, 3)
@@ -87,18 +87,18 @@ def as_clusters(clusters: Any, rows: int, *, at_least: int = 1) -> Clusters | No
         found = replace(_encode(clusters), name=str(name))
     if len(found.code) != rows:
         raise InputError("clusters", f"have {rows} entries, one for each row", f"{len(found.code)}")
-    if rows and found.count < at_least:
+    if rows and found.count < min_clusters:
         got = f"{found.count}: all rows are of {found.names[0]!r}" if found.count == 1 else f"{found.count}"
-        raise InputError("clusters", f"be at least {at_least}", got, "a single cluster shows no noise")
+        raise InputError("clusters", f"be at least {min_clusters}", got, "a single cluster shows no noise")
     return found
 
 
-def weighted_clusters(clusters: Any, sample_weight: Any, rows: int, *, at_least: int = 1) -> Clusters | None:
+def weighted_clusters(clusters: Any, sample_weight: Any, rows: int, *, min_clusters: int = 1) -> Clusters | None:
     """The clusters of the rows that have weight, as `as_weighted` keeps them."""
     found = as_clusters(clusters, rows)
     if found is not None and sample_weight is not None:
         found = found.take(np.asarray(sample_weight) > 0)
-    return None if found is None else as_clusters(found, len(found.code), at_least=at_least)
+    return None if found is None else as_clusters(found, len(found.code), min_clusters=min_clusters)
 
 
 def _encode(clusters: Any) -> Clusters:

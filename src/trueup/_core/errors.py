@@ -48,7 +48,7 @@ class Hint(StrEnum):
 
 
 class InputError(ValueError):
-    """Bad input: which argument it was, what was wanted, what came, and a hint where there is one.
+    """Bad input: which argument it was, what was requirement, what came, and a hint where there is one.
 
     `choices` fill the {} of a hint; `file` is the file that was read, and `where` the part of it, such as "row 5".
 
@@ -64,7 +64,7 @@ class InputError(ValueError):
     def __init__(
         self,
         argument: str,
-        wanted: str,
+        requirement: str,
         got: str,
         hint: Hint | str | None = None,
         *,
@@ -72,9 +72,9 @@ class InputError(ValueError):
         file: str | os.PathLike[str] | None = None,
         where: str = "",
     ) -> None:
-        self.argument, self.wanted, self.got, self.hint = argument, wanted, got, hint
+        self.argument, self.requirement, self.got, self.hint = argument, requirement, got, hint
         self.choices, self.file, self.where = choices, file, where
-        super().__init__(argument, wanted, got, hint)
+        super().__init__(argument, requirement, got, hint)
 
     def replace(self, **fields: object) -> Self:
         """The same error with some fields changed."""
@@ -89,19 +89,19 @@ class InputError(ValueError):
             hint = hint.format(" or ".join(self.choices))
         prefix = f"{os.fspath(self.file)}: " if self.file is not None else ""
         prefix += f"{self.where}, " if self.where else ""
-        sentence = f"{prefix}{names.get(self.argument, self.argument)} must {self.wanted}, got {self.got}"
+        sentence = f"{prefix}{names.get(self.argument, self.argument)} must {self.requirement}, got {self.got}"
         return f"{sentence}; {hint}" if hint else sentence
 
     def __str__(self) -> str:
         return self.message()
 
 
-def message_of(
+def error_message(
     error: BaseException, hints: Mapping[Hint, str] = _DEFAULT_WORDS, names: Mapping[str, str] = _DEFAULT_WORDS
 ) -> str:
     """What any error says, in an interface's own words where the error carries fields.
 
-    >>> message_of(ValueError("no rows"))
+    >>> error_message(ValueError("no rows"))
     'no rows'
     """
     worded = getattr(error, "message", None)

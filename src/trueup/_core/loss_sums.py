@@ -78,7 +78,7 @@ def _numpy_vector(
     total = np.zeros(1 + 2 * classes)
     kind = upcast_half(logits[:0]).dtype
     w, b = (v.astype(kind) for v in parameters)
-    for rows in native.row_chunks(len(logits), classes, native.CACHE):
+    for rows in native.row_chunks(len(logits), classes, native.CACHE_CHUNK):
         u = logits[rows].astype(kind) * kind.type(scale)
         if shift is not None:
             u -= shift[rows].astype(kind)[:, None]
@@ -107,7 +107,7 @@ def _numpy_temperature(
     logits: np.ndarray, labels: np.ndarray, beta: float, sample_weight: np.ndarray | None = None
 ) -> tuple[float, float, float]:
     sums = np.zeros(3)
-    for rows in native.row_chunks(len(logits), logits.shape[1], native.CACHE):
+    for rows in native.row_chunks(len(logits), logits.shape[1], native.CACHE_CHUNK):
         z = upcast_half(logits[rows])
         z = np.maximum(z - z.max(axis=1, keepdims=True), z.dtype.type(MASKED_LOGIT))
         label = z[np.arange(len(z)), labels[rows]].astype(np.float64)

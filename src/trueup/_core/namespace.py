@@ -196,9 +196,9 @@ class Namespace:
             return np.stack(rows) if rows else np.zeros(x.shape, np.int64)
         if self.is_torch and not self.is_traced(x):
             return self._module.searchsorted(places, x, right=right)
-        return self.halving_search(places, x, right=right)
+        return self.binary_search(places, x, right=right)
 
-    def halving_search(self, places: Any, x: Any, *, right: bool = False) -> Any:
+    def binary_search(self, places: Any, x: Any, *, right: bool = False) -> Any:
         """`searchsorted` made of comparisons."""
         m = places.shape[-1]
         narrow = self.is_jax and self._double_type(x) == self.float32

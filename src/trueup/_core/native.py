@@ -24,25 +24,25 @@ try:
 except ImportError:
     compiled = None
 
-CACHE = 1 << 18
+CACHE_CHUNK = 1 << 18
 """Several small steps on the same numbers: they stay in the second-level cache."""
-PRODUCT = 1 << 19
+PRODUCT_CHUNK = 1 << 19
 """Matrix products of a likelihood."""
-STEP = 1 << 20
+DEFAULT_CHUNK = 1 << 20
 """Work in float64 that makes a few copies."""
-FIT = 1 << 21
+FIT_CHUNK = 1 << 21
 """Columns of classes that are fitted together."""
-BLOCK = 1 << 22
+LARGE_CHUNK = 1 << 22
 """Curves, distances and probabilities of many classes."""
-KEPT = 1 << 25
+MAX_CACHED_NUMBERS = 1 << 25
 """What is kept between the steps of a search; more is computed anew each time."""
 TILE_ROWS = 1024
 """Rows and columns of the part of an n × n matrix that is in memory at once."""
-ONE_THREAD = 1 << 20
+MIN_PARALLEL_NUMBERS = 1 << 20
 """Below this many numbers, waking a second core costs more than it saves."""
 
 
-def row_chunks(n: int, width: int, numbers: int = STEP, *, start: int = 0) -> Iterator[slice]:
+def row_chunks(n: int, width: int, numbers: int = DEFAULT_CHUNK, *, start: int = 0) -> Iterator[slice]:
     """Slices of start..n, each of as many rows of this width as hold so many numbers, at least one row.
 
     Without rows it is one empty slice, so that what is made of the chunks can be concatenated.
@@ -81,7 +81,7 @@ Chunks: TypeAlias = Iterator[tuple[int, np.ndarray]]
 
 def map_threads(logits: np.ndarray, part: Callable[[Chunks], T], *, max_threads: int | None = None) -> Iterator[T]:
     """Call `part` with the chunks of a share of the rows, on `count_threads` threads, or at most so many."""
-    workers = 1 if logits.size < ONE_THREAD else count_threads()
+    workers = 1 if logits.size < MIN_PARALLEL_NUMBERS else count_threads()
     workers = workers if max_threads is None else min(workers, max_threads)
     bounds = [len(logits) * i // workers for i in range(workers + 1)]
     shares = [_contiguous_chunks(logits, start, stop) for start, stop in pairwise(bounds)]
@@ -115,7 +115,7 @@ def _contiguous_chunks(logits: np.ndarray, start: int, stop: int) -> Chunks:
     if logits.flags.c_contiguous and logits.dtype == kind:
         yield start, logits[start:stop]
         return
-    for rows in row_chunks(stop, max(1, logits[:1].size), CACHE, start=start):
+    for rows in row_chunks(stop, max(1, logits[:1].size), CACHE_CHUNK, start=start):
         yield rows.start, np.ascontiguousarray(logits[rows], dtype=kind)
 
 

@@ -11,13 +11,13 @@ from threading import Event, Thread
 from time import monotonic
 from typing import Any, TypeVar
 
-PATIENCE = 2.0
+FIRST_LINE_SECONDS = 2.0
 """Seconds before the line appears: what is shorter needs none."""
-PAUSE = 0.1
+REDRAW_SECONDS = 0.1
 """Seconds between two drawings of it."""
-LOG_PAUSE = 10.0
+LOG_SECONDS = 10.0
 """Seconds before the first line in a log, and between two lines."""
-SILENCE = 60.0
+MAX_SILENT_SECONDS = 60.0
 """Seconds after which a log has a line though no item is done: what takes hours is not to look like what hangs."""
 _logging: list[bool] = []
 _shown: dict[str, Any] = {"text": "", "at": 0.0}
@@ -32,11 +32,11 @@ def track(
     label: str = "",
     enabled: bool = True,
     note: Callable[[], str] | None = None,
-    left: Callable[[], str] | None = None,
+    remaining: Callable[[], str] | None = None,
 ) -> Iterator[T]:
     """Yield the items, telling from two seconds on how many are done: `label 12/40  note  about 30 s left`.
 
-    What is left is told by the mean time of an item; `left` says it better where items are unlike.
+    What is left is told by the mean time of an item; `remaining` says it better where items are unlike.
 
     On a terminal, or with `TRUEUP_PROGRESS=1`, it is one line of stderr that is gone when the loop ends, also by an
     exception. Inside `log_lines`, where stderr is no terminal, there is a plain line every ten seconds instead, and one
@@ -49,7 +49,7 @@ def track(
     if show is None:
         yield from iterable
         return
-    patience, pause = (PATIENCE, PAUSE) if show is _draw else (LOG_PAUSE, LOG_PAUSE)
+    patience, pause = (FIRST_LINE_SECONDS, REDRAW_SECONDS) if show is _draw else (LOG_SECONDS, LOG_SECONDS)
     total = _length(iterable) if total is None else total
     started = last = monotonic()
     done, drawn = 0, False
@@ -59,23 +59,23 @@ def track(
 
     def break_silence() -> float:
         nonlocal last
-        remaining = last + SILENCE - monotonic()
+        remaining = last + MAX_SILENT_SECONDS - monotonic()
         if remaining > 0:
             return remaining
         _log(f"{counted()}  still at work")
         last = monotonic()
-        return SILENCE
+        return MAX_SILENT_SECONDS
 
     due = started + patience
     try:
-        with nullcontext() if show is _draw else _ticking(break_silence, SILENCE):
+        with nullcontext() if show is _draw else _ticking(break_silence, MAX_SILENT_SECONDS):
             for item in iterable:
                 yield item
                 done, now = done + 1, monotonic()
                 if now >= due:
                     rest = ""
                     if total is not None and done < total:
-                        rest = left() if left else time_left((now - started) / done * (total - done))
+                        rest = remaining() if remaining else format_time_left((now - started) / done * (total - done))
                     show("  ".join(filter(None, (counted(), note() if note else "", rest))))
                     last, due, drawn = now, now + pause, show is _draw
     finally:
@@ -103,7 +103,7 @@ def _ticking(tick: Callable[[], float], wait: float) -> Iterator[None]:
 
 
 @contextmanager
-def waiting(label: str, enabled: bool = True) -> Iterator[None]:
+def show_elapsed(label: str, enabled: bool = True) -> Iterator[None]:
     """Tell from two seconds on how long a step without a count takes: `label  12 s`.
 
     It keeps still while a loop inside tells how far it has come. Where and when there is a line is as in `track`.
@@ -112,7 +112,7 @@ def waiting(label: str, enabled: bool = True) -> Iterator[None]:
     if show is None:
         yield
         return
-    patience, pause = (PATIENCE, 1.0) if show is _draw else (LOG_PAUSE, LOG_PAUSE)
+    patience, pause = (FIRST_LINE_SECONDS, 1.0) if show is _draw else (LOG_SECONDS, LOG_SECONDS)
     started, drawn = monotonic(), ""
 
     def tick() -> float:
@@ -148,10 +148,10 @@ def log_lines() -> Iterator[None]:
         _logging.pop()
 
 
-def time_left(seconds: float) -> str:
+def format_time_left(seconds: float) -> str:
     """How long it will take still, roughly.
 
-    >>> time_left(0.4), time_left(42), time_left(600), time_left(9000)
+    >>> format_time_left(0.4), format_time_left(42), format_time_left(600), format_time_left(9000)
     ('about 1 s left', 'about 42 s left', 'about 10 min left', 'about 2.5 h left')
     """
     if seconds >= 5400:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:  # for checkers alone: this module imports nothing heavy, and 
 T = TypeVar("T")
 
 
-def unknown_name(kind: str, name: object, known: Iterable[str]) -> str:
+def unknown_name_message(kind: str, name: object, known: Iterable[str]) -> str:
     """What to say of a name that is not there: the nearest ones, and all there are.
 
-    >>> unknown_name("metric", "ecee", ["ece", "nll"])
+    >>> unknown_name_message("metric", "ecee", ["ece", "nll"])
     "no metric is called 'ecee'; did you mean 'ece'? there are: ece, nll"
     """
     from difflib import get_close_matches
@@ -39,7 +39,7 @@ class Entry(NamedTuple):
     """Where it is defined: "module:attribute"."""
 
 
-class Lazy(Mapping[str, T]):
+class Registry(Mapping[str, T]):
     """A read-only mapping from names to objects that are imported when they are first asked for.
 
     >>> METHODS.title("temperature")
@@ -60,7 +60,7 @@ class Lazy(Mapping[str, T]):
         try:
             module, attribute = self._entries[name].where.split(":")
         except (KeyError, TypeError):
-            raise KeyError(unknown_name(self._kind, name, self)) from None
+            raise KeyError(unknown_name_message(self._kind, name, self)) from None
         return cast(T, attrgetter(attribute)(import_module(module)))
 
     def locations(self) -> dict[str, str]:
@@ -92,7 +92,7 @@ def _in(module: str, names: str) -> dict[str, str]:
     return {name: f"trueup.{module}:{name}" for name in names.split()}
 
 
-METRICS: Lazy[Callable[..., float]] = Lazy(
+METRICS: Registry[Callable[..., float]] = Registry(
     "metric",
     {
         **_in("metrics.proper", "accuracy top_k nll brier top_label_brier entropy normalised_entropy"),
@@ -114,7 +114,7 @@ def _method(name: str, title: str, where: str) -> Entry:
 
 
 _SCALING = "temperature:Temperature"
-METHODS: Lazy[Callable[..., Calibrator]] = Lazy(
+METHODS: Registry[Callable[..., Calibrator]] = Registry(
     "method",
     [
         _method("identity", "No calibration", "base:Identity.fit"),
@@ -167,7 +167,7 @@ METHODS: Lazy[Callable[..., Calibrator]] = Lazy(
 )
 """Method → `fit(logits, labels) -> Calibrator`."""
 
-CALIBRATORS: Lazy[type[Calibrator]] = Lazy(
+CALIBRATORS: Registry[type[Calibrator]] = Registry(
     "calibrator",
     {
         **METHODS.classes(),
@@ -185,7 +185,7 @@ def _losses(module: str, **names: str) -> dict[str, str]:
     return {name: f"trueup.losses.{module}:{attribute}" for name, attribute in names.items()}
 
 
-LOSSES: Lazy[type[nn.Module]] = Lazy(
+LOSSES: Registry[type[nn.Module]] = Registry(
     "loss",
     {
         **_losses("_pointwise", cross_entropy="CrossEntropy", label_smoothing="LabelSmoothing", norm="Norm"),
@@ -198,7 +198,7 @@ LOSSES: Lazy[type[nn.Module]] = Lazy(
 """Loss → Module class; its `.function` gives the loss of each row."""
 
 
-FORECAST_METHODS: Lazy[Callable[..., Any]] = Lazy(
+FORECAST_METHODS: Registry[Callable[..., Any]] = Registry(
     "forecast method",
     [
         _method("variance", "Variance scaling", "forecasts:VarianceScaling.fit"),

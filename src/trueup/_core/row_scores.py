@@ -223,7 +223,7 @@ def class_probs(logits: Any) -> Iterator[tuple[int, np.ndarray]]:
     z = to_array(logits, "logits")
     confidence, predicted = confidences(z)
     top = _take(z, predicted)
-    for classes in native.row_chunks(z.shape[1], len(z), native.BLOCK):
+    for classes in native.row_chunks(z.shape[1], len(z), native.LARGE_CHUNK):
         probs = z[:, classes].T.astype(np.float64, order="C")
         probs -= top
         np.exp(probs, out=probs)
@@ -288,7 +288,7 @@ def _native_pass(
 def _numpy_pass(
     logits: np.ndarray, labels: np.ndarray | None, cells: ClassCells | None, beta: float, scored: RowScores, sums: _Sums
 ) -> None:
-    for at in native.row_chunks(len(logits), logits.shape[1], native.CACHE):
+    for at in native.row_chunks(len(logits), logits.shape[1], native.CACHE_CHUNK):
         z = upcast_half(logits[at])
         z = z if beta == 1 else z * z.dtype.type(beta)
         rows = np.arange(len(z))

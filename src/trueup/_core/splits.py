@@ -116,7 +116,7 @@ def _copy_hash(logits: Any, labels: Any) -> np.ndarray:
     shared = _find_repeats(mixed) if repeat else np.zeros(0, np.int64)
     if not len(shared):
         return mixed
-    for some in native.row_chunks(len(shared), z.shape[1], native.BLOCK):
+    for some in native.row_chunks(len(shared), z.shape[1], native.LARGE_CHUNK):
         rows = shared[some]
         mixed[rows] = _mix_columns(mixed[rows], z[rows])
     order = shared[np.argsort(mixed[shared], kind="stable")]
@@ -177,22 +177,22 @@ def k_fold(logits: Any, labels: Any, n_folds: int, clusters: Clusters | None = N
     return [(train, held_out) for train, held_out in masks if train.any() and held_out.any()]
 
 
-def exceeds_error(
-    gain: np.ndarray, sample_weight: Any = None, *, errors: float = 1.0, clusters: Clusters | None = None
+def is_significant_gain(
+    gain: np.ndarray, sample_weight: Any = None, *, min_z: float = 1.0, clusters: Clusters | None = None
 ) -> bool:
     """Whether the mean of what rows gain is more than so many standard errors; n is (Σw)²/Σw² of the weights.
 
     With clusters the standard error is that of clusters.
 
-    >>> exceeds_error(np.array([1.0, 0.5, 0.0])), exceeds_error(np.array([1.0, -0.5, -0.4]))
+    >>> is_significant_gain(np.array([1.0, 0.5, 0.0])), is_significant_gain(np.array([1.0, -0.5, -0.4]))
     (True, False)
     """
     w = np.ones(len(gain)) if sample_weight is None else np.asarray(sample_weight)
     mean = np.average(gain, weights=w)
     if clusters is not None:
-        return bool(mean > errors * mean_error(*block_sums(gain, w, clusters)))
+        return bool(mean > min_z * mean_error(*block_sums(gain, w, clusters)))
     spread = np.sqrt(np.average((gain - mean) ** 2, weights=w))
-    return bool(mean > errors * spread * np.sqrt(w @ w) / w.sum())
+    return bool(mean > min_z * spread * np.sqrt(w @ w) / w.sum())
 
 
 def stratified_order(values: Any, labels: Any, ties: Any) -> Any:

@@ -20,7 +20,7 @@ from trueup._core.bins import (
     equal_width,
     rounding_error,
 )
-from trueup._core.clusters import BLOCKS, as_clusters
+from trueup._core.clusters import MAX_BLOCKS, as_clusters
 from trueup._core.formatting import format_number, html_summary
 from trueup._core.row_scores import ClassCells, ClassTally, RowScores, score_rows_and_classes
 
@@ -267,7 +267,7 @@ class Tally:
     >>> import trueup
     >>> first, second = np.array([[2.0, 0.0], [0.0, 1.0]]), np.array([[0.5, 0.0]])
     >>> tally = trueup.metrics.Tally.of(first, [0, 1]) + trueup.metrics.Tally.of(second, [1])
-    >>> tally.n, round(tally.accuracy.value, 4), round(tally.top.ece(), 4)
+    >>> tally.n, round(tally.accuracy.value, 4), round(tally.score_bins.ece(), 4)
     (3, 0.6667, 0.3369)
     """
 
@@ -306,7 +306,7 @@ class Tally:
 
     def _figures(self) -> dict[str, str]:
         means = {"accuracy": self.accuracy.value, "confidence": self.confidence.value, "nll": self.nll.value}
-        means["ece"] = self.top.ece()
+        means["ece"] = self.score_bins.ece()
         return {"rows": f"{self.n:,}", **{name: format_number(value) for name, value in means.items()}}
 
     @classmethod
@@ -335,7 +335,7 @@ class Tally:
         tally = cls.from_rows(scored, classes, bins, unit, top_label=top_label, sample_weight=w)
         if of_row is None:
             return tally
-        return replace(tally, clusters=ClusterSums.of(scored, of_row.hash_blocks(), BLOCKS, bins, unit, w))
+        return replace(tally, clusters=ClusterSums.of(scored, of_row.hash_blocks(), MAX_BLOCKS, bins, unit, w))
 
     @classmethod
     def from_rows(
@@ -402,13 +402,13 @@ class Tally:
             mean: Mean = getattr(self, metric)
             return mean.value
         if metric in BINNED_ERRORS:
-            return self.top.error(metric)
+            return self.score_bins.error(metric)
         if metric in ("aece", "sce"):
             return self.grid.aece() if metric == "aece" else self.classes.ece()
         raise ValueError(f"metric must be one of {', '.join(TABLE_METRICS)}, got {metric!r}")
 
     @cached_property
-    def top(self) -> Bins:
+    def score_bins(self) -> Bins:
         """The equal-width bins of P(class 1) where there are two classes, of the confidence where more or folded."""
         return self.grid.binned(self.grid.bin_of_cell())
 

@@ -37,20 +37,20 @@ class Value(metaclass=Frozen):
 
     >>> class Scale(Value):
     ...     def __init__(self, factor):
-    ...         self.keep("factor", factor)
+    ...         self.set_parameter("factor", factor)
     >>> Scale(2.5), Scale([1, 2]).config()
     (Scale(factor=2.5), {'factor': array([1., 2.])})
     """
 
-    _kept: tuple[str, ...] = ()
+    _parameter_names: tuple[str, ...] = ()
     _sealed: bool = False
 
-    def keep(self, name: str, value: Any) -> None:
+    def set_parameter(self, name: str, value: Any) -> None:
         """Store a parameter, in the constructor: a float64 array that cannot be written to, or one Python float."""
         array = np.array(to_array(value, name), dtype=np.float64)
         array.flags.writeable = False
         setattr(self, name, float(array) if array.ndim == 0 else array)
-        self._kept = (*self._kept, name)
+        self._parameter_names = (*self._parameter_names, name)
 
     def config(self) -> dict[str, Any]:
         """The constructor's arguments: `type(c)(**c.config())` equals `c`."""
@@ -62,7 +62,7 @@ class Value(metaclass=Frozen):
         """A copy whose arrays are of another package, on the device of `like`; itself for NumPy."""
         if xp.is_numpy:
             return self
-        return rebuild(self, lambda _, x: xp.constant(x, like) if isinstance(x, np.ndarray) else x)
+        return map_parameters(self, lambda _, x: xp.constant(x, like) if isinstance(x, np.ndarray) else x)
 
     def _replace(self, **attributes: Any) -> Self:
         """A copy with other attributes."""
@@ -85,7 +85,7 @@ class Value(metaclass=Frozen):
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        for name in state.get("_kept", ()):
+        for name in state.get("_parameter_names", ()):
             if isinstance(state[name], np.ndarray):
                 state[name].flags.writeable = False
         self.__dict__.update(state)
@@ -94,15 +94,15 @@ class Value(metaclass=Frozen):
         return f"{type(self).__name__}({', '.join(f'{name}={_brief(x)}' for name, x in self.config().items())})"
 
 
-def rebuild(value: Any, leaf: Leaf, path: str = "") -> Any:
+def map_parameters(value: Any, leaf: Leaf, path: str = "") -> Any:
     """A copy of a value in which `leaf(path, x)` takes the place of each parameter x, in nested values too."""
 
     def inside(name: Any, part: Any, is_parameter: bool = False) -> Any:
         below = f"{path}.{name}" if path else str(name)
-        return leaf(below, part) if is_parameter else rebuild(part, leaf, below)
+        return leaf(below, part) if is_parameter else map_parameters(part, leaf, below)
 
     if isinstance(type(value), Frozen):
-        parts = {name: inside(name, part, name in value._kept) for name, part in vars(value).items()}
+        parts = {name: inside(name, part, name in value._parameter_names) for name, part in vars(value).items()}
         return value._replace(**parts)
     if type(value) in (tuple, list):
         return type(value)(inside(number, part) for number, part in enumerate(value))
@@ -116,12 +116,12 @@ def parameters(value: Any) -> dict[str, Any]:
 
     >>> class Scale(Value):
     ...     def __init__(self, factor):
-    ...         self.keep("factor", factor)
+    ...         self.set_parameter("factor", factor)
     >>> parameters(Scale(2.0))
     {'factor': 2.0}
     """
     known: dict[str, Any] = {}
-    rebuild(value, known.setdefault)
+    map_parameters(value, known.setdefault)
     return known
 
 

@@ -16,7 +16,7 @@ from trueup._core.namespace import NUMPY
 from trueup._core.optimize import FitError
 from trueup._core.progress import track
 from trueup._core.registry import METHODS
-from trueup._core.splits import exceeds_error, k_fold, stratified_folds
+from trueup._core.splits import is_significant_gain, k_fold, stratified_folds
 from trueup.calibrators.base import Calibrator, row_count
 from trueup.calibrators.compose import Fit, chain, record_choice, simplest, weighted_mean
 from trueup.calibrators.pool import HeldOut, Mixture, UniformMixture
@@ -130,8 +130,8 @@ def auto(
     """
     if score not in ("nll", "brier"):
         raise ValueError(f'score must be "nll" or "brier", got {score!r}')
-    z, y, w = as_weighted(logits, labels, sample_weight, at_least=2 * n_folds)
-    together = weighted_clusters(clusters, sample_weight, len(to_array(labels, "labels")), at_least=2)
+    z, y, w = as_weighted(logits, labels, sample_weight, min_rows=2 * n_folds)
+    together = weighted_clusters(clusters, sample_weight, len(to_array(labels, "labels")), min_clusters=2)
     _warn_of_empty_classes(z, y, w)
     with silence_warnings():  # of fits to folds: what comes of them is judged by its held-out loss
         size = _size(z, y, w)
@@ -286,7 +286,7 @@ class _Trial:
         kept = {"identity", *PRIOR_ROWS, *self._kept(list(losses), PRIOR_ROWS, seen)}
         kept |= {base for name in self.fits for base in BASES.get(name, ())}
         for name in [name for name in losses if name not in kept]:
-            if exceeds_error(losses[name] - losses[best], each, errors=_BEHIND, clusters=together):
+            if is_significant_gain(losses[name] - losses[best], each, min_z=_BEHIND, clusters=together):
                 self._drop(name, "dropped after two folds: behind the best, and without a share in the mixture")
 
     def _train_networks(self, name: str) -> None:

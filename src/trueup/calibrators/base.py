@@ -57,9 +57,9 @@ class Calibrator(Value):
 
     def _map_rows(self, z: np.ndarray, **extra: Any) -> np.ndarray:
         """Map an array, some rows at a time: in the cache it is up to four times faster."""
-        if extra or z.size <= native.CACHE:
+        if extra or z.size <= native.CACHE_CHUNK:
             return self.forward(NUMPY, z, **extra)
-        chunks = native.row_chunks(z.shape[0], z.shape[1], native.CACHE // 2)
+        chunks = native.row_chunks(z.shape[0], z.shape[1], native.CACHE_CHUNK // 2)
         return np.concatenate([self.forward(NUMPY, arrays.take_logits(z, rows)) for rows in chunks])
 
     def forward(self, xp: Namespace, z: Any, **extra: Any) -> Any:
@@ -104,10 +104,10 @@ class Calibrator(Value):
         values = [value if isinstance(value, tuple) else (value,) for value in vars(self).values()]
         return [part for value in values for part in value if isinstance(part, Calibrator)]
 
-    def keep_all(self, **parameters: Any) -> None:
+    def set_parameters(self, **parameters: Any) -> None:
         """Store several parameters, in the constructor."""
         for name, value in parameters.items():
-            self.keep(name, value)
+            self.set_parameter(name, value)
 
     def _check_classes(self, z: Any, classes: int) -> None:
         if z.shape[1] != classes:
@@ -146,7 +146,7 @@ class Identity(Calibrator):
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """No calibration: check the pair, as every method does."""
-        arrays.as_weighted(logits, labels, sample_weight, at_least=1)
+        arrays.as_weighted(logits, labels, sample_weight, min_rows=1)
         return cls()
 
 

@@ -28,7 +28,7 @@ def bayesian_temperature(logits: Any, labels: Any, *, scale: float = 0.5, sample
     >>> bayesian_temperature(z, [0, 0, 1, 1])(z[:1]).round(3)
     array([[-0.13 , -2.105]])
     """
-    z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+    z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
     if not 0 < scale < math.inf:
         raise ValueError(f"scale must be a positive number, got {scale}")
     n = row_count(z, w)

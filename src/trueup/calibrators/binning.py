@@ -12,7 +12,16 @@ from scipy.special import betaln, expit, gammaln, xlogy
 
 from trueup._core import native
 from trueup._core.arrays import as_weighted, find_absent, upcast_half
-from trueup._core.bins import BINS, Bins, cut_points, equal_mass, equal_width, rounding_error, tie_ends, weighted_places
+from trueup._core.bins import (
+    BINS,
+    Bins,
+    cut_points,
+    equal_mass,
+    equal_width,
+    rounding_error,
+    tie_ends,
+    weighted_quantile_index,
+)
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.row_scores import scores_and_outcomes, top_label_tally
 from trueup._core.splits import random_order
@@ -54,7 +63,7 @@ class Histogram(Edges, TopLabel):
         sample_weight: Any = None,
     ) -> Self:
         """Histogram binning: count hits in the bins; an empty one gets its midpoint, zero, or the mean accuracy."""
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         if edges not in ("width", "mass"):
             raise ValueError(f'edges must be "width" or "mass", got {edges!r}')
         event = z.shape[1] == 2
@@ -104,7 +113,7 @@ class HistogramOvR(Edges, ClassCurves):
         """Histogram binning, one against the rest: count each class's labels in the bins of its probability; an empty
         one gets midpoint, zero or mean.
         """
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         return cls.from_counts(tally_options(z, y, bins=bins, sample_weight=w), slack_edges(bins, z), empty)
 
     @classmethod
@@ -164,7 +173,7 @@ class ShrunkenHistogram(Cuts, ClassCurves):
 
     def __init__(self, cuts: Any, values: Any, weights: Any) -> None:
         super().__init__(cuts, values)
-        self.keep("weights", weights)
+        self.set_parameter("weights", weights)
         if self.cuts.ndim != 2 or self.weights.shape != self.values.shape:
             shapes = ", ".join(str(tuple(x.shape)) for x in (self.cuts, self.values, self.weights))
             raise ValueError(f"cuts must be (classes, bins − 1), values and weights (classes, bins), got {shapes}")
@@ -180,7 +189,7 @@ class ShrunkenHistogram(Cuts, ClassCurves):
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, sample_weight: Any = None) -> Self:
         """Histogram binning, shrunken: count each class's labels in bins, and choose pseudo-counts by likelihood."""
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         curves = [_curve_of(*rows, bins) for rows in each_class(z, y, w)]
         if z.shape[1] == 2:
             cuts, values, own = curves[1]
@@ -236,7 +245,7 @@ class ScalingBinning(Edges, TopLabel):
 
     def __init__(self, temperature: float, edges: Any, values: Any, event: bool = False) -> None:
         self.event = event
-        self.keep("temperature", Temperature(temperature).temperature)
+        self.set_parameter("temperature", Temperature(temperature).temperature)
         super().__init__(edges, values)
 
     def score(self, xp: Namespace, z: Any) -> Any:
@@ -255,7 +264,7 @@ class ScalingBinning(Edges, TopLabel):
         """Scaling-binning: fit T, the bins and their means to the same rows, or with `splits=3` to three parts drawn at
         random.
         """
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=3 if splits == 3 else 1)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=3 if splits == 3 else 1)
         if splits not in (1, 3):
             raise ValueError(f"splits must be 1 or 3, got {splits!r}")
         parts: list[Any] = [slice(None)] * 3
@@ -299,7 +308,7 @@ class BBQ(Cuts, ClassCurves):
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Bayesian binning into quantiles: weigh all binnings of each class at once, on sums."""
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         curves = [_average(*rows) for rows in each_class(z, y, w)]
         cuts, values = zip(*curves, strict=True)
         return cls(pad_curves(cuts, PADDING), pad_curves(values))
@@ -342,7 +351,7 @@ def _average(
         ordered, came_true = scores[order], np.zeros(n)
         came_true[positive] = sample_weight[positive]
         hits, mass = np.cumsum(came_true[order]), np.append(0, np.cumsum(sample_weight[order]))
-        wanted = weighted_places(mass[1:], binnings.share)
+        wanted = weighted_quantile_index(mass[1:], binnings.share)
     hits = np.append(0, hits)
     runs = np.flatnonzero(tie_ends(ordered))
     last = runs[np.searchsorted(runs, wanted)]  # equal scores are never parted: a cut moves to their end
@@ -418,7 +427,7 @@ class IMax(Cuts, TopLabel):
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, seed: int = 0, sample_weight: Any = None) -> Self:
         """I-Max binning: alternate from representatives drawn at random, then count hits in the bins."""
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         event = z.shape[1] == 2
         odds = _top_odds(NUMPY, upcast_half(z), event=event)
         hit = scores_and_outcomes(z, y)[1] > 0
@@ -450,9 +459,9 @@ class IMaxShared(Cuts, ClassCurves):
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, seed: int = 0, sample_weight: Any = None) -> Self:
         """I-Max binning, classes shared: alternate from random representatives, then count labels in the bins."""
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         rows, classes = z.shape
-        blocks = native.row_chunks(rows, classes, native.BLOCK)
+        blocks = native.row_chunks(rows, classes, native.LARGE_CHUNK)
         odds = np.concatenate([_odds(NUMPY, z[at].astype(np.float64)).ravel() for at in blocks])
         positive = np.arange(rows) * classes + y
         sample_weight = None if w is None else np.repeat(w, classes)

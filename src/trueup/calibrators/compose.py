@@ -91,7 +91,7 @@ def chain(*fits: Fit | str) -> Fit:
     methods = [_resolve(fit) for fit in fits]
 
     def fit(logits: Any, labels: Any, *, sample_weight: Any = None) -> Chain:
-        z, y, w = arrays.as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = arrays.as_weighted(logits, labels, sample_weight, min_rows=1)
         steps = []
         for method in methods:
             steps.append(method(z, y, **arrays.weight_kwargs(w)))
@@ -133,7 +133,7 @@ def one_vs_rest(fit: Fit | str) -> Fit:
     method = _resolve(fit)
 
     def fitted(logits: Any, labels: Any, *, sample_weight: Any = None) -> OneVsRest:
-        z, y, w = arrays.as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = arrays.as_weighted(logits, labels, sample_weight, min_rows=1)
         odds = _log_odds(NUMPY, NUMPY.upcast_half(z))
 
         def of_class(k: int) -> Calibrator:
@@ -227,8 +227,8 @@ def cross_fit(fit: Fit | str, *, n_folds: int = 5) -> Callable[..., Any]:
     method = _resolve(fit)
 
     def calibrated(logits: Any, labels: Any, *, sample_weight: Any = None, clusters: Any = None) -> Any:
-        z, y = arrays.as_arrays(logits, labels, at_least=n_folds)
-        blocks = as_clusters(clusters, len(z), at_least=2)
+        z, y = arrays.as_arrays(logits, labels, min_rows=n_folds)
+        blocks = as_clusters(clusters, len(z), min_clusters=2)
         w = arrays.as_weights(sample_weight, len(z))
         return arrays.match_kind(_cross_fitted(method, z, y, w, n_folds, blocks), logits)
 
@@ -342,8 +342,8 @@ def choose(
         raise ValueError(f'score must be "nll" or "brier", got {score!r}')
 
     def fit(logits: Any, labels: Any, *, sample_weight: Any = None, clusters: Any = None) -> Calibrator:
-        z, y, w = arrays.as_weighted(logits, labels, sample_weight, at_least=2 * n_folds)
-        blocks = weighted_clusters(clusters, sample_weight, len(arrays.to_array(labels, "labels")), at_least=2)
+        z, y, w = arrays.as_weighted(logits, labels, sample_weight, min_rows=2 * n_folds)
+        blocks = weighted_clusters(clusters, sample_weight, len(arrays.to_array(labels, "labels")), min_clusters=2)
         losses, reasons = {}, {}
         for name, method in methods.items():
             try:
@@ -407,7 +407,7 @@ def refinement(logits: Any, labels: Any, *, method: Fit | str = "temperature", s
     True
     """
     fit = _resolve(method)
-    z, y = arrays.as_arrays(logits, labels, at_least=FOLDS)
+    z, y = arrays.as_arrays(logits, labels, min_rows=FOLDS)
     mixed = np.empty(z.shape)
     with silence_warnings(message="temperature stopped at its bound"):  # its effect on the score is bounded
         for others, fold in k_fold(z, y, FOLDS):

@@ -104,7 +104,7 @@ def one_vs_rest(xp: Namespace, z: Any, curve: Function, *, score: Function | Non
 
     if xp.is_traced(z):
         return part(z)
-    blocks = [part(z[at, :]) for at in native.row_chunks(z.shape[0], z.shape[1], native.BLOCK)]
+    blocks = [part(z[at, :]) for at in native.row_chunks(z.shape[0], z.shape[1], native.LARGE_CHUNK)]
     return xp.concat(blocks) if len(blocks) > 1 else blocks[0]
 
 
@@ -160,7 +160,7 @@ def pad_curves(curves: Sequence[np.ndarray], fill: float | None = None) -> np.nd
 
 def keep_curve(to: Calibrator, name: str, places: Any, values: Any, *, more: int = 0) -> None:
     """Keep rising places under `name`, and as many values in [0, 1], or one more (fewer) of them."""
-    to.keep_all(**{name: places, "values": values})
+    to.set_parameters(**{name: places, "values": values})
     x, v = (np.asarray(getattr(to, key)) for key in (name, "values"))
     if x.ndim not in (1, 2) or not np.isfinite(x).all() or (np.diff(x) < 0).any():
         raise ValueError(f"{name} must be finite numbers that rise, (places,) or (classes, places), got {places!r}")

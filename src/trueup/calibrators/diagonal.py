@@ -41,7 +41,7 @@ class Diagonal(Calibrator):
     slopes: np.ndarray
 
     def __init__(self, knots: Any, slopes: Any) -> None:
-        self.keep_all(knots=knots, slopes=slopes)
+        self.set_parameters(knots=knots, slopes=slopes)
         if np.ndim(self.knots) != 1 or len(self.knots) < 2 or not (np.diff(self.knots) > 0).all():
             raise ValueError(f"knots must be at least two numbers that rise, got {knots}")
         if np.shape(self.slopes) != self.knots.shape or not (self.slopes > 0).all():
@@ -62,7 +62,7 @@ class Diagonal(Calibrator):
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, knots: int = 8, sample_weight: Any = None) -> Self:
         """Diagonal map: minimise the negative log-likelihood in the slopes' logarithms, from temperature scaling."""
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         if knots < 2:
             raise ValueError(f"knots must be at least 2, got {knots}")
         start = Temperature.fit(z, y, sample_weight=w)
@@ -94,7 +94,7 @@ def _integrals(u: np.ndarray, knots: np.ndarray) -> Iterator[np.ndarray]:
 def _knots(z: np.ndarray, w: np.ndarray | None, temperature: float, number: int) -> np.ndarray:
     """Places of equal information p(1 − p) between them, among each row's ten largest logits."""
     values, weights = [], []
-    for rows in native.row_chunks(len(z), z.shape[1], native.STEP):
+    for rows in native.row_chunks(len(z), z.shape[1], native.DEFAULT_CHUNK):
         u = centre_rows(NUMPY, z[rows].astype(np.float64))
         p = NUMPY.softmax(mask_scores(u / temperature, find_absent(z[rows])))
         if z.shape[1] > 10:
@@ -121,11 +121,11 @@ def _increasing(
     share = np.full(n, 1 / n) if w is None else w / w.sum()
 
     def pieces() -> Iterator[tuple[np.ndarray, np.ndarray | None, slice]]:
-        for rows in native.row_chunks(n, classes * len(knots), native.STEP):
+        for rows in native.row_chunks(n, classes * len(knots), native.DEFAULT_CHUNK):
             u = centre_rows(NUMPY, z[rows].astype(np.float64)).ravel()
             yield np.stack(list(_integrals(u, knots))), find_absent(z[rows]), rows
 
-    cache = list(pieces()) if z.size * len(knots) <= native.KEPT else None
+    cache = list(pieces()) if z.size * len(knots) <= native.MAX_CACHED_NUMBERS else None
 
     def objective(theta: np.ndarray) -> tuple[float, np.ndarray]:
         slopes = start * np.exp(theta)

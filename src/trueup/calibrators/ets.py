@@ -48,7 +48,7 @@ class EnsembleTemperature(Calibrator):
     weights: np.ndarray
 
     def __init__(self, temperature: float, weights: Any) -> None:
-        self.keep_all(temperature=temperature, weights=weights)
+        self.set_parameters(temperature=temperature, weights=weights)
         check_positive(self.temperature, "temperature")
         w = self.weights
         if not (w.shape == (3,) and bool((w >= 0).all()) and abs(float(w.sum()) - 1) < 1e-9 and float(w[2]) < 1):
@@ -65,7 +65,7 @@ class EnsembleTemperature(Calibrator):
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, loss: Loss = "nll", sample_weight: Any = None) -> Self:
         """Ensemble temperature scaling: minimise the loss in T alone, then in the weights."""
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         scale = scale_of(z)
         if loss == "brier":
             weigh = _brier_weights

@@ -114,8 +114,8 @@ class QuantilesAt(ForecastMap):
     z: np.ndarray
 
     def __init__(self, levels: Any, z: Any) -> None:
-        self.keep("levels", levels)
-        self.keep("z", z)
+        self.set_parameter("levels", levels)
+        self.set_parameter("z", z)
 
     def forward(self, xp: Namespace, mean: Any, std: Any) -> Any:
         """Quantiles (…, levels) of forecasts of any one shape."""
@@ -144,14 +144,14 @@ class VarianceScaling(Recalibrator):
     scale: float
 
     def __init__(self, scale: float) -> None:
-        self.keep("scale", scale)
+        self.set_parameter("scale", scale)
         if np.ndim(self.scale) or not 0 < self.scale < math.inf:
             raise ValueError(f"scale must be one positive number, got {scale}")
 
     @classmethod
     def fit(cls, mean: Any, std: Any, targets: Any, *, sample_weight: Any = None) -> Self:
         """Minimise the Gaussian negative log-likelihood: s is the root mean square of (y − μ)/σ."""
-        z = np.abs(_standardise(mean, std, targets, at_least=1))
+        z = np.abs(_standardise(mean, std, targets, min_rows=1))
         w = as_weights(sample_weight, len(z))
         largest = float(z.max())
         if largest == 0:
@@ -199,8 +199,8 @@ class IsotonicQuantiles(Recalibrator):
     """The mean and the standard deviation."""
 
     def __init__(self, knots: Any, values: Any) -> None:
-        self.keep("knots", knots)
-        self.keep("values", values)
+        self.set_parameter("knots", knots)
+        self.set_parameter("values", values)
         shapes = np.shape(self.knots), np.shape(self.values)
         if len(shapes[0]) != 1 or not len(self.knots) or shapes[0] != shapes[1]:
             raise ValueError(f"knots and values must be two vectors of one length, got {shapes[0]} and {shapes[1]}")
@@ -208,12 +208,12 @@ class IsotonicQuantiles(Recalibrator):
             raise ValueError("knots must be finite and in order")
         if not (np.diff(self.values, prepend=0.0, append=1.0) > 0).all():
             raise ValueError("values must rise, strictly between 0 and 1")
-        self.keep("law", _moments(self.knots, self.values))
+        self.set_parameter("law", _moments(self.knots, self.values))
 
     @classmethod
     def fit(cls, mean: Any, std: Any, targets: Any, *, sample_weight: Any = None) -> Self:
         """Take the shares of (y − μ)/σ that lie below each of them; of equal ones the first and the last."""
-        z = _standardise(mean, std, targets, at_least=1)
+        z = _standardise(mean, std, targets, min_rows=1)
         w = as_weights(sample_weight, len(z))
         if w is None:
             z, share = np.sort(z), np.arange(1, len(z) + 1) / (len(z) + 1)
@@ -268,12 +268,12 @@ def _moments(knots: np.ndarray, values: np.ndarray) -> tuple[float, float]:
     return centre + first, math.sqrt(max(second - first**2, 0.0))
 
 
-def _standardise(mean: Any, std: Any, targets: Any, *, at_least: int = 0) -> np.ndarray:
+def _standardise(mean: Any, std: Any, targets: Any, *, min_rows: int = 0) -> np.ndarray:
     """z = (y − μ)/σ of each row, in float64; σ must be positive, for no scale makes up for a σ of zero."""
     m, s = _forecast(mean, std)
     y = as_vector(targets, "targets", length=len(m))
-    if len(m) < at_least:
-        raise ValueError(f"mean must have at least {at_least} rows, got {len(m)}")
+    if len(m) < min_rows:
+        raise ValueError(f"mean must have at least {min_rows} rows, got {len(m)}")
     if len(s) and float(s.min()) == 0:
         raise ValueError(f"std must be positive, got 0 at [{int(s.argmin())}]")
     with np.errstate(over="ignore"):
@@ -377,7 +377,7 @@ def choose_recalibration(
         raise InputError("n_folds", f"be a whole number of 2..{len(y)}, the number of rows", repr(n_folds))
     fits = {name: FORECAST_METHODS[name] for name in (FORECAST_METHODS if methods is None else methods)}
     rows, alike = np.stack([m, s, y], axis=1), np.zeros(len(y), np.int64)
-    blocks = as_clusters(clusters, len(y), at_least=n_folds)
+    blocks = as_clusters(clusters, len(y), min_clusters=n_folds)
     fold = stratified_folds(rows, alike, n_folds) if blocks is None else cluster_folds(alike, blocks, n_folds)
     bounds = {RAW: np.tile(ndtri(LEVELS), (n_folds, 1))}
     fitted: dict[str, Recalibrator] = {}

@@ -22,7 +22,7 @@ from trueup._core.errors import InputError
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import FitError
 from trueup._core.registry import METHODS
-from trueup._core.splits import exceeds_error, k_fold
+from trueup._core.splits import is_significant_gain, k_fold
 from trueup.calibrators.base import Calibrator, if_all_parts
 from trueup.calibrators.compose import Fit
 from trueup.metrics.groups import as_groups, encode_groups
@@ -60,7 +60,7 @@ class PerGroup(Calibrator):
 
     def __init__(self, base: Calibrator, calibrators: Sequence[Calibrator], names: Sequence[str], shares: Any) -> None:
         self.base, self.calibrators, self.names = base, tuple(calibrators), list(names)
-        self.keep("shares", shares)
+        self.set_parameter("shares", shares)
         if not len(self.calibrators) == len(self.names) == len(self.shares):
             got = f"{len(self.calibrators)}, {len(self.names)} and {len(self.shares)}"
             raise ValueError(f"calibrators, names and shares must be as many as groups, got {got}")
@@ -104,9 +104,9 @@ def per_group(fit: Fit | str, *, n_folds: int = 5, strengths: Sequence[float] = 
     method = METHODS[fit] if isinstance(fit, str) else fit
 
     def fitted(logits: Any, labels: Any, *, groups: Any, sample_weight: Any = None, clusters: Any = None) -> PerGroup:
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=2 * n_folds)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=2 * n_folds)
         rows = len(to_array(labels, "labels"))
-        together = weighted_clusters(clusters, sample_weight, rows, at_least=2)
+        together = weighted_clusters(clusters, sample_weight, rows, min_clusters=2)
         names = group_names(groups, rows)
         if (each := as_weights(sample_weight, rows)) is not None:
             names = names[each > 0]
@@ -117,7 +117,7 @@ def per_group(fit: Fit | str, *, n_folds: int = 5, strengths: Sequence[float] = 
             pooled[test], losses[:, test] = part.held_out(z[test], y[test], code[test], strengths)
         best = int((losses @ (np.ones(len(z)) if w is None else w)).argmin())
         whole = _Fitted(method, z, y, w, code)
-        if not exceeds_error(pooled - losses[best], w, errors=_ERRORS, clusters=together) or not whole.own:
+        if not is_significant_gain(pooled - losses[best], w, min_z=_ERRORS, clusters=together) or not whole.own:
             return PerGroup(whole.base, [], [], [])
         shares = [whole.share(k, strengths[best]) for k in whole.own]
         return PerGroup(whole.base, list(whole.own.values()), [str(known[k]) for k in whole.own], shares)

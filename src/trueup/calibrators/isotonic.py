@@ -38,7 +38,7 @@ class Isotonic(Knots, TopLabel):
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Isotonic regression: pool adjacent violators."""
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         scores, outcomes = scores_and_outcomes(z, y, quick=True)
         knots, values = pool_adjacent_violators(scores, outcomes > 0, w)
         return cls(knots, clip_frequencies(values, row_count(z, w)), z.shape[1] == 2)
@@ -65,7 +65,7 @@ class IsotonicOvR(Knots, ClassCurves):
 
     def __init__(self, knots: Any, values: Any, temperature: float = 1.0) -> None:
         super().__init__(knots, values)
-        self.keep("temperature", Temperature(temperature).temperature)
+        self.set_parameter("temperature", Temperature(temperature).temperature)
 
     def map(self, xp: Namespace, z: Any) -> Any:
         """The curves of the scaled logits, normalised."""
@@ -74,13 +74,13 @@ class IsotonicOvR(Knots, ClassCurves):
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Isotonic regression, one against the rest: pool adjacent violators in each class."""
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         return cls._of([pool_adjacent_violators(*rows) for rows in each_class(z, y, w)], row_count(z, w))
 
     @classmethod
     def fit_scaled(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Isotonic regression after temperature: fit a temperature first, then the curves to what it gives."""
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         scaler = Temperature.fit(z, y, sample_weight=w)
         curves = [pool_adjacent_violators(*rows) for rows in each_class(scaler(upcast_half(z)), y, w)]
         return cls._of(curves, row_count(z, w), scaler.temperature).with_certificate(scaler.certificate)
@@ -88,7 +88,7 @@ class IsotonicOvR(Knots, ClassCurves):
     @classmethod
     def fit_centred(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Centred isotonic regression: pool adjacent violators in each class, and join the blocks at their middles."""
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         curves = [centre_blocks(*rows) for rows in each_class(z, y, w)]
         if z.shape[1] == 2:  # P(class 1) is fitted, and class 0 is what is left
             curves[0] = 1 - curves[1][0][::-1], 1 - curves[1][1][::-1]
@@ -126,7 +126,7 @@ class IsotonicPooled(Knots, ClassCurves):
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Isotonic regression, classes pooled: pool adjacent violators among all classes' probabilities."""
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         absent = find_absent(z)
         offered = [absent is None or not bool(absent[:, k].all()) for k in range(z.shape[1])]
         classes = [rows for rows, some in zip(each_class(z, y, w), offered, strict=True) if some]
@@ -240,7 +240,7 @@ class VennAbers(ClassCurves):
     upper: np.ndarray
 
     def __init__(self, scores: Any, lower: Any, upper: Any) -> None:
-        self.keep_all(scores=scores, lower=lower, upper=upper)
+        self.set_parameters(scores=scores, lower=lower, upper=upper)
         shape = (*self.scores.shape[:-1], self.scores.shape[-1] + 1)
         if self.scores.ndim != 3 or tuple(self.lower.shape) != shape or tuple(self.upper.shape) != shape:
             shapes = [tuple(x.shape) for x in (self.scores, self.lower, self.upper)]
@@ -294,12 +294,12 @@ class VennAbers(ClassCurves):
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Venn–Abers: the inductive predictor, for which all rows calibrate."""
-        return cls._of([_curves(*as_weighted(logits, labels, sample_weight, at_least=1))])
+        return cls._of([_curves(*as_weighted(logits, labels, sample_weight, min_rows=1))])
 
     @classmethod
     def fit_cross(cls, logits: Any, labels: Any, *, n_folds: int = 5, sample_weight: Any = None) -> Self:
         """Cross Venn–Abers: an inductive predictor on each of several stratified folds, and their geometric means."""
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=2 * n_folds)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=2 * n_folds)
         return cls._of([_curves(*take_weighted(z, y, w, held_out)) for _, held_out in k_fold(z, y, n_folds)])
 
     @classmethod

@@ -249,7 +249,7 @@ class Problem:
             share = None if self.w is None else self.w[rows].astype(kind)
             return _Chunk(np.ascontiguousarray(u.T), None if absent is None else absent.T, self.y[rows], share)
 
-        parts = list(native.row_chunks(len(self.z), classes, native.PRODUCT))
+        parts = list(native.row_chunks(len(self.z), classes, native.PRODUCT_CHUNK))
         kept: list[_Chunk] = []
 
         def likelihood(x: np.ndarray) -> np.ndarray:

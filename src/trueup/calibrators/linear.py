@@ -35,7 +35,7 @@ class Linear(Calibrator):
     bias: np.ndarray
 
     def __init__(self, weight: Any, bias: Any) -> None:
-        self.keep_all(weight=weight, bias=bias)
+        self.set_parameters(weight=weight, bias=bias)
         classes, shape = np.size(self.bias), np.shape(self.weight)
         if shape not in ((classes,), (classes, classes)):
             raise ValueError(f"weight must have shape ({classes},) or ({classes}, {classes}), got {shape}")
@@ -69,7 +69,7 @@ class Vector(Linear):
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Vector scaling: minimise the negative log-likelihood."""
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         z, offset = _split_offset(z)
         problem = Problem(z, y, Penalty(diagonal=VECTOR_PENALTY, bias=VECTOR_PENALTY), vector=True, w=w)
         weight, bias, certificate = problem.solve(near_inverse_temperature(z, y, w))
@@ -81,7 +81,7 @@ class Vector(Linear):
 
         Alexandari, Kundaje & Shrikumar, "Maximum likelihood with bias-corrected calibration" (2020).
         """
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         classes = z.shape[1]
         problem = Problem(z, y, Penalty(), vector=True, w=w)
         likelihood = problem.likelihood()
@@ -115,7 +115,7 @@ class Matrix(Linear):
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, penalty: float = MATRIX_PENALTY, sample_weight: Any = None) -> Self:
         """Matrix scaling: minimise the negative log-likelihood, with an L2 penalty on everything."""
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         _check_rows(z)
         z, offset = _split_offset(z)
         problem = Problem(z, y, Penalty(off=penalty, diagonal=penalty, bias=penalty), w=w)
@@ -125,7 +125,7 @@ class Matrix(Linear):
     @classmethod
     def fit_odir(cls, logits: Any, labels: Any, *, sample_weight: Any = None, **options: Any) -> Self:
         """Matrix scaling, ODIR: penalise what is off the diagonal, and the bias (MS-ODIR)."""
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=2)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=2)
         z, offset = _split_offset(z)
         weight, bias, certificate = _fit_penalised(Problem(z, y, Penalty(), w=w), **options)
         return cls(weight, _shift_bias(weight, bias, offset)).with_certificate(certificate)
@@ -161,7 +161,7 @@ class Dirichlet(Linear):
     @classmethod
     def fit_odir(cls, logits: Any, labels: Any, *, sample_weight: Any = None, **options: Any) -> Self:
         """Dirichlet calibration, ODIR: penalise what is off the diagonal, and the bias."""
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=2)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=2)
         weight, bias, certificate = _fit_penalised(Problem(z, y, Penalty(), on="log_probs", w=w), **options)
         return cls(weight, bias).with_certificate(certificate)
 
@@ -190,7 +190,7 @@ class Structured(Linear):
 
     def __init__(self, temperature: float, weight: Any, bias: Any) -> None:
         super().__init__(weight, bias)
-        self.keep("temperature", temperature)
+        self.set_parameter("temperature", temperature)
 
     def features(self, xp: Namespace, z: Any) -> Any:
         """Log-probabilities after temperature scaling."""
@@ -223,7 +223,7 @@ class Structured(Linear):
     def _fit(
         cls, logits: Any, labels: Any, w: Any, *, vector: bool, penalties: Sequence[float] = (1.0,), n_folds: int = 1
     ) -> Self:
-        z, y, w = as_weighted(logits, labels, w, at_least=2 * n_folds if len(penalties) > 1 else 1)
+        z, y, w = as_weighted(logits, labels, w, min_rows=2 * n_folds if len(penalties) > 1 else 1)
         n, classes = row_count(z, w), z.shape[1]
         beta = finite_inverse_temperature(z, y, w)
         path = [

@@ -161,7 +161,7 @@ def fit_classes(
     Where every label is right, smoothed targets would only lower the confidence. There the `identity`, with these
     numbers as the first parameters, is taken if it fits these rows better.
     """
-    z, y, w = as_weighted(logits, labels, w, at_least=1)
+    z, y, w = as_weighted(logits, labels, w, min_rows=1)
     curves = [
         curve(log_p, log_rest, class_targets(y, classes, each, targets), each)
         for classes, log_p, log_rest, each in class_blocks(z, w)
@@ -222,10 +222,10 @@ def class_blocks(
     """
     n, classes = z.shape
     absent = find_absent(z)
-    rows = [_row_sums(NUMPY, z[at].astype(np.float64)) for at in native.row_chunks(n, classes, native.FIT)]
+    rows = [_row_sums(NUMPY, z[at].astype(np.float64)) for at in native.row_chunks(n, classes, native.FIT_CHUNK)]
     sums = [np.concatenate(column) for column in zip(*rows, strict=True)]
     every = np.arange(classes)
-    for at in native.row_chunks(classes, n, native.FIT):
+    for at in native.row_chunks(classes, n, native.FIT_CHUNK):
         columns = _columns(NUMPY, z[:, at].astype(np.float64), every[at], *sums)
         if absent is None:
             yield every[at], *columns, w
@@ -322,7 +322,7 @@ def keep_class_vectors(calibrator: Calibrator, **vectors: Any) -> None:
     """Keep vectors of one number a class, checked to be finite and of one length."""
     shapes = {}
     for name, value in vectors.items():
-        calibrator.keep(name, value)
+        calibrator.set_parameter(name, value)
         kept = np.asarray(getattr(calibrator, name))
         if kept.ndim != 1 or len(kept) < 2 or not np.isfinite(kept).all():
             raise ValueError(f"{name} must be finite, one number for each of at least 2 classes, got {value}")

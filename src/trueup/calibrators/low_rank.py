@@ -10,7 +10,7 @@ from trueup._core import native
 from trueup._core.arrays import as_weighted, fill_absent, find_absent, take_weighted
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import Certificate, Stage, lbfgs
-from trueup._core.splits import exceeds_error, k_fold
+from trueup._core.splits import is_significant_gain, k_fold
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.likelihood import loss_and_residual, mask_scores
 from trueup.calibrators.linear import Structured
@@ -47,7 +47,7 @@ class LowRank(Calibrator):
     right: np.ndarray
 
     def __init__(self, temperature: float, weight: Any, bias: Any, left: Any, right: Any) -> None:
-        self.keep_all(temperature=temperature, weight=weight, bias=bias, left=left, right=right)
+        self.set_parameters(temperature=temperature, weight=weight, bias=bias, left=left, right=right)
         shapes = [np.shape(part) for part in (self.temperature, self.weight, self.bias, self.left, self.right)]
         classes, factors = shapes[2], shapes[3]
         if len(factors) != 2 or shapes != [(), classes, factors[:1], factors, factors]:
@@ -64,7 +64,7 @@ class LowRank(Calibrator):
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, rank: int = 8, sample_weight: Any = None) -> Calibrator:
         """Low-rank structured scaling: from structured vector scaling, the penalty by held-out likelihood."""
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         if rank < 1:
             raise ValueError(f"rank must be at least 1, got {rank}")
         start = Structured.fit_vector(z, y, sample_weight=w)
@@ -81,7 +81,7 @@ class LowRank(Calibrator):
             x, _ = problem.solve(x, multiple, _PATH_FTOL)
             gain = least - (losses := asked.row_losses(x))
             # By more than its standard error: with few rows held out, one of the penalties gains by luck.
-            if exceeds_error(gain, held_out[2]):
+            if is_significant_gain(gain, held_out[2]):
                 best, least = multiple, losses
             elif best is not None:
                 break
@@ -109,7 +109,7 @@ class _Problem:
         self.classes, self.about = z.shape[1], about
         self.n = float(len(z) if w is None else w.sum())
         self.chunks = []
-        for at in native.row_chunks(len(z), self.classes, native.PRODUCT):
+        for at in native.row_chunks(len(z), self.classes, native.PRODUCT_CHUNK):
             absent = find_absent(z[at])
             u = fill_absent(about.features(NUMPY, z[at].astype(np.float64)), absent).T.astype(np.float32, order="C")
             c = np.clip(u - u.mean(axis=0), -_MAX_FEATURE, _MAX_FEATURE)

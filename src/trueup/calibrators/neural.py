@@ -134,7 +134,7 @@ class Residual(FoldNetworks):
 
     def __init__(self, base: Calibrator, first: Any, last: Any) -> None:
         self.base = base
-        self.keep_all(first=first, last=last)
+        self.set_parameters(first=first, last=last)
         shapes = self.first.shape, self.last.shape
         if self.first.ndim != 3 or self.last.ndim != 3 or self.first.shape[:2] != self.last.shape[::2]:
             raise ValueError(f"first must be (networks, units, f + 1), last (networks, K + 1, units), got {shapes}")
@@ -164,7 +164,7 @@ class Residual(FoldNetworks):
         sample_weight: Any = None,
     ) -> Calibrator:
         """Residual network: fit the base, and train a network on each fold to correct it (the base, under 500 rows)."""
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         method = METHODS[base] if isinstance(base, str) else base
         return cls._fit(method, z, y, w, n_folds, Training(epochs, patience, seed))
 
@@ -236,10 +236,10 @@ class OrderInvariant(FoldNetworks):
     third: np.ndarray
 
     def __init__(self, temperature: float, first: Any, second: Any, third: Any) -> None:
-        self.keep("temperature", temperature)
+        self.set_parameter("temperature", temperature)
         for name, value in (("first", first), ("second", second), ("third", third)):
             layer = np.asarray(value)
-            self.keep(name, layer[None] if layer.ndim == 2 else layer)  # of one network, as files may have it
+            self.set_parameter(name, layer[None] if layer.ndim == 2 else layer)  # of one network, as files may have it
         if np.ndim(self.temperature) or not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature must be one positive number, got {temperature}")
         sizes = [layer.shape for layer in self.layers]
@@ -281,7 +281,7 @@ class OrderInvariant(FoldNetworks):
         sample_weight: Any = None,
     ) -> Calibrator:
         """Order-invariant network: train a network on each fold, from temperature scaling (which few rows keep)."""
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         z, rank = _sort(z, y)  # so that folds, too, treat classes alike
         return cls._fit(Temperature.fit, z, rank, w, n_folds, Training(epochs, patience, seed))
 

@@ -48,7 +48,7 @@ class Mixture(Calibrator):
         self, calibrators: Sequence[Calibrator], weights: Any, temperature: float = 1.0, share: float = 0.0
     ) -> None:
         self.calibrators = tuple(calibrators)
-        self.keep_all(weights=weights, temperature=temperature, share=share)
+        self.set_parameters(weights=weights, temperature=temperature, share=share)
         w = self.weights
         if w.shape != (len(self.calibrators),) or not bool((w > 0).all()) or abs(float(w.sum()) - 1) > 1e-6:
             raise ValueError(f"weights must be {len(self.calibrators)} positive numbers of sum 1, got {weights}")
@@ -93,7 +93,7 @@ class UniformMixture(Calibrator):
     share: float
 
     def __init__(self, share: float) -> None:
-        self.keep("share", share)
+        self.set_parameter("share", share)
         _check_share(self.share)
 
     def map(self, xp: Namespace, z: Any) -> Any:
@@ -103,7 +103,7 @@ class UniformMixture(Calibrator):
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Uniform mixture: take the share of least log-loss, each with a temperature of its own."""
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         most = max(1, _SHARE_NUMBERS // z.shape[1])
         if len(z) > most:
             z, y, w = take_weighted(z, y, w, stratified_folds(z, y, len(z)) < most)

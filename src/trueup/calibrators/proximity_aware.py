@@ -11,7 +11,7 @@ import numpy as np
 
 from trueup._core import native
 from trueup._core.arrays import as_logits, as_matrix, as_weighted, as_weights, match_kind, upcast_half
-from trueup._core.bins import BINS, SLACK, bin_index, equal_mass, equal_width, rounding_error
+from trueup._core.bins import BINS, EDGE_TOLERANCE, bin_index, equal_mass, equal_width, rounding_error
 from trueup._core.namespace import NUMPY, Namespace, namespace_of
 from trueup._core.row_scores import scores_and_outcomes
 from trueup.calibrators.base import ScoreCalibrator, check_margin, row_count, set_confidence
@@ -45,7 +45,7 @@ class ProximityInformed(ScoreCalibrator):
         rule: Rule = "distance",
         event: bool = False,
     ) -> None:
-        self.keep("features", features)
+        self.set_parameter("features", features)
         if np.ndim(self.features) != 2:
             raise ValueError(f"features must have shape (n, width), got {np.shape(self.features)}")
         check_neighbours(neighbours, len(self.features))
@@ -115,7 +115,7 @@ class DensityRatio(ProximityInformed):
     def __init__(self, features: Any, correct: Any, wrong: Any, mirrored: bool = False, **shared: Any) -> None:
         super().__init__(features, **shared)
         for name, points in (("correct", correct), ("wrong", wrong)):
-            self.keep(name, points)
+            self.set_parameter(name, points)
             shape = np.shape(getattr(self, name))
             if len(shape) != 2 or shape[1] not in (2, 3):
                 columns = "(n, 2), confidence and proximity, or (n, 3) with weights"
@@ -188,7 +188,7 @@ class BinMeanShift(ProximityInformed):
     ) -> None:
         super().__init__(features, **shared)
         self.margin = 1 / (len(self.features) + 2) if margin is None else check_margin(margin)
-        self.keep_all(shift=shift, edges=edges, proximity_edges=proximity_edges)
+        self.set_parameters(shift=shift, edges=edges, proximity_edges=proximity_edges)
         shape = len(self.proximity_edges) - 1, len(self.edges) - 1
         if np.shape(self.shift) != shape:
             raise ValueError(f"shift must have shape {shape}, proximity by confidence, got {np.shape(self.shift)}")
@@ -196,7 +196,7 @@ class BinMeanShift(ProximityInformed):
     def map_confidence(self, xp: Namespace, confidence: Any, proximity: Any, eps: float) -> Any:
         """Add the cell's shift."""
         row = xp.searchsorted(self.proximity_edges[1:-1], proximity)
-        column = xp.searchsorted(self.edges[1:-1] * (1 + SLACK * eps), confidence)
+        column = xp.searchsorted(self.edges[1:-1] * (1 + EDGE_TOLERANCE * eps), confidence)
         shift = xp.take(xp.reshape(self.shift, (-1,)), row * self.shift.shape[1] + column)
         least = xp.full_like(confidence, self.margin)
         shifted = xp.maximum(confidence + shift, xp.minimum(confidence, least))
@@ -234,7 +234,7 @@ def _check(
     logits: Any, labels: Any, features: Any, sample_weight: Any, neighbours: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
     """A pair, its weights, and the features by which its rows are near to each other."""
-    z, y, w = as_weighted(logits, labels, sample_weight, at_least=neighbours + 1)
+    z, y, w = as_weighted(logits, labels, sample_weight, min_rows=neighbours + 1)
     check_neighbours(neighbours, len(z) - 1)
     if features is None:
         return z, y, w, centre_rows(NUMPY, z.astype(np.float64))
@@ -267,6 +267,6 @@ def _log_density(xp: Namespace, query: Any, points: Any, mirrored: bool) -> Any:
     if xp.is_traced(query):
         sums = log_sums(scaled)
     else:
-        rows = native.row_chunks(query.shape[0], x.shape[0], native.CACHE)
+        rows = native.row_chunks(query.shape[0], x.shape[0], native.CACHE_CHUNK)
         sums = xp.concat([log_sums(scaled[at, :]) for at in rows])
     return sums - xp.log(2 * math.pi * width[0] * width[1])

@@ -48,7 +48,7 @@ class Spline(Knots, TopLabel):
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, monotone: bool = False, sample_weight: Any = None) -> Self:
         """Spline calibration: solve for the six knots; with `monotone`, pool what falls."""
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=KNOTS)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=KNOTS)
         each = np.ones(len(z)) if w is None else w
         knots, values = _recalibration(*scores_and_outcomes(z, y), each, monotone)
         return cls(knots, values, 1 / (each.sum() + 2), z.shape[1] == 2)
@@ -109,7 +109,7 @@ class SmoothingSpline(Calibrator):
     values: np.ndarray
 
     def __init__(self, knots: Any, values: Any) -> None:
-        self.keep_all(knots=knots, values=values)
+        self.set_parameters(knots=knots, values=values)
         fits = self.knots.ndim == 2 and self.knots.shape == self.values.shape
         if not fits or not (np.diff(self.knots, axis=1) >= 0).all() or not np.isfinite(self.values).all():
             shapes = f"{tuple(self.knots.shape)} and {tuple(self.values.shape)}"
@@ -124,7 +124,7 @@ class SmoothingSpline(Calibrator):
     @classmethod
     def fit(cls, logits: Any, labels: Any, *, n_folds: int = 5, sample_weight: Any = None) -> Self:
         """Smoothing spline: minimise each class's penalised log-loss, the penalty by cross-validation."""
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=2 * n_folds)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=2 * n_folds)
         each = np.ones(len(z)) if w is None else w
         fold = np.zeros(len(z), np.int64)
         for number, (_, held_out) in enumerate(k_fold(z, y, n_folds)):

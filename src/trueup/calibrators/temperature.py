@@ -66,7 +66,7 @@ class Temperature(Calibrator):
     temperature: float
 
     def __init__(self, temperature: float) -> None:
-        self.keep("temperature", temperature)
+        self.set_parameter("temperature", temperature)
         check_positive(self.temperature, "temperature")
 
     def map(self, xp: Namespace, z: Any) -> Any:
@@ -80,7 +80,7 @@ class Temperature(Calibrator):
         `smooth` rows more are taken to have all classes alike, as in Platt's targets, so that rows whose labels are all
         right do not make it infinitely sure.
         """
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         if not 0 <= smooth < math.inf:
             raise ValueError(f"smooth must be a number from 0 on, got {smooth}")
         beta, certificate = inverse_temperature(z, y, w, smooth=smooth)
@@ -108,7 +108,7 @@ class Temperature(Calibrator):
 
         The default grid is `FINE_GRID`, 0.001 … 5.000; `WIDE_GRID` is 0.01 … 10.00.
         """
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         grid = np.asarray(FINE_GRID if temperatures is None else temperatures, dtype=np.float64)
         if grid.ndim != 1 or not len(grid) or not (grid > 0).all():
             raise ValueError("temperatures must be a list of positive numbers")
@@ -128,13 +128,13 @@ class Temperature(Calibrator):
         """
         if not gamma >= 0 or math.isinf(gamma):
             raise ValueError(f"gamma must be a number from 0 on, got {gamma}")
-        z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         return cls.from_search(*focal_inverse_temperature(z, y, gamma, w=w))
 
     @classmethod
     def fit_brier(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
         """Temperature scaling (Brier score): minimise the mean squared distance from the one-hot label."""
-        return cls.from_search(*brier_inverse_temperature(*as_weighted(logits, labels, sample_weight, at_least=1)))
+        return cls.from_search(*brier_inverse_temperature(*as_weighted(logits, labels, sample_weight, min_rows=1)))
 
 
 def grid_errors(
@@ -420,7 +420,9 @@ def scale_of(z: np.ndarray) -> float:
     numbers that only fill up rows cannot make the scale.
     """
     few = to_array(z, "logits")[:: max(1, len(z) // 256)]
-    parts = [few[rows] for rows in native.row_chunks(len(few), z.shape[1], native.STEP)]  # a vocabulary is large
+    parts = [
+        few[rows] for rows in native.row_chunks(len(few), z.shape[1], native.DEFAULT_CHUNK)
+    ]  # a vocabulary is large
     tops = [np.partition(upcast_half(part), -2, axis=1)[:, -2:].astype(np.float64) for part in parts]
     farthest = _FARTHEST * np.median(np.concatenate(tops) @ [-1.0, 1.0])
     spread = []
@@ -438,7 +440,7 @@ def shifted_chunks(
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Rows in double, less their largest logit, with their labels and their shares of all weight as columns."""
     share = np.full(len(z), 1 / len(z)) if w is None else w / w.sum()
-    for rows in native.row_chunks(len(z), z.shape[1], native.STEP):
+    for rows in native.row_chunks(len(z), z.shape[1], native.DEFAULT_CHUNK):
         double = z[rows].astype(np.float64)
         shifted = np.maximum(double - double.max(axis=1, keepdims=True), MASKED_LOGIT)
         yield shifted, y[rows, None], share[rows, None]

@@ -55,7 +55,7 @@ def lemma_residual(logits: Any, labels: Any, *, temperature: float = 1.0, gamma:
     if not len(z):
         return Residual(float("nan"), float("nan"))
     total = spread = 0.0
-    for rows in native.row_chunks(len(z), z.shape[1], native.STEP):
+    for rows in native.row_chunks(len(z), z.shape[1], native.DEFAULT_CHUNK):
         x, label = upcast_half(z[rows]).double(), y[rows]
         x = x - x.amax(dim=1, keepdim=True)
         log_q = torch.log_softmax(x / temperature, dim=1)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from trueup._core.errors import silence_warnings
 from trueup._core.formatting import Row, text_table
-from trueup._core.progress import clear_line, waiting
+from trueup._core.progress import clear_line, show_elapsed
 
 if TYPE_CHECKING:
     from trueup.metrics.forecast_table import ForecastScores
@@ -28,7 +28,7 @@ SCHEMA = 1
 @contextmanager
 def working(label: str, *, quiet: bool) -> Iterator[None]:
     """Tell how long the work inside takes, and its warnings, unless the user wants quiet."""
-    with silence_warnings(enabled=quiet), waiting(label, enabled=not quiet):
+    with silence_warnings(enabled=quiet), show_elapsed(label, enabled=not quiet):
         yield
 
 

@@ -21,7 +21,7 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from trueup._core import __version__
-from trueup._core.errors import Hint, message_of, write_warnings
+from trueup._core.errors import Hint, error_message, write_warnings
 from trueup._core.progress import log_lines
 from trueup.cli.options import help_page
 from trueup.cli.output import print_stderr
@@ -182,7 +182,7 @@ def describe_error(error: Exception) -> tuple[int, str]:
         context = getattr(error, "ctx", None)
         hint = f" (see {context.command_path} --help)" if context is not None else ""
         return WRONG_INPUT, _line(usage()).rstrip(".") + hint
-    message = _line(message_of(error, HINTS, OPTIONS))
+    message = _line(error_message(error, HINTS, OPTIONS))
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
         hint = f"{package} is not installed: pip install 'trueup[{_EXTRAS.get(package)}]'"

@@ -19,7 +19,7 @@ class _Conformal(Value):
     quantile: float
 
     def __init__(self, quantile: Any, coverage: float) -> None:
-        self.keep("quantile", quantile)
+        self.set_parameter("quantile", quantile)
         self.coverage = check_share(coverage, "coverage")
 
 

@@ -93,7 +93,7 @@ def net_benefit(
 
     Vickers and Elkin, "Decision curve analysis" (2006).
     """
-    z, y = as_arrays(logits, labels, at_least=1)
+    z, y = as_arrays(logits, labels, min_rows=1)
     check_share(level, "level")
     number, called = event_class(event, z.shape[1], class_names), event_name(event, z.shape[1], class_names)
     w = as_weights(sample_weight, len(z))

@@ -146,7 +146,7 @@ def plan(
     To know the ECE to ± 0.01 takes about 1,400 rows.
     To promise at most 5 % errors on 40 % of the rows takes about 910 rows.
     """
-    z, y = as_arrays(logits, labels, at_least=10)
+    z, y = as_arrays(logits, labels, min_rows=10)
     tally = Tally.of(z, y)
     rows, error = detection.rows, detection.error
     if rows is not None and (not isinstance(rows, Integral) or rows < 1):

@@ -106,9 +106,9 @@ class PredictionSets(Value):
         self.penalty, self.rank = float(penalty), int(rank)
         self.seed = None if seed is None else int(seed)
         self.groups = None if groups is None else tuple(groups)
-        self.keep("quantile", quantile)
+        self.set_parameter("quantile", quantile)
         if sample_weight is not None:
-            self.keep("sample_weight", sample_weight)
+            self.set_parameter("sample_weight", sample_weight)
 
     @staticmethod
     def upgrade(config: dict[str, Any]) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class PredictionSets(Value):
         that its set is the same wherever it stands; without it (`seed=None`) the sets of a sharp network are empty or
         large. For export say `seed=None`, or pass `uniform`.
         """
-        z, y = as_arrays(logits, labels, at_least=1)
+        z, y = as_arrays(logits, labels, min_rows=1)
         check_share(coverage, "coverage")
         if groups is not None and sample_weight is not None:
             raise ValueError("give one of groups and sample_weight")
@@ -186,7 +186,7 @@ class PredictionSets(Value):
         limit = self._limits(len(z), groups, sample_weight)
         u = self._uniform(NUMPY, z, uniform)
         sets = np.empty(z.shape, bool)
-        for at in native.row_chunks(len(z), z.shape[1], native.CACHE):
+        for at in native.row_chunks(len(z), z.shape[1], native.CACHE_CHUNK):
             p = NUMPY.softmax(z[at])
             if self._has_class_limits:
                 sets[at] = self._scores(NUMPY, p, u[at]) <= _widen(limit)
@@ -214,7 +214,7 @@ class PredictionSets(Value):
         z, y = as_arrays(logits, labels)
         z = upcast_half(z)
         u, scores = self._uniform(NUMPY, z, uniform), np.empty(len(z))
-        for at in native.row_chunks(len(z), z.shape[1], native.CACHE):
+        for at in native.row_chunks(len(z), z.shape[1], native.CACHE_CHUNK):
             p = NUMPY.softmax(z[at])
             own = np.take_along_axis(p, y[at, None], axis=1)
             if self.score == "lac":
@@ -407,7 +407,7 @@ def evaluate_sets(sets: Any, labels: Any) -> SetScores:
     chosen = np.asarray(sets.cpu() if is_tensor(sets) else sets)
     if chosen.ndim != 2 or chosen.dtype != bool:
         raise InputError("sets", "be booleans of shape (n, classes)", f"{chosen.dtype} of shape {chosen.shape}")
-    true = as_arrays(np.zeros(chosen.shape), labels, at_least=1)[1]
+    true = as_arrays(np.zeros(chosen.shape), labels, min_rows=1)[1]
     held = chosen[np.arange(len(true)), true]
     size = chosen.sum(axis=1)
     bands = _size_bands(chosen.shape[1])

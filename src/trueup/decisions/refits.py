@@ -32,7 +32,7 @@ def check_rows(
     check_resamples(n_resamples)
     if not len(z):
         raise InputError("logits", "have rows", "none")
-    pair = None if val is None else as_arrays(*val, at_least=2)
+    pair = None if val is None else as_arrays(*val, min_rows=2)
     if pair is not None and pair[0].shape[1] != z.shape[1]:
         raise InputError("val", f"have the {z.shape[1]} classes of logits", str(pair[0].shape[1]))
     return z, pair

@@ -13,7 +13,7 @@ from trueup._core.arrays import effective_rows, warn_users, weight_kwargs
 from trueup._core.registry import METHODS
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.temperature import inverse_temperature
-from trueup.convert import LEAST_FLOOR, from_log_odds, from_probs, resolution
+from trueup.convert import MIN_FLOOR, from_log_odds, from_probs, resolution
 
 try:
     from sklearn import get_config
@@ -100,7 +100,7 @@ class LogitCalibrator(_CalibratedBase):
         X, y = validation.validate_data(self, X, y, dtype=[np.float64, np.float32])
         weights = _weights(sample_weight, X)
         check_classification_targets(y)
-        self.floor_ = LEAST_FLOOR
+        self.floor_ = MIN_FLOOR
         self.classes_, labels = _encode(validation.column_or_1d(y), self.class_names, self._logits(X).shape[1])
         if self.input == "probs":
             self.floor_ = _floor(_both(X), labels, weights, "X")
@@ -244,7 +244,7 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):
                 "decision_function must have a column for each class, got one for each of 3 pairs of classes; "
                 "decision_function_shape='ovr' gives that"
             )
-        self.floor_ = _floor(scores, labels, sample_weight) if probs else LEAST_FLOOR
+        self.floor_ = _floor(scores, labels, sample_weight) if probs else MIN_FLOOR
         self.votes_ = None
         if not probs and _are_votes(scores):
             self.votes_ = min(_VOTES, key=lambda worth: _loss(_margins_and_votes(scores, worth), labels, sample_weight))
@@ -307,7 +307,7 @@ def _floor(probs: np.ndarray, labels: np.ndarray, sample_weight: np.ndarray | No
     No vote of five neighbours says less than no vote of a hundred trees, and how much less the labels tell.
     """
     half = resolution(probs)
-    if half == LEAST_FLOOR or probs.min() > 0:
+    if half == MIN_FLOOR or probs.min() > 0:
         return half
 
     def loss(floor: float) -> float:

@@ -378,10 +378,12 @@ class PredictionFile:
             smallest.append(z.min(initial=1.0, where=z > 0))
         if not zeros:
             return None
-        from trueup.convert import CERTAIN, FLOOR, resolution, warn_of_certain, warn_of_zeros
+        from trueup.convert import DEFAULT_FLOOR, MAX_EVENT_FLOOR, resolution, warn_of_certain, warn_of_zeros
 
         if self.fields.confidence is not None:
-            warn_of_certain(zeros, numbers // 2, floor := min(CERTAIN, resolution(np.array(smallest), least=FLOOR)))
+            warn_of_certain(
+                zeros, numbers // 2, floor := min(MAX_EVENT_FLOOR, resolution(np.array(smallest), least=DEFAULT_FLOOR))
+            )
         else:
             warn_of_zeros(zeros, numbers, floor := resolution(np.array(smallest)))
         return floor

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from trueup._core.errors import Hint, InputError, message_of
+from trueup._core.errors import Hint, InputError, error_message
 from trueup._core.native import limit_threads
 from trueup._core.progress import track
 from trueup.io.addresses import file_system
@@ -223,7 +223,7 @@ class BadShard(ValueError):
 
     def message(self, hints: Mapping[Hint, str], names: Mapping[str, str]) -> str:
         """The reason, in an interface's own words."""
-        return message_of(self.reason, hints, names) if isinstance(self.reason, Exception) else self.reason
+        return error_message(self.reason, hints, names) if isinstance(self.reason, Exception) else self.reason
 
 
 class NoRows(BadShard):

@@ -225,7 +225,7 @@ def compare_forecasts(
     for name, other in checked.items():
         _check_same_targets(first_name, first.targets, name, other.targets)
     w = as_weights(sample_weight, len(first.targets))
-    together = weighted_clusters(clusters, w, len(first.targets), at_least=2)
+    together = weighted_clusters(clusters, w, len(first.targets), min_clusters=2)
     if w is not None and (w == 0).any():
         kept = w > 0
         checked, w = {name: each.take(kept) for name, each in checked.items()}, w[kept]

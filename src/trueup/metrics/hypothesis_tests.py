@@ -110,7 +110,7 @@ def consistency_of_tally(tally: Tally, resampling: Resampling, *, metric: str = 
         if metric == "aece":
             got = "aece, whose bins are not those of the tally"
             raise InputError("metric", f"be one of {', '.join(BINNED_ERRORS)} with clusters", got)
-        sums, top = _check_clusters(tally.clusters), tally.top
+        sums, top = _check_clusters(tally.clusters), tally.score_bins
         rows, claimed, right = top.count, top.confidence, top.hits
         # Under calibration what a cluster shows is as likely turned over.
         signs = resampling.generator().integers(0, 2, (n_resamples, len(sums.weight))) * 2.0 - 1.0
@@ -393,7 +393,7 @@ def kuiper_test(
     # How often is the range as large when the gaps of whole clusters are turned over at random?
     z, y = as_arrays(logits, labels)
     score, outcome = scores_and_outcomes(z, y, top_label=top_label)
-    together = as_clusters(clusters, len(z), at_least=2)
+    together = as_clusters(clusters, len(z), min_clusters=2)
     w = as_weights(sample_weight, len(z))
     assert together is not None
     gap = outcome - score if w is None else w * (outcome - score)
@@ -404,7 +404,7 @@ def kuiper_test(
     order = np.argsort(block, kind="stable")
     block, place, gap = block[order], place[order], gap[order]
     rng, steps = np.random.default_rng(seed), np.zeros((n_resamples + 1, cells))
-    for some in native.row_chunks(int(block[-1]) + 1, cells + n_resamples, native.BLOCK):
+    for some in native.row_chunks(int(block[-1]) + 1, cells + n_resamples, native.LARGE_CHUNK):
         rows, width = slice(*np.searchsorted(block, [some.start, some.stop])), some.stop - some.start
         index = (block[rows] - some.start) * cells + place[rows]
         of_block = np.bincount(index, gap[rows], width * cells).reshape(-1, cells)

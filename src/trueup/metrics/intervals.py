@@ -82,7 +82,7 @@ class ScoredRows:
         w = as_weights(sample_weight, len(z))
         of_row = weighted_clusters(clusters, None, len(z)) if paired_with is None else paired_with.clusters
         if paired_with is None:
-            weighted_clusters(of_row, w, len(z), at_least=2)
+            weighted_clusters(of_row, w, len(z), min_clusters=2)
         size = (*z.shape, bins)
         if paired_with is not None and (shape := (paired_with.tally.n, *paired_with.tally.classes.count.shape)) != size:
             raise ValueError(f"paired methods must have the same (rows, classes, bins), got {shape} and {size}")
@@ -319,7 +319,7 @@ _EVENT_CELLS = 256
 def _cluster_bins(tally: Tally, resampling: Resampling) -> BootstrapBins:
     """Bins of equal width with the noise of clusters."""
     assert tally.clusters is not None
-    return BootstrapBins.of_blocks(tally.top, tally.clusters.count, tally.clusters.gap, resampling)
+    return BootstrapBins.of_blocks(tally.score_bins, tally.clusters.count, tally.clusters.gap, resampling)
 
 
 def _tally_value(tally: Tally, points: Points, metric: str) -> float:

@@ -97,7 +97,7 @@ def evaluate_labels(
     """
     table = from_multilabel(logits, targets, class_names=class_names, ignore_index=ignore_index, probs=probs)
     if clusters is not None:
-        of_row = as_clusters(clusters, np.shape(logits)[0], at_least=2)
+        of_row = as_clusters(clusters, np.shape(logits)[0], min_clusters=2)
         assert of_row is not None
         assert table.clusters is not None
         table = replace(table, clusters=of_row.code[table.clusters], cluster_name=of_row.name)
@@ -115,7 +115,7 @@ def scores_of_labels(
     codes = table.groups["label"]
     parts: dict[str, ScoredRows] = {}
     labels: dict[str, dict[str, Interval]] = {}
-    everyone = as_clusters(table.clusters, len(codes), at_least=2)
+    everyone = as_clusters(table.clusters, len(codes), min_clusters=2)
     assert everyone is not None
     blocks, block = min(_BLOCKS, everyone.count), []
     for name in dict.fromkeys(codes.tolist()):

@@ -34,7 +34,7 @@ def top_k(logits: Any, labels: Any, *, k: int = 5, sample_weight: Any = None) ->
         raise ValueError(f"k must lie in 1..{z.shape[1]}, got {k}")
     order = np.arange(z.shape[1])
     hits = np.empty(len(z))
-    for rows in native.row_chunks(len(z), z.shape[1], native.CACHE):
+    for rows in native.row_chunks(len(z), z.shape[1], native.CACHE_CHUNK):
         part, label = z[rows], y[rows, None]
         of_label = np.take_along_axis(part, label, axis=1)
         ahead = (part > of_label) | ((part == of_label) & (order < label))
@@ -157,7 +157,7 @@ def _murphy(p: np.ndarray, hit: np.ndarray, index: np.ndarray, sample_weight: np
 
 def _soft(z: np.ndarray, y: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Log-probabilities and soft labels in float64, a chunk of rows at a time."""
-    for rows in native.row_chunks(len(z), z.shape[1], native.CACHE):
+    for rows in native.row_chunks(len(z), z.shape[1], native.CACHE_CHUNK):
         yield log_softmax(z[rows].astype(np.float64), axis=1), y[rows]
 
 

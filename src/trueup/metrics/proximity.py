@@ -51,7 +51,7 @@ def closeness(
     x, base = _unit(xp, x), _unit(xp, base)
     if xp.is_traced(x):
         return _closeness(xp, x, base, neighbours, rule, None)
-    blocks = native.row_chunks(x.shape[0], base.shape[0], native.STEP)
+    blocks = native.row_chunks(x.shape[0], base.shape[0], native.DEFAULT_CHUNK)
     parts = [_closeness(xp, x[at, :], base, neighbours, rule, at.start if exclude_self else None) for at in blocks]
     return xp.concat(parts)
 

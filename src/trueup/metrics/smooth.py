@@ -172,7 +172,7 @@ def _largest_probs(z: np.ndarray, y: np.ndarray, count: int) -> tuple[np.ndarray
     n, classes = z.shape
     scores, label_rank = np.empty((n, count)), np.empty(n, np.int64)
     order = np.arange(classes)
-    for at in native.row_chunks(n, classes, native.STEP):
+    for at in native.row_chunks(n, classes, native.DEFAULT_CHUNK):
         part, label = z[at], y[at, None]
         largest = np.partition(part, classes - count, axis=1)[:, classes - count :]
         scores[at] = np.exp(np.sort(largest, axis=1)[:, ::-1] - log_sum_exp(part)[:, None])

@@ -17,7 +17,7 @@ from scipy.special import ndtri
 from trueup._core.arrays import as_arrays
 from trueup._core.bins import BINS
 from trueup._core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
-from trueup._core.registry import METRICS, unknown_name
+from trueup._core.registry import METRICS, unknown_name_message
 from trueup._core.row_scores import event_name
 from trueup._core.tally import TABLE_METRICS
 from trueup.metrics.events import EVENT_METRICS
@@ -100,9 +100,9 @@ class ScoreTable:
                 f"there are several methods: ask for (method, {key!r}), method one of {', '.join(self.methods)}"
             )
         if method not in self.values:
-            raise KeyError(unknown_name("method", method, self.methods))
+            raise KeyError(unknown_name_message("method", method, self.methods))
         if metric not in self.values[method]:
-            raise KeyError(unknown_name("metric of this table", metric, self.values[method]))
+            raise KeyError(unknown_name_message("metric of this table", metric, self.values[method]))
         return self.values[method][metric]
 
     @property

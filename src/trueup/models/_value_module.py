@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from trueup._core.namespace import namespace_of
-from trueup._core.values import Value, rebuild
+from trueup._core.values import Value, map_parameters
 
 _TORCH = namespace_of(torch.empty(0))
 
@@ -25,7 +25,7 @@ class ValueModule(nn.Module):
     def __init__(self, value: Value) -> None:
         super().__init__()
         self.wrapped = value
-        rebuild(value, self._register)
+        map_parameters(value, self._register)
         self.register_load_state_dict_post_hook(_read_back)  # type: ignore[no-untyped-call]
 
     def _register(self, path: str, parameter: Any) -> None:
@@ -42,7 +42,7 @@ class ValueModule(nn.Module):
         return self._run(array, **extra)
 
     def _run(self, *arrays: torch.Tensor, **extra: Any) -> Any:
-        bound = rebuild(self.wrapped, lambda path, _: self.get_buffer(path))
+        bound = map_parameters(self.wrapped, lambda path, _: self.get_buffer(path))
         return bound.forward(_TORCH, *arrays, **extra)
 
     def __repr__(self) -> str:
@@ -65,7 +65,7 @@ def _read_back(module: ValueModule, _: Any) -> None:
         array.flags.writeable = False
         return array if array.ndim else float(array)
 
-    module.wrapped = rebuild(module.wrapped, parameter)
+    module.wrapped = map_parameters(module.wrapped, parameter)
 
 
 def as_module(value: Any) -> nn.Module:

@@ -200,13 +200,13 @@ class Rows(NamedTuple):
 
     @classmethod
     def of(
-        cls, pair: tuple[Any, Any], sample_weight: Any, clusters: Any, *, event: EventPair | None, at_least: int
+        cls, pair: tuple[Any, Any], sample_weight: Any, clusters: Any, *, event: EventPair | None, min_rows: int
     ) -> Rows:
         """Check them; half precision becomes float32, and the labels a copy, since they outlast the call."""
-        z, y = as_arrays(*pair, at_least=at_least)
+        z, y = as_arrays(*pair, min_rows=min_rows)
         z, y = upcast_half(z), y.copy()
         z, y = as_arrays(*((z, y) if event is None else event(z, y)))
-        return cls(z, y, as_weights(sample_weight, len(z)), as_clusters(clusters, len(z), at_least=2))
+        return cls(z, y, as_weights(sample_weight, len(z)), as_clusters(clusters, len(z), min_clusters=2))
 
 
 def run_audit(

@@ -169,8 +169,8 @@ def report(
         from trueup.convert import as_event  # most audits are of no event
 
         of_event = partial(as_event, event=event, class_names=class_names)
-    val_rows = Rows.of(val, sample_weight, clusters, event=of_event, at_least=2 * n_folds)
-    test_rows = None if test is None else Rows.of(test, test_weights, test_clusters, event=of_event, at_least=1)
+    val_rows = Rows.of(val, sample_weight, clusters, event=of_event, min_rows=2 * n_folds)
+    test_rows = None if test is None else Rows.of(test, test_weights, test_clusters, event=of_event, min_rows=1)
     others = {name: pair if of_event is None else of_event(*pair) for name, pair in (extra or {}).items()}
     n, classes = val_rows.logits.shape
     if methods is None:

@@ -20,7 +20,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from trueup._core import __version__
-from trueup._core.errors import LooksLikeProbabilities, message_of
+from trueup._core.errors import LooksLikeProbabilities, error_message
 from trueup.reports.style import DARK
 from trueup.serve import monitor_routes
 from trueup.serve.api import routes
@@ -53,7 +53,7 @@ ERRORS: dict[type[Exception], Callable[[Any], tuple[Any, ...]]] = {
     RequestValidationError: lambda error: (422, describe_fields(error.errors(), skip=1)),
     Missing: lambda error: (404, MISSING),
     Busy: lambda error: (503, str(error), {"Retry-After": "60"}),
-    ValueError: lambda error: (422, message_of(error, HINTS)),
+    ValueError: lambda error: (422, error_message(error, HINTS)),
     ClientDisconnect: lambda error: (400, "the upload was interrupted"),
     # The connection is not used again after an error, and a client should know.
     Exception: lambda error: (500, BROKEN, {**HEADERS, "Connection": "close"}),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from trueup._core.errors import message_of
+from trueup._core.errors import error_message
 from trueup._core.values import parameters
 from trueup.reports.audit import Audit, methods_for
 from trueup.reports.page import report
@@ -59,7 +59,7 @@ class Job(ABC):
         except Cancelled:
             self.state = "stopped"
         except (ValueError, ImportError) as error:
-            self.error, self.state = message_of(error, HINTS), "failed"
+            self.error, self.state = error_message(error, HINTS), "failed"
         except Exception as error:
             log.exception("a fit failed")
             self.error, self.state = f"{type(error).__name__}: {error}", "failed"

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from trueup._core.errors import message_of
+from trueup._core.errors import error_message
 from trueup.integrations.prometheus import prometheus_text
 from trueup.io.artifacts import load_artifact, open_artifact
 from trueup.io.atomic import errors_name_file
@@ -185,5 +185,5 @@ def _restore(content: bytes, name: str, settings: Settings) -> Monitor:
         except ValidationError as error:
             raise ValueError(f"the checkpoint is refused: {models.describe_fields(error.errors())}") from None
         except ValueError as error:
-            raise ValueError(message_of(error, uploads.MONITOR_HINTS).replace(str(path), "the checkpoint")) from None
+            raise ValueError(error_message(error, uploads.MONITOR_HINTS).replace(str(path), "the checkpoint")) from None
     return monitor

@@ -25,7 +25,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from trueup._core.arrays import as_logits, as_pair
-from trueup._core.errors import Hint, InputError, message_of, record_warnings
+from trueup._core.errors import Hint, InputError, error_message, record_warnings
 from trueup.convert import from_probs
 from trueup.io.atomic import errors_name_file
 from trueup.io.formats import FORMATS
@@ -199,7 +199,7 @@ def read(path: Path, name: str, options: Options, settings: Settings, hints: Map
     try:
         return _check(_run_reader(path, name, options, settings), name, options)
     except ValueError as error:
-        message = message_of(error, hints)
+        message = error_message(error, hints)
         for file, shown in ((file_list(path)[-1], name.replace(".npy", ".labels.npy")), (path, name)):
             message = message.replace(str(file), shown).replace(file.name, shown)
         raise ValueError(message) from None

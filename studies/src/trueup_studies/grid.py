@@ -12,7 +12,7 @@ from importlib.resources import files
 from itertools import product as combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trueup._core.registry import Lazy
+from trueup._core.registry import Registry
 
 if TYPE_CHECKING:
     from trueup_studies.claims import Claim
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Rows = Sequence[Mapping[str, Any]]
 
-STUDIES: Lazy[Study] = Lazy(
+STUDIES: Registry[Study] = Registry(
     "study",
     {
         "neural-clamping": "trueup_studies.papers.neural_clamping.clamping_study:STUDY",

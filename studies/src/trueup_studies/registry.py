@@ -7,13 +7,13 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from trueup._core.registry import Lazy
+from trueup._core.registry import Registry
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-class _Networks(Lazy[Callable[..., "nn.Module"]]):
+class _Networks(Registry[Callable[..., "nn.Module"]]):
     """With every network of timm besides, under `timm:` and its name there."""
 
     def __getitem__(self, name: str) -> Callable[..., nn.Module]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from trueup._core import __version__
 from trueup._core.executors import count_cores
-from trueup._core.progress import time_left, track
+from trueup._core.progress import format_time_left, track
 from trueup_studies.grid import Cell, Options, Study, as_json
 from trueup_studies.store import Outcome, Place, Row, Store, validate_rows
 
@@ -88,7 +88,7 @@ def run(
     workers = getattr(executor, "_max_workers", 1)  # the pools of Python have no better name for it
     pace = _Pace(cells, store.seconds(cells), pending, workers)
     with closing(results):  # what has not begun is cancelled at once, whatever ends the loop
-        for cell, result in track(results, total=len(pending), label=study.name, enabled=progress, left=pace.left):
+        for cell, result in track(results, total=len(pending), label=study.name, enabled=progress, remaining=pace.left):
             pace.count(cell, result)
             if result.error:
                 failed[cell.key] = result.error
@@ -133,7 +133,7 @@ class _Pace:
         seconds += new * fmean(self.new or [0.0])
         # Of a cluster the number of workers is not known, but how much was done in how long.
         at_once = max(1, self.spent / (time.monotonic() - self.started), min(self.workers, self.waiting.total()))
-        return time_left(seconds / at_once) + (f" if {new} not like any before take no longer" if new else "")
+        return format_time_left(seconds / at_once) + (f" if {new} not like any before take no longer" if new else "")
 
 
 def _kind(cell: Cell) -> str:

@@ -76,7 +76,7 @@ def reliability(
     """
     tally = Tally.of(logits, labels, bins=bins, top_label=top_label, sample_weight=sample_weight, clusters=clusters)
     simulation = Resampling(**resampling)
-    test, top = consistency_of_tally(tally, simulation), tally.top
+    test, top = consistency_of_tally(tally, simulation), tally.score_bins
     columns = top.count, top.mean_confidence, top.accuracy, test.low, test.high
     return Reliability(equal_width(bins), *columns, simulation.level, top.ece(), tally.n, tally.is_event)
 

@@ -63,7 +63,7 @@ def temperature_sweep(
 
     Guo et al., "On calibration of modern neural networks" (2017).
     """
-    z, y, w = as_weighted(logits, labels, sample_weight, at_least=1)
+    z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
     best = 1 / inverse_temperature(z, y, w)[0]
     if temperatures is None:
         points = _POINTS if z.size <= _MANY else _FEW

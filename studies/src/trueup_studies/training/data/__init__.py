@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trueup._core.registry import Lazy
+from trueup._core.registry import Registry
 from trueup_studies.training.data.dataset import Data, Kind
 from trueup_studies.training.data.sources import FileSearch, folder_of, only_look
 
 __all__ = ["DATASETS", "Data", "Kind", "digest_files", "find_files", "load_data"]
 
-DATASETS: Lazy[Callable[..., Any]] = Lazy(
+DATASETS: Registry[Callable[..., Any]] = Registry(
     "data set",
     {
         **{
