@@ -71,8 +71,10 @@ def ours(task: str) -> Run:
     from trueup.metrics import intervals, regression
     from trueup.metrics.table import DEFAULT
 
+    rows = getattr(intervals, "ScoredRows", None) or intervals.Scored  # its name before 0.3
+
     def table(logits: Tensor, labels: Tensor) -> None:
-        scored = intervals.ScoredRows.of(logits, labels)
+        scored = rows.of(logits, labels)
         for name in DEFAULT:
             scored.value(name)
 

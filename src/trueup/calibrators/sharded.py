@@ -199,7 +199,8 @@ class _Data:
 
 
 def _temperature(data: _Data) -> Temperature:
-    return Temperature.from_search(*_inverse_temperature(data))
+    beta, certificate, scale = _inverse_temperature(data)
+    return Temperature.from_search(beta, certificate, lambda: scale)
 
 
 def _inverse_temperature(data: _Data) -> tuple[float, Certificate, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -84,13 +85,14 @@ class Temperature(Calibrator):
         if not 0 <= smooth < math.inf:
             raise ValueError(f"smooth must be a number from 0 on, got {smooth}")
         beta, certificate = inverse_temperature(z, y, w, smooth=smooth)
-        return cls.from_search(beta, certificate, scale_of(z))
+        return cls.from_search(beta, certificate, partial(scale_of, z))
 
     @classmethod
-    def from_search(cls, beta: float, certificate: Certificate, scale: float | None = None) -> Self:
-        """The end of a search for 1/T; at a bound it warns, by likelihood with the reason for logits of this scale."""
+    def from_search(cls, beta: float, certificate: Certificate, scale: Callable[[], float] | None = None) -> Self:
+        """Return the end of a search for 1/T; at a bound it warns, with the reason for logits of this scale."""
         if certificate.status == "bound":
-            warn_at_bound("temperature", 1 / beta, "" if scale is None else bound_reason(beta, scale), stacklevel=3)
+            reason = "" if scale is None else bound_reason(beta, scale())
+            warn_at_bound("temperature", 1 / beta, reason, stacklevel=3)
         return cls(1 / beta).with_certificate(certificate)
 
     @classmethod
@@ -420,19 +422,27 @@ def scale_of(z: np.ndarray) -> float:
     numbers that only fill up rows cannot make the scale.
     """
     few = to_array(z, "logits")[:: max(1, len(z) // 256)]
-    parts = [
-        few[rows] for rows in native.row_chunks(len(few), z.shape[1], native.DEFAULT_CHUNK)
-    ]  # a vocabulary is large
-    tops = [np.partition(upcast_half(part), -2, axis=1)[:, -2:].astype(np.float64) for part in parts]
-    farthest = _FARTHEST * np.median(np.concatenate(tops) @ [-1.0, 1.0])
+    chunks = native.row_chunks(len(few), z.shape[1], native.DEFAULT_CHUNK)  # a vocabulary is large
+    parts = [_below_largest(upcast_half(few[rows])) for rows in chunks]
+    farthest = -_FARTHEST * np.median(np.concatenate([second for _, second in parts]))
     spread = []
-    for part, top in zip(parts, tops, strict=True):
-        below = part.astype(np.float64) - top[:, 1:]
+    for below, _ in parts:
         here = None if np.isfinite(below.min()) else np.isfinite(below)
         if farthest > 0:
             np.maximum(below, -farthest, out=below)
         spread.append(below.std(axis=1) if here is None else below.std(axis=1, where=here))
     return float(np.median(np.concatenate(spread)))
+
+
+def _below_largest(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return logits less the largest of their row, in double, and those of the second largest."""
+    largest = z.argmax(axis=1)[:, None]
+    below = z.astype(np.float64)
+    below -= np.take_along_axis(below, largest, axis=1)
+    np.put_along_axis(below, largest, -np.inf, axis=1)
+    second = below.max(axis=1)
+    np.put_along_axis(below, largest, 0.0, axis=1)
+    return below, second
 
 
 def shifted_chunks(
