@@ -153,6 +153,7 @@ def _docstrings(tree: ast.AST) -> Iterator[tuple[ast.Expr, bool]]:
 def _prose_of_docstring(text: str) -> str:
     """Return a docstring without examples, section heads and names of parameters; line numbers stay."""
     text = _SECTION.sub(_blank_lines, text)
+    text = re.sub(r"^[ ]*\$ .*$", "", text, flags=re.MULTILINE)
     text = re.sub(r"^[ ]*(?:>>>|\.\.\.).*(?:\n(?![ ]*$|[ ]*>>>|[ ]*\.\.\.).*)*", _blank_lines, text, flags=re.MULTILINE)
     return re.sub(r"^([ ]*)[\w*, ]+(?: : .*)?\n(?=\1    \S)", "\n\n", text, flags=re.MULTILINE)
 

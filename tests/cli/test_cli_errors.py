@@ -42,7 +42,7 @@ def line_of(result):
         (["evaluate", "both.npz", "--logits", "z"], "got 'val_logits' (300, 3) float32"),
         (["rank", "val.npz", "-m", "temprature"], "no method is called 'temprature'; did you mean temperature"),
         (["rank", "val.npz", "--n-folds", "1"], "--n-folds must be a whole number of at least 2, got 1"),
-        (["rank", "val.npz", "-m", "qqq"], "there are: identity, temperature"),
+        (["rank", "val.npz", "-m", "qqq"], "choose from: identity, temperature"),
         (["fit", "val.npz"], "Missing option '--output'"),
         (["fit", "val.npz", "-o", "cal.pt"], "cal.pt: the suffix must be .safetensors, got '.pt'"),
         (["fit", "val.npz", "-o", "no/cal.safetensors"], "there is no folder no"),
@@ -56,7 +56,7 @@ def test_bad_input_is_one_line_and_code_2(folder, command, words, said):
 
 
 def test_no_name_is_offered_twice(folder, command):
-    offered = line_of(command("evaluate", "test.npz", "--metric", "qqq", code=2)).partition("there are: ")[2]
+    offered = line_of(command("evaluate", "test.npz", "--metric", "qqq", code=2)).partition("choose from: ")[2]
     names = offered.strip().split(", ")
     assert len(names) == len(set(names)) > 10
 
@@ -66,7 +66,7 @@ def test_probabilities_without_probs_are_doubted(folder, command):
     p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     np.savez("p.npz", logits=p, labels=labels)
     warned = command("evaluate", "p.npz").stderr
-    assert "p.npz: each row sums to 1 like probabilities, but was read as logits; say --probs" in warned
+    assert "p.npz: each row sums to 1 like probabilities, but was read as logits; pass --probs" in warned
     assert command("evaluate", "p.npz", "--probs").stderr == command("evaluate", "test.npz").stderr == ""
     assert command("evaluate", "p.npz", "--quiet").stderr == ""
 
@@ -82,7 +82,7 @@ def test_probabilities_in_shards_or_without_labels_are_doubted(folder, command):
     fit = ("fit", "parts", "-m", "temperature", "-o", "x.safetensors", "--skip-bad")
     for words in (("evaluate", "parts", "--skip-bad"), fit):
         warned = command(*words).stderr
-        assert "parts/2.npz: each row sums to 1 like probabilities, but was read as logits; say --probs" in warned
+        assert "parts/2.npz: each row sums to 1 like probabilities, but was read as logits; pass --probs" in warned
         assert "each row" not in command(*words, "--probs").stderr
         assert command(*words, "--quiet").stderr == ""
     np.savez("new.npz", logits=p)
@@ -199,12 +199,12 @@ def test_errors_name_options_and_no_functions(folder, command):
         "tokens": (
             {"logits": z[:, None], "labels": y[:, None]},
             [],
-            "--class-axis says where the classes of tokens or pixels are",
+            "name the axis of classes of tokens or pixels with --class-axis",
         ),
         "ignored": (
             {"logits": z, "labels": np.where(y == 1, -100, y)},
             [],
-            "leave out of the file what is to be ignored",
+            "remove rows to be ignored from the file",
         ),
         "logits": ({"logits": z, "labels": y}, ["--probs"], "logits need no --probs"),
         "zeros": ({"logits": np.where(z > 2, -np.inf, z), "labels": y}, [], "are read by --probs"),

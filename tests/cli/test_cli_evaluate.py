@@ -61,7 +61,7 @@ def test_probabilities_are_read_when_asked_for(folder, asked, command):
     logits, labels = trueup.load("test.npz")
     shares = np.exp(logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)).astype(np.float64)
     np.savez("probs.npz", probs=shares / shares.sum(axis=1, keepdims=True), labels=labels)
-    assert "say --probs" in command("evaluate", "probs.npz", code=2).stderr
+    assert "--probs" in command("evaluate", "probs.npz", code=2).stderr
     found, plain = asked("evaluate", "probs.npz", "--probs"), asked("evaluate", "test.npz")
     values = [x["scores"]["methods"]["network"]["metrics"]["nll"]["value"] for x in (found, plain)]
     assert values[0] == pytest.approx(values[1], rel=1e-5)

@@ -118,7 +118,7 @@ def test_an_event_by_name_or_number(folder, asked, command):
         ([*SAID, "--event", "7"], "--event must be a class, 0..1"),
         ([*SAID, "--event", "cat"], "--event must be the number of a class, got 'cat'"),
         (["--correct", "right"], "--correct goes with --confidence"),
-        ([*SAID, "--probs"], "--confidence takes the place of"),
+        ([*SAID, "--probs"], "--confidence replaces"),
         ([], "the file must have logits and labels, got 'id', 'stated', 'right', 'region', 'w'"),
     ],
 )
@@ -159,7 +159,7 @@ def test_string_labels_through_classes(folder, asked, command):
     for classes in ("ant,bee,cat", "names.txt"):
         found = asked("evaluate", "named.csv", "--class-names", classes)["scores"]["methods"]["network"]["metrics"]
         assert found["nll"]["value"] == pytest.approx(plain, rel=1e-6)
-    assert "--class-names names the classes" in command("evaluate", "named.csv", code=2).stderr
+    assert "list the classes of text labels with --class-names" in command("evaluate", "named.csv", code=2).stderr
 
 
 def test_shards_end_to_end(folder, draw, command, asked):

@@ -85,7 +85,7 @@ def test_compare_and_report(command, asked, files, tmp_path):
     ("arguments", "words"),
     [
         (("evaluate", "val.csv", "--mean", "mu", "--std", "sd"), "the file must have targets"),
-        (("evaluate", "val.csv", *COLUMNS, "--labels", "x"), "--labels is not for forecasts of a number"),
+        (("evaluate", "val.csv", *COLUMNS, "--labels", "x"), "--labels does not apply to forecasts of a number"),
         (("evaluate", "val.csv", "--quantiles", "q10,q90", "--levels", "a", "--target", "sold"), "--levels must be"),
         (("fit", "val.csv", *COLUMNS, "-m", "temperature", "-o", "x.safetensors"), "no recalibration is called"),
         (("fit", "val.csv", "--quantiles", "q*", "--target", "sold", "-o", "x.safetensors"), "--mean and --std"),

@@ -48,7 +48,7 @@ def test_clamp_fits_judges_and_saves(models, command):
     lines = out.splitlines()
     assert lines[0] == "200 rows, 3 classes, 15 bins"
     assert [line.split()[0] for line in lines[3:6]] == ["raw", "temperature", "clamping"]
-    assert "Did the input map earn its place? Yes: " in out
+    assert "Does the input map help? Yes: " in out
     assert lines[-1] == "Written: clamped.safetensors"
     clamped = trueup.load("clamped.safetensors", model=load_model("own_models:make"))
     assert clamped.before.delta.detach().numpy() == pytest.approx([-1.5, 0.5, 1.5], abs=1.5)
@@ -100,7 +100,7 @@ def test_repair_takes_data_without_labels_and_writes_a_page(models, command, ask
         (("--reference", "own.npz"), "--reference must come with --no-labels"),
         (("--labelled", "own.npz"), "--labelled must come with --no-labels"),
         (("--mean", "0.5"), "--mean must come with --std"),
-        (("--mean", "0.5", "--std", "x"), "--std must be numbers with commas between them"),
+        (("--mean", "0.5", "--std", "x"), "--std must be numbers separated by commas"),
         (("--no-labels", "--figure", "f.png"), "--figure must be left out with --no-labels"),
         (("--page", "page.pdf"), "page.pdf: the suffix must be .html"),
     ],

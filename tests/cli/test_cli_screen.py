@@ -31,7 +31,7 @@ def test_a_table_is_never_cut(columns, monkeypatch, capsys):
 
 def test_the_chosen_method_is_first_and_no_more_are_shown_than_asked_for(draw, monkeypatch, capsys):
     result = report(draw(300, 0), draw(300, 1), methods=["vector", "ets", "temperature", "svs"], progress=False).audit
-    monkeypatch.setattr(rank, "SHOWN", 4)
+    monkeypatch.setattr(rank, "MAX_METHODS_SHOWN", 4)
     rank.print_audit(result, None)
     out = capsys.readouterr().out
     table = out.split("\n\n")[1].splitlines()

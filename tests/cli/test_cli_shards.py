@@ -39,7 +39,7 @@ def test_a_pool_may_read_them(shards, asked):
 
 
 def test_what_shards_cannot_do_is_told(shards, command):
-    assert "shards take one method of temperature" in command("fit", "parts", "-o", "c.safetensors", code=2).stderr
+    assert "shards take one of the methods temperature" in command("fit", "parts", "-o", "c.safetensors", code=2).stderr
     assert "--scheduler is for shards" in command("evaluate", "whole.npz", "--scheduler", "local", code=2).stderr
     (shards / "parts" / "1.npz").write_bytes(b"PK nothing")
     assert "1.npz" in command("evaluate", "parts", code=2).stderr
@@ -67,7 +67,7 @@ def test_a_state_goes_on(folder, draw, asked, command):
     assert later["status"] == asked("monitor", "one.npz", "two.npz")["status"]
     assert load("watch.safetensors").rows == 1400
     refused = command("monitor", "one.npz", "--state", "watch.safetensors", "--level", "0.9", code=2)
-    assert "has its own settings: leave out --level" in refused.stderr
+    assert "stores its own settings: leave out --level" in refused.stderr
 
 
 @pytest.mark.parametrize("suffix", ["npz", "npy", "csv", "parquet", "safetensors"])

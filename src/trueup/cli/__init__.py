@@ -1,6 +1,6 @@
-"""The command `trueup`: parse, call, print.
+"""The command `trueup`: parse the command line, call the library, print the result.
 
-Each verb imports what it needs when it runs, so that help and completion come at once.
+Each verb imports what it needs when it runs, so that help and completion are immediate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["app", "main"]
 
 
 def main() -> None:
-    """Run the command, and end the process with its code: 2 for what was asked wrongly, 1 for any other failure."""
+    """Run the command and exit with its code: 2 if the command line or the input is wrong, 1 for any other failure."""
     try:
         from trueup.cli.verbs import app
 
@@ -25,7 +25,7 @@ def main() -> None:
             raise
         sys.stderr.write(f"trueup: {error.name} is not installed: pip install 'trueup[cli]'\n")
         sys.exit(2)
-    except KeyboardInterrupt:  # before the verb began, which tells of its own
+    except KeyboardInterrupt:  # before the verb starts; a running verb reports its own
         sys.stderr.write("trueup: interrupted\n")
         sys.exit(130)
 

@@ -1,4 +1,4 @@
-"""`python -m trueup.cli` is the command `trueup`."""
+"""Run the command `trueup` as `python -m trueup.cli`."""
 
 from trueup.cli import main
 

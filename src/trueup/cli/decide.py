@@ -1,4 +1,4 @@
-"""The verb decide: from which confidence on to answer, and what to expect of files without labels."""
+"""The verb decide: the confidence above which answers are safe, and what to expect of files without labels."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from trueup.cli.output import print_json, require_output, working
 
 @dataclass(frozen=True)
 class Files:
-    """What `decide` reads and writes."""
+    """Input and output files of `decide`."""
 
-    val: Path = o.argument("VAL", "Logits and labels that neither the network nor a calibrator has seen.")
+    val: Path = o.argument("VAL", "Logits and labels that were used neither for training nor for calibration.")
     new: Path | None = o.argument(
-        "NEW", "Logits without labels: their class frequencies and expected accuracy.", default=None
+        "NEW", "Logits without labels, to estimate their class frequencies and accuracy.", default=None
     )
-    out: Path | None = o.output_file("FILE", "With NEW: a calibrator for its class frequencies.")
+    out: Path | None = o.output_file("FILE", "With NEW: save a calibrator for its class frequencies.")
 
 
 @dataclass(frozen=True)
 class Promise:
-    """What is promised, and how surely."""
+    """The guarantee, and its confidence level."""
 
     risk: str | None = o.option(
-        "NAME", "What to bound: error, false_discovery_rate or false_positive_rate (default error)."
+        "NAME", "Risk to bound: error, false_discovery_rate or false_positive_rate (default error)."
     )
     max_risk: float | None = o.option("SHARE", "The largest risk allowed (default 0.02).")
-    level: float | None = o.option("SHARE", "Certainty of the promise (default 0.95).")
+    level: float | None = o.option("SHARE", "Confidence level of the guarantee (default 0.95).")
     method: str | None = o.option(
-        "NAME", "Calibrate first: half of the rows fit, the others promise.", "--method", "-m"
+        "NAME", "Calibrate first: fit on half of the rows, and certify on the other half.", "--method", "-m"
     )
 
 
@@ -43,21 +43,20 @@ def decide(
         o.Reader,
         o.only(
             *("clusters", "probs", "logits", "labels", "confidence", "correct", "class_names"),
-            event="Decide by the probability of this class, a number or a name.",
-            groups="A threshold for each group of this column; all hold at once.",
+            event="Decide by the probability of this class, given by number or name.",
+            groups="One threshold per group of this column; all guarantees hold jointly.",
         ),
     ],
     split: Annotated[o.Sharding, o.only("split")],
     seed: o.Seed = None,
     output: o.Output,
 ) -> None:
-    """Find the confidence from which errors are bounded, with a stated certainty.
+    """Find the confidence above which the error rate is bounded, with a guarantee.
 
-    The threshold is chosen so that, with the certainty, no more than the stated share of what is answered is wrong; the
-    rest is for review. With --event, what is flagged counts instead, and the net benefit of acting on it is shown. With
-    NEW, also estimate what its labels would show.
+    Rows at or above the threshold are answered, and the others are left for review. With probability --level, at most
+    a share --max-risk of the answers is wrong. With --event, the threshold is for flagging the event, and the net
+    benefit of acting on the flags is shown. With NEW, its class frequencies and accuracy are estimated too.
 
-    Examples:
       $ trueup decide val.npz --max-risk 0.02
       $ trueup decide risk.csv --event ill --class-names well,ill --max-risk 0.1
       $ trueup decide val.npz --risk false_positive_rate --max-risk 0.01 --event 1
@@ -70,12 +69,14 @@ def decide(
 
     val, new, out = files.val, files.new, files.out
     if reader.clusters is not None and reader.event is not None:
-        raise ValueError("--clusters takes no --event: the intervals of the net benefit are of independent rows")
+        raise ValueError(
+            "--clusters does not work with --event: the intervals of the net benefit assume independent rows"
+        )
     if promise.method is not None:
         o.require_name("method", METHODS, promise.method)
     if out is not None:
         if new is None:
-            raise ValueError("--output is for the class frequencies of NEW, which was not given")
+            raise ValueError("--output saves a calibrator for the class frequencies of NEW: name the file NEW too")
         require_output(out, ".safetensors", reads=(val, new))
     with working("deciding", quiet=output.quiet):
         table = reader.load(val, split.split) if split.split else reader.load_half(val, "val")
@@ -124,8 +125,8 @@ def _threshold(table: Any, stated: bool, options: dict[str, Any]) -> Any:
         options |= {"clusters": {table.cluster_name: table.clusters}}
     if stated:
         if options.get("risk", "error") != "error":
-            raise ValueError("--confidence is about right and wrong answers: leave out --event and --risk")
-        # The event is that the answer is right; what holds for it holds for the answers.
+            raise ValueError("--confidence bounds the share of wrong answers: leave out --event and --risk")
+        # A right answer is the event, so wrong answers among those given are its false discoveries.
         chosen = make(*table.pair, **options | {"risk": "false_discovery_rate"})
         if options["groups"] is None:
             return replace(chosen, risk="error", event=None)

@@ -19,12 +19,11 @@ def evaluate(
     scoring: Annotated[o.Scoring, o.without(o.Scoring, "n_folds")],
     output: o.Output,
 ) -> None:
-    """Measure the calibration of a network, with bootstrap intervals and a test.
+    """Measure the calibration of predictions, with bootstrap intervals and a test.
 
-    Shards are read once, in chunks, so that they need not fit in memory. Forecasts of a number are read by --mean,
-    --std and --target, or by --quantiles and --target.
+    Shards are read once, in chunks, so they need not fit in memory. For forecasts of a number, name the columns with
+    --mean, --std and --target, or with --quantiles and --target.
 
-    Examples:
       $ trueup evaluate test.npz
       $ trueup evaluate test.csv --probs --labels target
       $ trueup evaluate both.npz --split test --json
@@ -89,15 +88,16 @@ def compare(
 ) -> None:
     """Score two models on the same rows, with paired differences from the first.
 
-    Further files are further models. Weights, groups and clusters are read from the first file.
+    Each further file is another model. Weights, groups and clusters are read from the first file.
 
-    Examples:
       $ trueup compare resnet.npz vit.npz
       $ trueup compare test.npz calibrated.npz --json
       $ trueup compare old.csv new.csv --probs --event 1 --clusters patient
     """
     if len(files) < 2:
-        raise ValueError(f"two files are needed, one for each model, got {files[0]} alone; `trueup evaluate` scores it")
+        raise ValueError(
+            f"two files are needed, one per model, got {files[0]} alone; `trueup evaluate` scores one file"
+        )
     from trueup.metrics import table
 
     names = [Path(file).stem for file in files]

@@ -36,13 +36,12 @@ def fit(
 ) -> None:
     """Fit a calibrator and save it.
 
-    Without a method, or with `-m auto`, cross-validation weighs several and mixes those that help. If several are
-    given, it chooses one of them; give the simplest first. If the file holds both halves, the fit is to val. Shards
+    Without a method, or with `-m auto`, several are mixed with weights from cross-validation. If several methods are
+    named, cross-validation chooses one; name the simplest first. If the file holds both halves, val is used. Shards
     need not fit in memory; they take one method: temperature, vector, matrix, svs, sms or a histogram. With
-    `--multilabel` one method of two classes, else platt, is fitted to every label and drawn towards that of all.
+    `--multilabel`, one binary method (default platt) is fitted to each label and shrunk towards the fit to all labels.
     Forecasts of a number (--mean, --std, --target) take the methods variance and quantiles.
 
-    Examples:
       $ trueup fit val.npz -m temperature -o calibrator.safetensors
       $ trueup fit val.csv --labels target -o calibrator.safetensors
       $ trueup fit val.npz -m temperature -m svs -m dirichlet_odir -o calibrator.safetensors
@@ -99,7 +98,7 @@ def fit(
 
 
 def _print_choice(choice: Any, classes: int) -> None:
-    """The candidates with their held-out loss and weight, what was chosen, and what these rows could have shown."""
+    """Print each candidate's held-out loss and weight, the choice, and the smallest gain these rows could detect."""
     from trueup.reports.figures.method_choice import method_choice, more_rows, why
 
     weights = {name: f"{weight:.1%}" for name, weight in choice.weights.items()}
@@ -140,12 +139,12 @@ def _fit_shards(
 
     event = reader.event_number()
     if event is not None or (reader.sample_weight is not None and (len(methods) > 1 or methods[0] not in FITS)):
-        # Only sums over plain pairs and their weights are there for shards; what needs more is fitted in memory.
+        # Shards are fitted from sums over logits, labels and weights; events and clusters are fitted in memory.
         table = reader.load_shards(source)
         calibrator = _fit(methods, table, event)
         return calibrator, len(table.labels), table.logits.shape[1] if event is None else 2
     if len(methods) > 1 or methods[0] not in FITS:
-        raise ValueError(f"shards take one method of {', '.join(FITS)}; choose it with -m")
+        raise ValueError(f"shards take one of the methods {', '.join(FITS)}; choose it with -m")
     with reader.open_shards(source, sharding) as (shards, executor):
         options: dict[str, Any] = {"executor": executor, "skip_bad": sharding.skip_bad, "progress": not quiet}
         result = fit_shards(methods[0], shards, **options)
@@ -157,14 +156,14 @@ def apply(
     file: Annotated[str, o.argument("FILE", "Logits, with or without labels; or a folder, pattern or address.")],
     out: Annotated[
         str,
-        o.output_file("OUT", "File of the calibrated logits, whose suffix is the format; of shards, a folder."),
+        o.output_file("OUT", "File for the calibrated logits, whose suffix is the format; for shards, a folder."),
     ],
     *,
     reader: Annotated[
         o.Reader, o.only("probs", "logits", "labels", "confidence", "class_names", "class_axis", "storage")
     ],
     columns: Annotated[
-        o.ForecastColumns, o.only("mean", "std", levels="Of forecasts: also write the quantiles of these levels.")
+        o.ForecastColumns, o.only("mean", "std", levels="Forecasts: also write the quantiles of these levels.")
     ],
     split: Annotated[o.Sharding, o.only("split")],
     output_probs: Annotated[bool, o.switch("Write calibrated probabilities instead of logits.")] = False,
@@ -172,12 +171,11 @@ def apply(
 ) -> None:
     """Calibrate the logits of a file with a saved calibrator, and keep its other columns.
 
-    The output holds logits again, whose softmax is the calibrated probability, or with --output-probs these
-    probabilities, which `--probs` reads. A file must have the classes of the fit. With --confidence the new confidence
-    stands beside the old one. Of shards, each becomes a file of the same name in the folder OUT. Forecasts of a number
-    (--mean, --std) stay, with the recalibrated ones beside them.
+    The output holds logits, whose softmax is the calibrated probability. With --output-probs it holds probabilities,
+    which `--probs` reads. The file must have the classes of the fit. With --confidence the calibrated confidence
+    becomes a new column. Each shard becomes a file of the same name in the folder OUT. Recalibrated forecasts of a
+    number (--mean, --std) are written to new columns too.
 
-    Examples:
       $ trueup apply calibrator.safetensors test.npz -o calibrated.npz
       $ trueup apply calibrator.safetensors both.npz --split test -o calibrated.csv
       $ trueup apply calibrator.safetensors answers.jsonl --confidence stated -o calibrated.jsonl
@@ -223,21 +221,21 @@ def _rewrite(
 
     first = True
 
-    def doubt_first(values: Any) -> Any:
+    def check_first_chunk(values: Any) -> Any:
         nonlocal first
         if first:
             reader.warn_of_probabilities(file.name, values[:ROWS_LOOKED_AT])
         first = False
         return function(values)
 
-    return rewrite(file, target, doubt_first, split=split, probs=probs, storage_options=reader.storage_options)
+    return rewrite(file, target, check_first_chunk, split=split, probs=probs, storage_options=reader.storage_options)
 
 
 def _calibration(fitted: Calibrator, header: Any, class_axis: str | None) -> Callable[[Any], Any]:
-    """The calibrator as a map of arrays (n, K), or with `class_axis` of tokens or pixels (n, K, …) or (n, …, K).
+    """Return the calibrator as a function of arrays (n, K), or with `class_axis` (n, K, …) or (n, …, K).
 
-    It maps the event that it was fitted to, if it was. It refuses another number of classes than that of the fit, which
-    a temperature would take silently.
+    A calibrator of one event gets the log-odds of this event. A number of classes that differs from the fit is an
+    error, also for calibrators such as a temperature that could map any number.
     """
     import numpy as np
 
@@ -247,21 +245,21 @@ def _calibration(fitted: Calibrator, header: Any, class_axis: str | None) -> Cal
     event = (header.summary or {}).get("event")
 
     def calibrate(logits: Any) -> Any:
-        last = np.moveaxis(logits, 1, -1) if class_axis == "first" else logits
-        z = last.reshape(-1, last.shape[-1])
+        rows = np.moveaxis(logits, 1, -1) if class_axis == "first" else logits
+        z = rows.reshape(-1, rows.shape[-1])
         if event is None and header.n_classes not in (None, z.shape[1]):
             raise InputError("logits", f"have the {header.n_classes} classes of the fit", f"{z.shape[1]}")
         if event is not None and not isinstance(fitted, OneEvent):
             z = event_logits(z, int(event))
         after = np.asarray(fitted(z))
-        after = after.reshape(*last.shape[:-1], after.shape[1])
+        after = after.reshape(*rows.shape[:-1], after.shape[1])
         return np.moveaxis(after, -1, 1) if class_axis == "first" else after
 
     return calibrate
 
 
 def _targets(reader: o.Reader, source: str, out: str, calibrator: Path) -> dict[str, str]:
-    """What is written of what: one file, or each shard in a folder."""
+    """Return the output path of each input: of one file, or of each shard in a folder."""
     from trueup.io.atomic import require_writable_folder
     from trueup.io.formats import FORMATS
     from trueup.io.rewrite import rewritten_name
@@ -270,7 +268,7 @@ def _targets(reader: o.Reader, source: str, out: str, calibrator: Path) -> dict[
     sharded = reader.is_sharded(source)
     if suffix_of(out) in FORMATS or not sharded:
         if sharded and suffix_of(source) not in FORMATS:
-            raise ValueError(f"-o must be a folder, since {source} means several files, got the file {out}")
+            raise ValueError(f"-o must be a folder, because {source} means several files, got the file {out}")
         if is_address(out):
             if suffix_of(out) not in FORMATS:
                 raise ValueError(f"{out}: the suffix must be {' or '.join(FORMATS)}, got {suffix_of(out)!r}")
@@ -280,7 +278,7 @@ def _targets(reader: o.Reader, source: str, out: str, calibrator: Path) -> dict[
         return {source: out}
     targets = {path: rewritten_name(path, source, out) for path in reader.find_shards(source).paths}
     if len(set(targets.values())) < len(targets):
-        raise ValueError(f"files of {source} have the same name in different folders: name one folder at a time")
+        raise ValueError(f"files of {source} have the same name in different folders: give one folder at a time")
     if not is_address(out):
         require_writable_folder(Path(out))
         for path, target in targets.items():

@@ -1,4 +1,4 @@
-"""Forecasts of a number on the command line: what the verbs do where --mean, --std or --quantiles name its columns."""
+"""Forecasts of a number: what the verbs do when --mean, --std or --quantiles name the columns of a file."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from trueup.reports.forecasts import ForecastAudit
 
 
-TAKEN = ("sample_weight", "storage", "clusters", "method", "level", "n_resamples", "n_folds", "seed")
-"""The options of verbs that also hold for forecasts."""
+FORECAST_OPTIONS = ("sample_weight", "storage", "clusters", "method", "level", "n_resamples", "n_folds", "seed")
+"""Options of the verbs that also apply to forecasts."""
 
 
 def require_only(*records: Any) -> None:
-    """Refuse options that do not hold for forecasts."""
+    """Reject options that do not apply to forecasts."""
     for record in records:
         for name, value in o.set_options(record).items():
-            if name not in TAKEN and value is not False:
-                raise ValueError(f"{o.flag_of(record, name)} is not for forecasts of a number: leave it out")
+            if name not in FORECAST_OPTIONS and value is not False:
+                raise ValueError(f"{o.flag_of(record, name)} does not apply to forecasts of a number: leave it out")
 
 
 def list_levels(columns: o.ForecastColumns) -> list[float]:
-    """The levels that the user set."""
+    """Return the quantile levels that the user set."""
     try:
         return [float(level) for level in columns.levels.split(",")] if columns.levels is not None else []
     except ValueError:
@@ -46,7 +46,7 @@ def list_levels(columns: o.ForecastColumns) -> list[float]:
 
 
 def load(path: str, columns: o.ForecastColumns, reader: o.Reader, **options: Any) -> ForecastTable:
-    """The forecasts of a file, in the columns that the user named."""
+    """Load forecasts from the columns that the user named."""
     from trueup.io.forecasts import load_forecasts
 
     options |= o.set_options(columns, "mean", "std") | o.set_options(reader, "sample_weight", "clusters")
@@ -62,7 +62,7 @@ def load(path: str, columns: o.ForecastColumns, reader: o.Reader, **options: Any
 
 
 def evaluate(file: str, columns: o.ForecastColumns, reader: o.Reader, scoring: o.Scoring) -> ForecastScores:
-    """The table of a file's forecasts."""
+    """Score the forecasts of a file."""
     from trueup.metrics.forecast_table import evaluate_forecasts
 
     table = load(file, columns, reader)
@@ -78,7 +78,7 @@ def make_report(
     quiet: bool,
     **title: Any,
 ) -> Any:
-    """The page about recalibrations of a file's forecasts."""
+    """Build the report on recalibrations of a file's forecasts."""
     from trueup.reports.forecasts import report_forecasts
 
     require_only(reader, ranking, scoring)
@@ -90,10 +90,10 @@ def make_report(
 
 
 def chosen_recalibrator(audit: ForecastAudit) -> Any:
-    """The recalibrator of the method that was chosen."""
+    """Return the recalibrator of the chosen method."""
     recalibrator = None if audit.choice is None else audit.choice.recalibrator
     if recalibrator is None:
-        why = audit.failure or "the forecasts are best as they are"
+        why = audit.failure or "no recalibration improves on the raw forecasts"
         raise ValueError(f"there is no recalibrator to save with --calibrator: {why}")
     return recalibrator
 
@@ -101,7 +101,7 @@ def chosen_recalibrator(audit: ForecastAudit) -> Any:
 def fit(
     val: str, out: Path, columns: o.ForecastColumns, reader: o.Reader, methods: list[str] | None, output: o.Output
 ) -> None:
-    """Fit a recalibration to a file's forecasts, and save it."""
+    """Fit a recalibration to the forecasts of a file, and save it."""
     from trueup._core.registry import FORECAST_METHODS
     from trueup.calibrators.forecasts import RAW, choose_recalibration
     from trueup.io.load_save import save
@@ -123,7 +123,7 @@ def fit(
     if recalibrator is None:
         best = min((name for name in losses if name != RAW), key=losses.__getitem__)
         raise ValueError(
-            f"no recalibration predicts held-out rows better than the forecasts as they are; -m {best} fits one anyway"
+            f"no recalibration predicts held-out rows better than the raw forecasts; -m {best} fits one anyway"
         )
     save(recalibrator, out, summary={"method": chosen, "fitted to": Path(val).name, "rows": rows})
     if output.as_json:
@@ -141,7 +141,7 @@ def fit(
 
 
 def apply(path: Path, file: str, out: str, columns: o.ForecastColumns, reader: o.Reader, output: o.Output) -> None:
-    """Write a file again with its recalibrated forecasts beside the old ones."""
+    """Copy a file, and add columns with its recalibrated forecasts."""
     from trueup.io.artifacts import load_artifact, read_header
     from trueup.io.forecasts import save_columns
 
@@ -174,13 +174,13 @@ def _check_methods(methods: list[str] | None) -> list[str] | None:
 
 
 def print_audit(audit: ForecastAudit, *, quiet: bool = False) -> None:
-    """Print the table of the recalibrations, and the verdict."""
+    """Print the table of recalibrations and the verdict."""
     scores = audit.comparison
     if scores is None:
         print_scores(audit.scores, quiet=quiet)
         return
     if not quiet:
         print_caption(scores, audit)
-    few = ("crps", "mae", "coverage_50", "coverage_90", "width_90", "pit_error")
-    print_table(select_metrics(scores, [metric for metric in few if metric in scores.metrics]).table())
+    shown = ("crps", "mae", "coverage_50", "coverage_90", "width_90", "pit_error")
+    print_table(select_metrics(scores, [metric for metric in shown if metric in scores.metrics]).table())
     print_remarks(scores.notes()[0] if len(scores.methods) > 2 else "", audit.verdict(), quiet=quiet)

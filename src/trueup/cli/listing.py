@@ -1,4 +1,4 @@
-"""Verbs that list what there is: methods, metrics, losses."""
+"""Verbs that list the registries: methods, metrics, losses."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ COMMON = ("weight", "sample_weight", "ignore_index", "reduction")
 def methods(as_json: o.Json = False) -> None:
     """List the calibration methods, with their options and defaults.
 
-    Examples:
-      $ trueup methods
-      $ trueup methods --json
+    $ trueup methods
+    $ trueup methods --json
     """
     print_registry("methods", METHODS, as_json)
 
@@ -30,9 +29,8 @@ def methods(as_json: o.Json = False) -> None:
 def metrics(as_json: o.Json = False) -> None:
     """List the metrics, with their options and defaults.
 
-    Examples:
-      $ trueup metrics
-      $ trueup metrics --json
+    $ trueup metrics
+    $ trueup metrics --json
     """
     print_registry("metrics", METRICS, as_json)
 
@@ -40,15 +38,14 @@ def metrics(as_json: o.Json = False) -> None:
 def losses(as_json: o.Json = False) -> None:
     """List the training losses, with their options and defaults.
 
-    Examples:
-      $ trueup losses
-      $ trueup losses --json
+    $ trueup losses
+    $ trueup losses --json
     """
     print_registry("losses", LOSSES, as_json)
 
 
 def defaults(function: Callable[..., Any]) -> dict[str, Any]:
-    """The options of a function with their defaults.
+    """Return the options of a function with their defaults.
 
     >>> defaults(METRICS["ece"])["bins"]
     15
@@ -61,7 +58,9 @@ def defaults(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def summary(function: Any) -> str:
-    """The first sentence of a docstring; of a fit, that of its class, and what this fit does.
+    """Return the first sentence of a docstring.
+
+    For a fit this is the first sentence of its class, followed by that of the fit itself.
 
     >>> summary(METHODS["temperature"])
     'Divide the logits by one number: q = softmax(z/T).'
@@ -69,15 +68,17 @@ def summary(function: Any) -> str:
     if isinstance(function, partial):
         function = function.func
     if inspect.isclass(function) and hasattr(function, "function"):
-        function = function.function  # of a loss, the formula says what it is
+        function = function.function  # for a loss, the function with the formula has the best summary
     if inspect.ismethod(function):
-        of_class = _first_sentence(function.__self__.__doc__)
-        return of_class if function.__name__ == "fit" else f"{of_class} {_first_sentence(_without_title(function))}"
+        class_summary = _first_sentence(function.__self__.__doc__)
+        if function.__name__ == "fit":
+            return class_summary
+        return f"{class_summary} {_first_sentence(_without_title(function))}"
     return _first_sentence(function.__doc__)
 
 
 def _without_title(fit: Any) -> str:
-    """The docstring of a fit, which begins "Title: what it does", without the title."""
+    """Return the docstring of a fit without its title: the docstring begins "Title: what it does"."""
     title, colon, text = (fit.__doc__ or "").partition(": ")
     return text[:1].upper() + text[1:] if colon and "." not in title else fit.__doc__ or ""
 
@@ -88,7 +89,7 @@ def _first_sentence(text: str | None) -> str:
 
 
 def print_registry(verb: str, registry: Mapping[str, Any], as_json: bool) -> None:
-    """Print the entries of a registry, each with its options and its first sentence."""
+    """Print the entries of a registry, each with its options and its summary."""
     if as_json:
         entries = {
             name: {"summary": summary(entry), "defaults": {key: _to_json(x) for key, x in defaults(entry).items()}}
@@ -102,9 +103,9 @@ def print_registry(verb: str, registry: Mapping[str, Any], as_json: bool) -> Non
         rows.append([name, options, summary(entry)])
     if sys.stdout.isatty():  # three columns of words would be too narrow
         rows = [[name, f"{text}\n{options}".strip()] for name, options, text in rows]
-        print_table([["name", "what it is, and its defaults"], *rows], words=True)
+        print_table([["name", "description and defaults"], *rows], words=True)
         return
-    print_table([["name", "defaults", "what it is"], *rows], words=True)
+    print_table([["name", "defaults", "description"], *rows], words=True)
 
 
 def _to_json(value: Any) -> Any:

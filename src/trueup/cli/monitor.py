@@ -1,4 +1,4 @@
-"""The verb that monitors a stream of predictions: monitor."""
+"""The verb monitor: test a stream of logged predictions for a loss of calibration."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Settings:
     """The settings of a new monitor."""
 
     level: float | None = o.option(
-        "SHARE", "Probability that a calibrated network never raises the alarm (default 0.99)."
+        "SHARE", "Probability that a calibrated network never raises an alarm (default 0.99)."
     )
     window: int | None = o.option("ROWS", "Number of recent rows (default 10000).")
     bins: int | None = o.option("N", "Number of bins of the calibration errors (default 15).")
-    threshold: float | None = o.option("SHARE", "With --max-risk: answers begin at this confidence.")
-    max_risk: float | None = o.option("SHARE", "The share of wrong answers that was promised, checked again.")
+    threshold: float | None = o.option("SHARE", "With --max-risk: the confidence above which rows are answered.")
+    max_risk: float | None = o.option("SHARE", "The promised maximum share of wrong answers, which is then checked.")
 
 
 def monitor(
     files: Annotated[
-        list[str], o.argument("FILE…", "Logged logits and labels, the oldest first; patterns are sorted.")
+        list[str], o.argument("FILE…", "Logged logits and labels, oldest first; files of a pattern are sorted by name.")
     ],
     *,
     state: Annotated[
@@ -47,11 +47,10 @@ def monitor(
 ) -> None:
     """Replay logged predictions, and raise an alarm if calibration was lost.
 
-    The test is valid at any time: a calibrated network never raises the alarm with a probability of at least --level.
-    The exit code is 3 if the alarm was raised, or if the promise of --threshold and --max-risk was broken. With
-    --clusters each file holds whole clusters, and one counts as one bet.
+    The test is valid at any time: with probability --level or more, a calibrated network never raises an alarm. The
+    exit code is 3 after an alarm, or if more answers were wrong than --threshold and --max-risk promise. With
+    --clusters, each file must hold whole clusters, and each cluster counts once.
 
-    Examples:
       $ trueup monitor monday.npz tuesday.npz
       $ trueup monitor 'logs/*.parquet' --level 0.999
       $ trueup monitor today.npz --state watch.safetensors --json
@@ -65,28 +64,28 @@ def monitor(
         require_output(state, ".safetensors")
     promise = {"threshold": settings.threshold, "max_risk": settings.max_risk}
     if len(o.drop_unset(**promise)) == 1:
-        raise ValueError("--threshold and --max-risk make a promise: give both")
+        raise ValueError("--threshold and --max-risk state a promise together: give both")
     options = o.set_options(settings, "level", "window", "bins")
     options |= {} if settings.threshold is None else {"promise": promise}
     running = load_artifact(state, "monitor") if state is not None and state.exists() else None
     if running is not None and options:
         flags = ", ".join(o.flag_of(settings, name) for name in o.set_options(settings))
-        raise ValueError(f"--state {state} has its own settings: leave out {flags}")
+        raise ValueError(f"--state {state} stores its own settings: leave out {flags}")
     if reader.clusters is not None and reader.groups:
-        raise ValueError("--groups counts independent rows: give either --groups or --clusters")
+        raise ValueError("--groups assumes independent rows: give either --groups or --clusters")
     number = reader.event_number()
     if running is not None and number is not None and running.event != number:
         watched = "no event" if running.event is None else f"the event {running.event}"
         raise ValueError(f"--state {state} watches {watched}, got --event {reader.event}")
     with silence_warnings(enabled=output.quiet):
-        running, seen = _replay(reader, files, running, options | {"event": number}, output.quiet)
+        running, replayed = _replay(reader, files, running, options | {"event": number}, output.quiet)
     if state is not None:
         save(running, state)
     status = running.status()
     if output.as_json:
         groups = running.by_group()
         table = {} if groups is None else {"groups": groups.to_dict()}
-        print_json("monitor", files=seen, state=state, status=status.to_dict(), **table)
+        print_json("monitor", files=replayed, state=state, status=status.to_dict(), **table)
     else:
         _print(status, running, output.quiet)
     if status.alarm is not None or (status.promise is not None and status.promise["broken"]):
@@ -100,10 +99,10 @@ def _replay(
     from trueup.io.atomic import warn_of_skipped
     from trueup.monitor import Monitor
 
-    seen: list[str] = []
+    replayed: list[str] = []
     for source in sources:
         shards = reader.find_shards(source)
-        if reader.clusters is not None:  # a cluster must come whole
+        if reader.clusters is not None:  # each update needs whole clusters
             shards = replace(shards, rows=sys.maxsize)
         for path in track(shards.paths, label="replaying", enabled=not quiet):
             skipped = 0
@@ -115,26 +114,28 @@ def _replay(
                 )
                 skipped += part.skipped
             warn_of_skipped(skipped, path)
-            seen.append(path)
+            replayed.append(path)
     assert running is not None  # every source has a file, and every file a part
-    return running, seen
+    return running, replayed
 
 
 def _print(status: Status, running: Monitor, quiet: bool) -> None:
     spans = (("", "all rows"), ("recent_", f"last {status.recent_rows:,}"), ("fading_", "fading"))
-    heads = {"accuracy": "observed", "confidence": "predicted"} if status.event else {}
-    rows = [["", *(heads.get(figure, figure) for figure in FIGURES)]]
+    columns = {"accuracy": "observed", "confidence": "predicted"} if status.event else {}
+    rows = [["", *(columns.get(figure, figure) for figure in FIGURES)]]
     rows += [[name, *(format_number(getattr(status, prefix + figure)) for figure in FIGURES)] for prefix, name in spans]
     if not quiet:
         event = f"the event is class {running.event} of {running.n_classes}"
-        what = f"{running.n_classes} classes" if running.event is None else event
-        print(f"{status.rows:,} rows, {what}, {running.bins} bins\n")
+        target = f"{running.n_classes} classes" if running.event is None else event
+        print(f"{status.rows:,} rows, {target}, {running.bins} bins\n")
     print_table(rows)
-    held = f"evidence against calibration {format_evidence(status.evidence)}, {format_p(status.p_value)} at any time"
+    evidence = (
+        f"evidence against calibration {format_evidence(status.evidence)}, {format_p(status.p_value)} at any time"
+    )
     if status.alarm is None:
-        print_remarks(f"No alarm: {held} (alarm at {1 / (1 - running.level):g}).", quiet=quiet)
+        print_remarks(f"No alarm: {evidence} (alarm at {1 / (1 - running.level):g}).", quiet=quiet)
     else:
-        print_remarks(f"ALARM at row {status.alarm.row:,}: {status.alarm.reason} {held.capitalize()}.")
+        print_remarks(f"ALARM at row {status.alarm.row:,}: {status.alarm.reason} {evidence.capitalize()}.")
     if status.promise is not None:
         print_remarks(status.promise["text"], quiet=quiet and not status.promise["broken"])
     print_groups(running.by_group(), quiet)

@@ -1,4 +1,4 @@
-"""Verbs that change a trained network without its weights: clamp, repair."""
+"""Verbs that wrap a trained network, whose weights stay as they are: clamp, repair."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from trueup.cli.output import print_json, print_remarks, print_scores, require_o
 
 @dataclass(frozen=True)
 class NetworkData:
-    """A live network and its data."""
+    """The network and its data."""
 
     model: str = o.argument("MODEL", "package.module:make_model, or a folder that `trueup train` wrote.")
     data: str | None = o.option(
         "FILE|FOLDER",
         "A .npz file of images or inputs, and labels; or a folder of images, with one folder per class. With "
-        "trueup-studies also the name of a data set (default: that of the `train` folder).",
+        "trueup-studies also the name of a data set (default: the data set of the `train` folder).",
     )
     weights: Path | None = o.option("FILE", "Weights of the network, .safetensors or .pt.")
-    batch_size: int = o.option("N", "Rows in a batch.", default=128)
+    batch_size: int = o.option("N", "Batch size.", default=128)
     device: str | None = o.option("NAME", "Device of the network, such as cuda.")
     data_dir: Path | None = o.option("FOLDER", "Folder of the data sets (default $TRUEUP_DATA).")
     seed: int | None = o.option("N", "Random seed (default 0).")
 
     def require_output(self, path: Path) -> None:
-        """Check that a file can be written, and is none of those that are read."""
+        """Check that the file can be written and is not an input."""
         require_output(path, ".safetensors", reads=(self.weights, Path(self.data) if self.data else None))
 
     def load(self, *, labels: bool = True) -> tuple[Any, list[Any], str]:
-        """The network, loaders of the validation and test parts of its data, and the name of the data.
+        """Load the network, loaders of the validation and test parts of its data, and the name of the data.
 
-        Unless `labels` are needed, a .npz file may have none: then there is one loader, of inputs alone.
+        With `labels=False` a .npz file may lack labels; then there is one loader, of inputs alone.
         """
         if self.data is None and not resolve.is_run(self.model):
             raise ValueError("--data must name a .npz file, a folder of images, or a data set")
@@ -54,7 +54,7 @@ class NetworkData:
         else:
             parts = resolve.load_val_and_test(data, self.data_dir, seed or 0)
         loaders = [DataLoader(part, batch_size=self.batch_size) for part in parts]
-        network.eval()  # whatever made it: nothing here trains
+        network.eval()  # some factories return a network in training mode
         return network if self.device is None else network.to(self.device), loaders, data
 
 
@@ -65,53 +65,59 @@ class Recipe:
     recipe: str | None = o.option("NAME", "How to fit (default subspace).")
     loss: str | None = o.option("ce|focal", "Loss to minimise (default ce).")
     gamma: list[float] | None = o.option(
-        "X", "γ of the focal loss; may be repeated, then the γ of the least ECE is chosen."
+        "X", "γ of the focal loss; if repeated, the γ with the smallest ECE is chosen."
     )
     penalty: str | None = o.option("X|auto|R1|R2", "Weight of the penalty on the shift (default auto).")
     input_map: str | None = o.option("shift|affine", "Map of the inputs (default shift).")
-    box: tuple[float, float] | None = o.option("LOW HIGH", "Range that shifted inputs are clipped to.")
+    box: tuple[float, float] | None = o.option("LOW HIGH", "Clip shifted inputs to this range.")
 
 
 @dataclass(frozen=True)
 class Search:
-    """Which repairs are tried."""
+    """The repairs to try."""
 
     parts: list[str] | None = o.option(
-        "NAME", "Repair only this: input, batch_norm or head; may be repeated.", "--part"
+        "NAME", "Repair only this part: input, batch_norm or head; may be repeated.", "--part"
     )
     maps: list[str] | None = o.option(
         "NAME",
         "Try only this family of input maps, such as affine, gamma, colour or kernel; may be repeated. "
-        "A name that is none lists them all.",
+        "An unknown name lists all families.",
         "--map",
     )
-    method: str | None = o.option("METHOD", "Method to try after the temperature, such as auto.", "--method", "-m")
-    mean: str | None = o.option("X,X,X", "Mean by which `inputs` were made of pixels, one per channel.")
-    std: str | None = o.option("X,X,X", "Standard deviation by which they were.")
-    no_crop: bool = o.switch("The network was trained without shifting images about, so do not either.")
-    budget: float | None = o.option("N", "Forward passes after which no input map is begun (default 70.0).")
+    method: str | None = o.option(
+        "METHOD", "Calibration method to try after the temperature, such as auto.", "--method", "-m"
+    )
+    mean: str | None = o.option("X,X,X", "Mean that was subtracted from pixels to make `inputs`, one per channel.")
+    std: str | None = o.option("X,X,X", "Standard deviation by which they were then divided.")
+    no_crop: bool = o.switch("Do not augment with shifted crops, for a network trained without them.")
+    budget: float | None = o.option("N", "Stop trying input maps after this many forward passes (default 70.0).")
 
 
 @dataclass(frozen=True)
 class Unlabelled:
     """Repair without labels."""
 
-    no_labels: bool = o.switch(
-        "Do not use the labels, but the network as its own teacher; the file may then have none."
+    no_labels: bool = o.switch("Adapt without labels, with the network as its own teacher; the file may lack labels.")
+    temperature: float | None = o.option(
+        "X", "Without labels: the temperature that was fitted before the shift (default 1.0)."
     )
-    temperature: float | None = o.option("X", "Without labels: the temperature fitted at home (default 1.0).")
-    entropy: bool = o.switch("Without labels: also lower the entropy of the predictions.")
-    reference: Path | None = o.option("FILE", "Without labels: inputs of home, .npz, to see what moved.")
-    labelled: Path | None = o.option("FILE", "Without labels: a few labelled samples, .npz, that choose what is kept.")
+    entropy: bool = o.switch("Without labels: also minimise the entropy of the predictions.")
+    reference: Path | None = o.option(
+        "FILE", "Without labels: inputs from before the shift, .npz, to test which statistics moved."
+    )
+    labelled: Path | None = o.option(
+        "FILE", "Without labels: a few labelled samples, .npz, that decide which repairs are kept."
+    )
 
 
 @dataclass(frozen=True)
 class Drawings:
-    """Files that show the repair."""
+    """Figures and a page on the repair."""
 
-    figure: Path | None = o.option("FILE", "Draw the steps that were tried: .png, .pdf or .svg.")
+    figure: Path | None = o.option("FILE", "Draw the repairs that were tried: .png, .pdf or .svg.")
     strip: Path | None = o.option("FILE", "Draw some images before and after the map: .png, .pdf or .svg.")
-    page: Path | None = o.option("FILE", "Write a page of verdict, images and steps, .html.")
+    page: Path | None = o.option("FILE", "Write a page with the verdict, images and repairs, .html.")
 
 
 def clamp(
@@ -121,13 +127,12 @@ def clamp(
     recipe: Recipe,
     output: o.Output,
 ) -> None:
-    """Neural Clamping: fit a shift of the input and a temperature to a trained network, whose weights do not change.
+    """Fit Neural Clamping, an input shift and a temperature, to a trained network; its weights do not change.
 
-    The fit is to the validation part of the data, and the table shows its test part. The network takes images as
-    pixels in [0, 1]. A .npz file has val_images, val_labels, test_images and test_labels, or images and labels, which
-    are halved at random; `inputs` instead of `images` go to the network as they are.
+    The fit uses the validation part of the data, and the table the test part. The network takes images as pixels in
+    [0, 1]. A .npz file has val_images, val_labels, test_images and test_labels, or images and labels, which are split
+    in half at random. Arrays called `inputs` instead of `images` go to the network unchanged.
 
-    Examples:
       $ trueup clamp mymodels:resnet --weights resnet.safetensors --data cifar10 -o clamped.safetensors
       $ trueup clamp mymodels:resnet --data images.npz --box 0 1 -o clamped.safetensors
       $ trueup clamp run -o run/clamped.safetensors
@@ -152,7 +157,7 @@ def clamp(
         save(clamped, out)
         scores = _compare(network, "clamping", clamped, loaders, not output.quiet)
     record, files = clamped.fit_record, {"model": source.model, "data": data, "output": out}
-    verdict = f"Did the input map earn its place? {record.verdict}"
+    verdict = f"Does the input map help? {record.verdict}"
     size = f"T = {record.temperature:.4f}, ‖δ‖ = {record.delta_norm:.4f}"
     _print_result("clamp", files, record, scores, output, verdict, size)
 
@@ -168,13 +173,12 @@ def repair(
 ) -> None:
     """Repair a trained network under a new camera: an input map, batch-norm statistics, the last layer, a temperature.
 
-    The weights on disk do not change. The fit is to the validation part of the data, and the table shows its test part.
-    The network takes images as pixels in [0, 1]. A .npz file has val_images, val_labels, test_images and test_labels,
-    or images and labels, which are halved at random; `inputs` instead of `images` go to the network as they are, and
-    --mean and --std say how they were made of pixels.
-    In Python, trueup.load(FILE, model=network) puts what was written around the same network.
+    The weights on disk do not change. The fit uses the validation part of the data, and the table the test part. The
+    network takes images as pixels in [0, 1]. A .npz file has val_images, val_labels, test_images and test_labels, or
+    images and labels, which are split in half at random. Arrays called `inputs` instead of `images` go to the network
+    unchanged; --mean and --std say how they were normalised. In Python, trueup.load(FILE, model=network) wraps the
+    same network in the repair.
 
-    Examples:
       $ trueup repair mymodels:resnet --weights resnet.safetensors --data new_camera.npz -o repaired.safetensors
       $ trueup repair mymodels:resnet --data new_camera.npz --no-labels --temperature 1.7 -o repaired.safetensors
       $ trueup repair mymodels:resnet --data inputs.npz --mean 0.49,0.48,0.45 --std 0.2,0.2,0.2 -o r.safetensors
@@ -192,7 +196,7 @@ def repair(
     if search.method is not None and no_labels:
         raise InputError("--method", "be left out with --no-labels", search.method, "a method is fitted to labels")
     if drawings.figure is not None and no_labels:
-        why = "there is no held-out loss to draw"
+        why = "without labels there is no held-out loss to draw"
         raise InputError("--figure", "be left out with --no-labels", str(drawings.figure), why)
     if not no_labels and source.data is not None and resolve.lacks_labels(Path(source.data)):
         raise InputError("--data", "have labels, or come with --no-labels", source.data)
@@ -219,7 +223,7 @@ def repair(
                 raise InputError(f"--{name}", f"have {kinds[0]}, as {data} has", kinds[1])
         arguments[name] = DataLoader(load(file), batch_size=source.batch_size)
     if drawings.strip is not None and not are_images:
-        raise InputError("--strip", "be left out where inputs are no images", "inputs of another shape")
+        raise InputError("--strip", "be left out if inputs are not images", "inputs of another shape")
     fit: Any = adaptation.adapt if no_labels else adaptation.repair
     settings: Any = adaptation.AdaptOptions if no_labels else adaptation.RepairOptions
     with silence_warnings(enabled=output.quiet):
@@ -230,15 +234,15 @@ def repair(
     record, files = repaired.repair_record, {"model": source.model, "data": data, "output": out}
     verdict = f"Was there anything to repair? {record.verdict}"
     notes = tuple(f"{note[:1].upper()}{note[1:]}." for note in record.notes)
-    cost = f"T = {record.temperature:.4f}; it took as long as {record.equivalents:.0f} forward passes."
+    cost = f"T = {record.temperature:.4f}; the search cost {record.equivalents:.0f} forward passes over the data."
     drawn = tuple(f"Written: {file}" for file in o.set_options(drawings).values())
     _print_result("repair", files, record, scores, output, verdict, *notes, cost, *drawn)
 
 
 def _compare(network: Any, name: str, other: Any, loaders: list[Any], progress: bool) -> Any:
-    """Scores on the test part of a network, raw and with a temperature, and of another made of it.
+    """Score the raw network, the network with a temperature, and the changed network on the test part.
 
-    Without labels there is no test part, and no score.
+    Return None without labels, where there is no test part.
     """
     from trueup._core.registry import METHODS
     from trueup.io.predictions import Predictions
@@ -276,16 +280,18 @@ def _draw(drawings: Drawings, repaired: Any, images: Any, scores: Any, **labels:
 
 
 def _normalisation(are_images: bool, data: str, mean: str | None, std: str | None) -> Any:
-    """How pixels in [0, 1] became what the network takes: images are pixels; of inputs the user may say it."""
+    """Return the normalisation of the inputs: none for images, --mean and --std for `inputs`, None if unknown."""
     from torch import nn
 
-    as_they_are = Path(data).suffix.lower() == ".npz" and resolve.inputs_of(Path(data)) == "inputs"
+    has_inputs = Path(data).suffix.lower() == ".npz" and resolve.inputs_of(Path(data)) == "inputs"
     if mean is None and std is None:
-        return nn.Identity() if are_images and not as_they_are else None
-    if not as_they_are:
-        raise InputError("--mean", "be left out where the network takes images as pixels in [0, 1]", str(mean or std))
+        return nn.Identity() if are_images and not has_inputs else None
+    if not has_inputs:
+        raise InputError(
+            "--mean", "be left out, because the network takes images as pixels in [0, 1]", str(mean or std)
+        )
     if mean is None or std is None:
-        raise InputError("--mean", "come with --std", "one of them")
+        raise InputError("--mean", "come with --std", "only one of them")
     return _numbers("--mean", mean), _numbers("--std", std)
 
 
@@ -293,7 +299,7 @@ def _numbers(option: str, text: str) -> list[float]:
     try:
         return [float(number) for number in text.split(",")]
     except ValueError:
-        raise InputError(option, "be numbers with commas between them, such as 0.49,0.48,0.45", repr(text)) from None
+        raise InputError(option, "be numbers separated by commas, such as 0.49,0.48,0.45", repr(text)) from None
 
 
 register = o.commands("Networks", clamp, repair)

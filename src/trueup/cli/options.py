@@ -1,14 +1,15 @@
-"""Options that several verbs share, and the reader of the files that they describe.
+"""Options that several verbs share, and `Reader`, which loads the files that they describe.
 
-A verb takes records, such as a `Reader`; each field of a record is an option of the command line. Options are None
-unless the user sets them, and then the library's own default holds. The defaults that help texts name are those of the
-library's signatures: a test compares them, since help must not import what the library needs.
+A verb takes records, such as a `Reader`; each field of a record is an option of the command line. An option that the
+user does not set is None, and the library's default applies. Help texts repeat these defaults, because help must not
+import the library; a test compares them with the signatures.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -29,45 +30,45 @@ if TYPE_CHECKING:
     from trueup.io.shards import Shards
 
 PARAMETER = "parameter"
-"""Key of a field's metadata: its option or argument."""
+"""Key of a field's metadata that holds its option or argument."""
 
 
 def option(
     metavar: str | None, help: str, *flags: str, default: Any = None, complete: Iterable[str] | None = None
 ) -> Any:
-    """A field of a record, or in `Annotated` a parameter of a verb, as an option: `--` and its name, or `flags`."""
+    """Make an option of a record's field, or in `Annotated` of a verb's parameter; it is called `--name` or `flags`."""
     completion = None if complete is None else complete_from(complete)
     settings = {"metavar": metavar, "help": help, "autocompletion": completion}
     return field(default=default, metadata={PARAMETER: (typer.Option, flags, settings)})
 
 
 def switch(help: str, *flags: str) -> Any:
-    """An option without a value."""
+    """Make an option without a value."""
     return option(None, help, *flags, default=False)
 
 
 def output_file(metavar: str, help: str, default: Any = None) -> Any:
-    """The option --output, or -o."""
+    """Make the option --output, or -o."""
     return option(metavar, help, "--output", "-o", default=default)
 
 
 def argument(metavar: str, help: str, *, default: Any = MISSING) -> Any:
-    """A field of a record, or in `Annotated` a parameter of a verb, as an argument of the command line."""
+    """Make an argument of a record's field, or in `Annotated` of a verb's parameter."""
     return field(default=default, metadata={PARAMETER: (typer.Argument, (), {"metavar": metavar, "help": help})})
 
 
 def only(*names: str, **helps: str) -> Mapping[str, str | None]:
-    """Some fields of a record, for `Annotated[Record, only(…)]`: by name, or by name with another help text."""
+    """Select fields of a record for `Annotated[Record, only(…)]`, by name or by name with another help text."""
     return {**dict.fromkeys(names), **helps}
 
 
 def without(record: type[Any], *names: str) -> Mapping[str, str | None]:
-    """The fields of a record but for these."""
+    """Select all fields of a record except these."""
     return only(*(field.name for field in fields(record) if field.name not in names))
 
 
 def commands(panel: str, *verbs: Callable[..., None]) -> Callable[[typer.Typer], None]:
-    """The `register` of a module: it adds verbs to the application, under a heading of the help page."""
+    """Make the `register` function of a module, which adds verbs under a heading of the help page."""
 
     def register(app: typer.Typer) -> None:
         for verb in verbs:
@@ -77,13 +78,13 @@ def commands(panel: str, *verbs: Callable[..., None]) -> Callable[[typer.Typer],
 
 
 def help_page(verb: Callable[..., None]) -> dict[str, Any]:
-    """The docstring of a verb as typer takes it: the text, and the examples that end it."""
-    text, _, examples = inspect.cleandoc(verb.__doc__ or "").partition("\n\nExamples:\n")
-    return {"help": text, "epilog": f"\b\nExamples:\n{examples}"}
+    """Split the docstring of a verb for typer into the text and the examples that end it."""
+    text, *examples = re.split(r"\n+ *(?=\$ )", inspect.cleandoc(verb.__doc__ or ""))
+    return {"help": text, "epilog": "\n".join(["\b", "Examples:", *(f"  {line}" for line in examples)])}
 
 
 def _expand(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb with each record among its parameters replaced by options for its fields."""
+    """Return the verb with each record among its parameters replaced by one option per field."""
     records: dict[str, tuple[type, list[str]]] = {}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(verb, eval_str=True).parameters.values():
@@ -100,8 +101,8 @@ def _expand(verb: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
     def run(**values: Any) -> None:
-        made = {key: record(**{name: values.pop(name) for name in names}) for key, (record, names) in records.items()}
-        verb(**values, **made)
+        built = {key: record(**{name: values.pop(name) for name in names}) for key, (record, names) in records.items()}
+        verb(**values, **built)
 
     run.__name__, run.__annotations__ = verb.__name__, {}
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -109,7 +110,7 @@ def _expand(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameter(described: Field[Any], name: str, kind: Any, help: str | None = None) -> inspect.Parameter:
-    """A field as typer takes it, with its help text or another."""
+    """Return a field as a parameter for typer, with its help text or another."""
     make, flags, settings = described.metadata[PARAMETER]
     flags = () if make is typer.Argument else flags or (f"--{name.replace('_', '-')}",)
     annotation = Annotated[kind, make(*flags, **settings | drop_unset(help=help))]
@@ -118,33 +119,33 @@ def _parameter(described: Field[Any], name: str, kind: Any, help: str | None = N
 
 
 def flag_of(record: Any, name: str) -> str:
-    """What the command line calls a field of a record, such as `--class-names`."""
+    """Return the flag of a record's field, such as `--class-names`."""
     _, flags, _ = next(f for f in fields(record) if f.name == name).metadata[PARAMETER]
     return flags[0] if flags else f"--{name.replace('_', '-')}"
 
 
 def drop_unset(**options: Any) -> dict[str, Any]:
-    """The options that the user set; the library has defaults for the others."""
+    """Keep the options that the user set; the library has defaults for the others."""
     return {name: value for name, value in options.items() if value is not None and value != []}
 
 
 def set_options(record: Any, *names: str) -> dict[str, Any]:
-    """Those of a record's fields, or of these, that the user set."""
+    """Return the fields of a record that the user set, all or only those in `names`."""
     return drop_unset(**{f.name: getattr(record, f.name) for f in fields(record) if not names or f.name in names})
 
 
 def require_name(kind: str, names: Iterable[str], name: str) -> str:
-    """A name of a registry; the error for any other suggests the nearest ones."""
+    """Return a name that a registry has; the error for any other name suggests similar ones."""
     known = list(names)
     if name in known:
         return name
     near = get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(known)}"
+    hint = f"did you mean {' or '.join(near)}?" if near else f"choose from: {', '.join(known)}"
     raise ValueError(f"no {kind} is called {name!r}; {hint}")
 
 
 def complete_from(names: Iterable[str]) -> Callable[[str], list[str]]:
-    """Shell completion from a list of names."""
+    """Make a shell completion from a list of names."""
 
     def complete(incomplete: str) -> list[str]:
         return [name for name in names if name.startswith(incomplete)]
@@ -158,7 +159,7 @@ Seed = Annotated[int | None, option("N", "Random seed (default 0).")]
 
 @dataclass(frozen=True)
 class Output:
-    """How a verb prints its result."""
+    """Output options of a verb."""
 
     as_json: bool = switch("Print JSON on stdout, and nothing else.", "--json")
     quiet: bool = switch("Print only the result: no progress, no remarks.", "--quiet", "-q")
@@ -166,7 +167,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Scoring:
-    """How predictions are scored."""
+    """Options of the scores."""
 
     metric: list[str] | None = option(
         "NAME", "A metric to show; may be repeated. `trueup metrics` lists them.", complete=METRICS
@@ -189,33 +190,37 @@ class Methods:
 
 @dataclass(frozen=True)
 class Sharding:
-    """Which rows of a file are read, and how shards are."""
+    """Options for halves of a file and for shards."""
 
-    split: str | None = option("val|test", "Which half of a file that holds val_logits and test_logits.")
+    split: str | None = option("val|test", "Half of a file that holds val_logits and test_logits.")
     scheduler: str | None = option(
         "WHERE", "Read shards in parallel: processes[:N], local[:N] or tcp://host:port (Dask)."
     )
-    skip_bad: bool = switch("Skip and count shards that cannot be read.")
+    skip_bad: bool = switch("Skip unreadable shards, and count them.")
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads predictions from files; its fields are the options that say what the files hold."""
+    """Load predictions from files; the fields are the options that describe the files."""
 
     probs: bool = switch("The file holds probabilities, not logits.")
     logits: str | None = option("NAME", "The array of logits, or its columns separated by commas (default logits).")
     labels: str | None = option("NAME", "The array or column of labels (default labels).")
-    confidence: str | None = option("COLUMN", "A column of stated confidences in [0, 1], in place of logits.")
-    correct: str | None = option("COLUMN", "With --confidence: whether each was right, 1 or 0; else `correct`.")
-    event: str | None = option("CLASS", "Evaluate the probability of this class, a number or a name.")
-    class_names: str | None = option("NAMES", "Names of the classes: separated by commas, or a file with one per line.")
+    confidence: str | None = option("COLUMN", "A column of stated confidences in [0, 1], instead of logits.")
+    correct: str | None = option(
+        "COLUMN", "With --confidence: column saying whether each answer was right, 1 or 0; `correct` if unset."
+    )
+    event: str | None = option("CLASS", "Evaluate the probability of this class, given by number or name.")
+    class_names: str | None = option("NAMES", "Class names: separated by commas, or a file with one name per line.")
     sample_weight: str | None = option("COLUMN", "A column of weights, one per row.")
     groups: list[str] | None = option("COLUMN", "Also evaluate each group of this column; may be repeated.")
-    clusters: str | None = option("COLUMN", "Rows with the same value are correlated, such as visits of a patient.")
-    class_axis: str | None = option("first|last", "Where the classes of tokens or pixels are: (n, K, …) or (n, …, K).")
-    ignore_index: int | None = option("N", "The label of tokens, pixels or tags to leave out; else -100.")
-    multilabel: bool = switch("Log-odds (n, labels) and labels 0 or 1 (n, labels), each label an event.")
-    storage: list[str] | None = option("KEY=VALUE", "An option for addresses such as s3://…; may be repeated.")
+    clusters: str | None = option(
+        "COLUMN", "Column of clusters: rows with the same value are correlated, such as visits of a patient."
+    )
+    class_axis: str | None = option("first|last", "Class axis of tokens or pixels: (n, K, …) or (n, …, K).")
+    ignore_index: int | None = option("N", "Leave out tokens, pixels or tags with this label; -100 if unset.")
+    multilabel: bool = switch("Multi-label data: log-odds (n, labels) and labels 0 or 1 (n, labels).")
+    storage: list[str] | None = option("KEY=VALUE", "Storage option for addresses such as s3://…; may be repeated.")
 
     def __post_init__(self) -> None:
         if self.class_axis not in (None, "first", "last"):
@@ -225,13 +230,13 @@ class Reader:
         if self.multilabel and (self.class_axis or self.confidence):
             raise ValueError("--multilabel takes no --class-axis and no --confidence")
         if self.correct is not None and self.confidence is None:
-            raise ValueError("--correct goes with --confidence, the column that it judges")
+            raise ValueError("--correct goes with --confidence: name that column too")
         if self.confidence is not None and (self.probs or self.logits or self.labels):
-            raise ValueError("--confidence takes the place of --logits, --labels and --probs: leave them out")
+            raise ValueError("--confidence replaces --logits, --labels and --probs: leave them out")
 
     @property
     def class_list(self) -> tuple[str, ...] | None:
-        """The class names that the user set, by commas or in a file."""
+        """Class names that the user set, separated by commas or in a file."""
         if self.class_names is None:
             return None
         file = Path(self.class_names)
@@ -243,13 +248,13 @@ class Reader:
         return tuple(str(name).strip() for name in names if str(name).strip())
 
     def names(self, stored: tuple[str, ...] | None = None) -> tuple[str, ...] | None:
-        """The class names: those that the user set, the two of a confidence, or those stored in the file."""
-        if self.multilabel:  # whose names are those of the labels
+        """Return the class names that the user set, those of a confidence, or those stored in the file."""
+        if self.multilabel:  # the stored names are those of the labels
             return stored
         return ("wrong", "right") if self.confidence is not None else self.class_list or stored
 
     def event_number(self, class_names: tuple[str, ...] | None = None) -> int | None:
-        """The class that --event means, by its name or its number."""
+        """Return the number of the class that --event names."""
         event, known = self.event, self.class_list or class_names or ()
         if event is None:
             return None
@@ -262,14 +267,14 @@ class Reader:
         return known.index(require_name("class", known, event))
 
     def load(self, path: str | Path, split: str | None = None) -> PredictionTable:
-        """The predictions in a file, or in one half of it."""
+        """Load the predictions of a file, or of one half of it."""
         if split not in (None, "val", "test"):
             raise ValueError(f"--split must be val or test, got {split!r}")
         with self.open(path) as file:
             return self._load(file, split)
 
     def load_unlabelled(self, path: str | Path) -> Array | None:
-        """The logits of a file without labels; None if it has labels."""
+        """Load the logits of a file without labels; return None if it has labels."""
         with self.open(path) as file:
             if self.labels is not None or self.correct is not None or file.has_labels():
                 return None
@@ -278,7 +283,7 @@ class Reader:
         return logits
 
     def load_half(self, path: str | Path, split: str) -> PredictionTable:
-        """One half of a file that holds both, else the whole file; or all shards."""
+        """Load one half of a file if it holds two, else the whole file, or all shards."""
         if self.is_sharded(str(path)):
             return self.load_shards(str(path))
         with self.open(path) as file:
@@ -287,7 +292,7 @@ class Reader:
     def load_val_and_test(
         self, val: str | Path, test: str | Path | None
     ) -> tuple[PredictionTable, PredictionTable | None]:
-        """The calibration and the test predictions: two files or folders, two halves of one file, or one and None."""
+        """Load calibration and test predictions: two files or folders, the halves of one file, or one file and None."""
         if test is not None:
             return self.load_half(val, "val"), self.load_half(test, "test")
         if self.is_sharded(str(val)):
@@ -298,32 +303,34 @@ class Reader:
             return self._load(file, None), None
 
     def load_shards(self, source: str) -> PredictionTable:
-        """All rows of shards that fit in memory, else as many as do, drawn at random."""
+        """Load all rows of shards, or a random sample of the rows if they do not fit in memory."""
         shards = self.find_shards(source)
         self._check_first_rows(shards)
         return shards.load()
 
     def is_sharded(self, source: str, scheduler: str | None = None) -> bool:
-        """Whether a name means several files."""
+        """Return whether a name means several files."""
         from trueup.io.source import is_sharded
 
         several = is_sharded(source)
         if scheduler is not None and not several:
-            raise ValueError(f"--scheduler is for shards: a folder, a pattern or an address, got the one file {source}")
+            raise ValueError(
+                f"--scheduler is for shards: a folder, a pattern or an address, got the single file {source}"
+            )
         if several and (self.class_axis or self.multilabel):
-            which = "--class-axis" if self.class_axis else "--multilabel"
-            raise ValueError(f"{which} takes one file, got {source}, which means several")
+            flag = "--class-axis" if self.class_axis else "--multilabel"
+            raise ValueError(f"{flag} takes one file, got {source}, which means several")
         return several
 
     def find_shards(self, source: str, split: str | None = None) -> Shards:
-        """The files that a name means, one or several."""
+        """Return the files that a name means, one or several, as shards."""
         from trueup.io.shards import Shards
 
         return Shards.of(source, **self._fields(), **drop_unset(split=split))
 
     @contextmanager
     def open_shards(self, source: str, sharding: Sharding) -> Iterator[tuple[Shards, Executor | None]]:
-        """The shards, and the executor that reads them."""
+        """Open shards, together with the executor that reads them."""
         from trueup._core.executors import executor_for
 
         shards = self.find_shards(source, sharding.split)
@@ -332,14 +339,14 @@ class Reader:
             yield shards, executor
 
     def open(self, path: str | Path) -> AbstractContextManager[PredictionFile]:
-        """An open file."""
+        """Open a file."""
         from trueup.io.predictions import open_predictions
 
         return open_predictions(path, **self._fields())
 
     @property
     def storage_options(self) -> dict[str, Any] | None:
-        """The options of fsspec."""
+        """Options for fsspec."""
         options: dict[str, Any] = {}
         for entry in self.storage or ():
             key, equals, value = entry.partition("=")
@@ -351,7 +358,7 @@ class Reader:
         return options or None
 
     def _fields(self) -> dict[str, Any]:
-        """What the user said of a file, as `load` takes it."""
+        """Return the options that describe a file, as `load` takes them."""
         columns = tuple((self.logits or "").split(","))
         plain = (f.name for f in fields(self) if f.name not in ("event", "storage"))
         return set_options(self, *plain) | drop_unset(
@@ -361,26 +368,26 @@ class Reader:
         )
 
     def _load(self, file: PredictionFile, split: str | None) -> PredictionTable:
-        predictions = file.load_table(split, mmap=True)  # a vocabulary's logits may fill most of the memory
+        predictions = file.load_table(split, mmap=True)  # logits over a vocabulary may fill most of the memory
         self.warn_of_probabilities(file.name, predictions.logits)
         return predictions
 
     def warn_of_probabilities(self, path: str | Path, logits: Array) -> None:
-        """Doubt logits that look like probabilities."""
+        """Warn of logits that look like probabilities."""
         from trueup.io.predictions import looks_like_probabilities
 
         plain = not self.probs and self.confidence is None and not self.multilabel
         if plain and logits.ndim == 2 and (observation := looks_like_probabilities(logits)):
-            warnings.warn(f"{path}: {observation}; say --probs if that is what they are", stacklevel=3)
+            warnings.warn(f"{path}: {observation}; pass --probs if they are probabilities", stacklevel=3)
 
     def _check_first_rows(self, shards: Shards) -> None:
-        """Look for probabilities in the first rows there are; a bad shard is reported when it is read."""
+        """Warn of probabilities in the first rows of shards; a bad shard is reported later, when it is read."""
         from trueup.io.predictions import ROWS_LOOKED_AT
 
-        few = replace(shards, rows=ROWS_LOOKED_AT)
-        for path in () if self.probs or self.confidence else few.paths:
+        first_rows = replace(shards, rows=ROWS_LOOKED_AT)
+        for path in () if self.probs or self.confidence else first_rows.paths:
             with suppress(ValueError, OSError):
-                part = next(few.read(path))
+                part = next(first_rows.read(path))
                 if len(part.labels):
                     self.warn_of_probabilities(path, part.logits)
                     return
@@ -388,16 +395,16 @@ class Reader:
 
 @dataclass(frozen=True)
 class ForecastColumns:
-    """The options that say where the forecasts of a number are; true where one was set."""
+    """Columns of forecasts of a number; true if the user named one."""
 
-    mean: str | None = option("COLUMN", "Of forecasts of a number: the column of means (default mean).")
-    std: str | None = option("COLUMN", "Of forecasts: the column of standard deviations (default std).")
-    target: str | None = option("COLUMN", "Of forecasts: the column of the outcomes (default targets).")
+    mean: str | None = option("COLUMN", "Forecasts of a number: column of means (default mean).")
+    std: str | None = option("COLUMN", "Forecasts: column of standard deviations (default std).")
+    target: str | None = option("COLUMN", "Forecasts: column of outcomes (default targets).")
     quantiles: str | None = option(
-        "COLUMNS", "Of forecasts: columns of quantiles, separated by commas, or a pattern such as 'q*'."
+        "COLUMNS", "Forecasts: columns of quantiles, separated by commas, or a pattern such as 'q*'."
     )
     levels: str | None = option(
-        "NUMBERS", "Of quantiles: their levels, separated by commas; else the columns' names end in them."
+        "NUMBERS", "Quantiles: their levels, separated by commas (default: the numbers that end the column names)."
     )
 
     def __bool__(self) -> bool:
@@ -405,7 +412,7 @@ class ForecastColumns:
 
 
 def join_groups(columns: Any) -> list[str] | None:
-    """One value per row from the columns of --groups; of several columns, all their values."""
+    """Return one group per row from the columns of --groups; values of several columns are joined."""
     if not columns:
         return None
     return [", ".join(str(value) for value in values) for values in zip(*columns.values(), strict=True)]

@@ -1,4 +1,4 @@
-"""Results: a table on a terminal, aligned text in a pipe, JSON, files that may be written; remarks go to stderr."""
+"""Printing of results as tables, text or JSON, and checks of output files; warnings go to stderr."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from trueup.metrics.table import Scores
 
 SCHEMA = 1
-"""Version of the JSON; it grows when the meaning of a key changes."""
+"""Version of the JSON output; it increases when the meaning of a key changes."""
 
 
 @contextmanager
 def working(label: str, *, quiet: bool) -> Iterator[None]:
-    """Tell how long the work inside takes, and its warnings, unless the user wants quiet."""
+    """Show elapsed time and warnings of the work inside, unless `quiet`."""
     with silence_warnings(enabled=quiet), show_elapsed(label, enabled=not quiet):
         yield
 
 
 def print_json(verb: str, **content: Any) -> None:
-    """Print one object with its schema and the verb; NaN and infinity become null."""
+    """Print one JSON object with its schema and the verb; NaN and infinity become null."""
     result = to_json({"schema": SCHEMA, "verb": verb, **content})
     print(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def to_json(value: Any) -> Any:
-    """The same value as JSON can hold it.
+    """Convert a value to types of JSON.
 
     >>> to_json({"ece": float("nan"), "methods": ("raw", "svs")})
     {'ece': None, 'methods': ['raw', 'svs']}
@@ -54,9 +54,9 @@ def to_json(value: Any) -> Any:
 
 
 def print_table(rows: list[Row], *, words: bool = False) -> None:
-    """Print a table whose first row is its head; numbers are aligned right, `words` left and wrapped.
+    """Print a table whose first row is its header; numbers are right-aligned, `words` left-aligned and wrapped.
 
-    On a terminal that is too narrow, a table of numbers goes on below itself, with its first column again.
+    On a narrow terminal, the columns of a table of numbers are split over several tables.
     """
     if not sys.stdout.isatty():
         print(text_table(_pad(rows, str.ljust) if words else rows))
@@ -69,7 +69,7 @@ def print_table(rows: list[Row], *, words: bool = False) -> None:
 
 
 def split_columns(rows: list[Row], width: int) -> list[list[Row]]:
-    """The columns of a table in parts that fit into a width, each with the first column.
+    """Split the columns of a table into parts that fit a width; each part repeats the first column.
 
     >>> split_columns([["method", "accuracy", "nll"], ["raw", "0.91", "0.3"]], 18)
     [[['method', 'accuracy'], ['raw', '0.91']], [['method', 'nll'], ['raw', '0.3']]]
@@ -107,7 +107,7 @@ def _print_rich(rows: list[Row], words: bool) -> None:
 
 
 def print_remarks(*lines: str, quiet: bool = False) -> None:
-    """Print sentences below a table, each after an empty line, wrapped on a terminal."""
+    """Print each sentence after an empty line, wrapped on a terminal."""
     if quiet:
         return
     for line in filter(None, lines):
@@ -121,24 +121,24 @@ def print_remarks(*lines: str, quiet: bool = False) -> None:
 
 
 def print_scores(scores: Scores | ForecastScores, *, quiet: bool = False) -> None:
-    """Print the table, and what it means."""
+    """Print the table of scores, its notes and its groups."""
     if not quiet:
         print(f"{scores.caption()}\n")
     print_table(scores.table())
     notes = scores.notes()
-    without_groups = len(notes) - len(getattr(scores, "group_tables", ()))  # which have a table, printed below
+    without_groups = len(notes) - len(getattr(scores, "group_tables", ()))  # groups are printed below
     print_remarks(*notes[:without_groups], quiet=quiet)
     print_groups(getattr(scores, "groups", None), quiet)
 
 
 def print_caption(scores: Any, audit: Any) -> None:
-    """Print what a table of methods is about, and how they were fitted."""
-    how = f"cross-fitted in {audit.n_folds} folds" if audit.cross_fitted else f"fitted to {audit.calibration_rows:,}"
-    print(f"{scores.caption()}; {how}\n")
+    """Print the caption of a table of methods, and how the methods were fitted."""
+    fits = f"cross-fitted in {audit.n_folds} folds" if audit.cross_fitted else f"fitted to {audit.calibration_rows:,}"
+    print(f"{scores.caption()}; {fits}\n")
 
 
 def select_metrics(scores: Any, metrics: Iterable[str]) -> Any:
-    """The same table with some of its metrics."""
+    """Return the table with some of its metrics."""
     values, changes = (
         {name: {metric: row[metric] for metric in metrics} for name, row in table.items()}
         for table in (scores.values, scores.changes)
@@ -147,7 +147,7 @@ def select_metrics(scores: Any, metrics: Iterable[str]) -> Any:
 
 
 def print_groups(groups: Any, quiet: bool) -> None:
-    """Print the table of the groups, if there are any."""
+    """Print the table of groups, if there is one."""
     if groups is not None:
         print()
         print_table(groups.table())
@@ -155,14 +155,14 @@ def print_groups(groups: Any, quiet: bool) -> None:
 
 
 def print_stderr(line: str) -> None:
-    """Print what is not the result."""
+    """Print a line on stderr, after the name of the command."""
     clear_line()
     sys.stderr.write(f"trueup: {line}\n")
     sys.stderr.flush()
 
 
 def require_output(path: Path, *suffixes: str, reads: tuple[Path | None, ...] = ()) -> Path:
-    """A path that can be written and is none of the inputs `reads`, checked before the work begins."""
+    """Check, before any work, that a path can be written and is none of the inputs `reads`; return it."""
     from trueup.io.atomic import require_writable
     from trueup.io.source import file_list, suffix_of
 
@@ -178,7 +178,7 @@ def require_output(path: Path, *suffixes: str, reads: tuple[Path | None, ...] = 
 
 
 def _pad(rows: list[Row], pad: Callable[[str, int], str]) -> list[Row]:
-    """Cells as wide as their column; rich would strip the blank beside a number that has no mark."""
+    """Pad cells to the width of their column; rich would strip the blank that stands in for a mark."""
     columns = []
     for i, column in enumerate(zip(*rows, strict=True)):
         width = max(map(len, column))

@@ -1,4 +1,4 @@
-"""The verb plan: how many labels it takes."""
+"""The verb plan: how many labels are needed."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from trueup.cli.output import print_json, working
 
 @dataclass(frozen=True)
 class Goals:
-    """What the labels are for."""
+    """Goals that the labels must reach."""
 
-    rows: int | None = o.option("N", "What could so many rows show? (those of FILE, if not given)")
-    error: float | None = o.option("ECE", "Rows to detect this calibration error.")
-    precision: float | None = o.option("ECE", "Rows to know the ECE this precisely.")
-    max_risk: float | None = o.option("SHARE", "Rows to promise an error rate.")
-    coverage: float | None = o.option("SHARE", "… on this share of the rows.")
-    level: float | None = o.option("SHARE", "Certainty of the promise (default 0.95).")
+    rows: int | None = o.option("N", "Number of rows: which errors could they detect? (default: the rows of FILE)")
+    error: float | None = o.option("ECE", "Plan to detect this calibration error.")
+    precision: float | None = o.option("ECE", "Plan for an interval of the ECE with this half-width.")
+    max_risk: float | None = o.option("SHARE", "Plan to guarantee this error rate.")
+    coverage: float | None = o.option("SHARE", "With --max-risk: answer this share of the rows.")
+    level: float | None = o.option("SHARE", "Confidence level of the guarantee (default 0.95).")
     seed: int | None = o.option("N", "Random seed (default 0).")
 
 
 def plan(
-    file: Annotated[Path, o.argument("FILE", "Some logits and labels, to plan with.")],
+    file: Annotated[Path, o.argument("FILE", "A sample of logits and labels to plan with.")],
     *,
     goals: Goals,
     other: Annotated[
-        Path | None, o.option("FILE", "Rows to detect a difference from this file: another method, same rows.")
+        Path | None,
+        o.option("FILE", "Plan to detect a difference from this file, which has another method on the same rows."),
     ] = None,
     reader: Annotated[o.Reader, o.only("probs", "logits", "labels")],
     split: Annotated[o.Sharding, o.only("split")],
     output: o.Output,
 ) -> None:
-    """Tell how many labels it takes to see a calibration error, to promise, to compare.
+    """Compute how many labels are needed to detect a calibration error, to guarantee a risk, or to compare methods.
 
-    Examples:
-      $ trueup plan val.npz
-      $ trueup plan val.npz --rows 1000 --error 0.01
-      $ trueup plan val.npz --max-risk 0.02 --coverage 0.7
-      $ trueup plan val.npz --other calibrated.npz
+    $ trueup plan val.npz
+    $ trueup plan val.npz --rows 1000 --error 0.01
+    $ trueup plan val.npz --max-risk 0.02 --coverage 0.7
+    $ trueup plan val.npz --other calibrated.npz
     """
     from trueup.decisions.planning import Comparison, Detection, Promise
     from trueup.decisions.planning import plan as make_plan
@@ -52,14 +52,14 @@ def plan(
         if goals.max_risk is not None:
             options["promise"] = Promise(**o.set_options(goals, "max_risk", "coverage", "level"))
         elif goals.coverage is not None:
-            raise ValueError("--coverage goes with --max-risk, the promise that so many rows are to have")
+            raise ValueError("--coverage goes with --max-risk: name the risk too")
         if other is not None:
             options["comparison"] = Comparison(reader.load(other, split.split).logits)
-        made = make_plan(*pair, **options)
+        result = make_plan(*pair, **options)
     if output.as_json:
-        print_json("plan", file=file, split=split.split, text=str(made), plan=made.to_dict())
+        print_json("plan", file=file, split=split.split, text=str(result), plan=result.to_dict())
         return
-    print(made)
+    print(result)
 
 
 register = o.commands("Decide", plan)

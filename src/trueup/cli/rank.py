@@ -1,4 +1,4 @@
-"""Verbs that try calibration methods: rank, report."""
+"""Verbs that compare calibration methods: rank, report."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ if TYPE_CHECKING:
     from trueup.reports.audit import Audit
     from trueup.reports.page import Report
 
-SHOWN = 10
-"""The most methods that a table shows, unless --all is set."""
+MAX_METHODS_SHOWN = 10
+"""Largest number of methods in a table, unless --all is set."""
 NARROW = ("accuracy", "nll", "brier", "ece", "aece", "sce")
-"""The metrics of a table of many methods, which fits a terminal of 80 columns."""
+"""Metrics of a table of many methods that fits a terminal of 80 columns."""
 NARROW_EVENT = ("predicted", "nll", "event_brier", "ece", "calibration_slope")
-"""Those of an event."""
+"""The same for an event."""
 
 
 @dataclass(frozen=True)
 class Ranking(o.Methods):
-    """Which methods are fitted, to which rows, and how many of them are shown."""
+    """Which methods are fitted, and how many of them are shown."""
 
-    try_all: bool = o.switch("Try every method there is; this may take long.")
-    show_all: bool = o.switch("Show every method that was tried, not only the first ten.", "--all")
+    try_all: bool = o.switch("Try every method; this may take long.")
+    show_all: bool = o.switch("Show every method that was tried, not only the best ten.", "--all")
 
 
 @dataclass(frozen=True)
 class Halves:
-    """The rows that methods are fitted to, and those that they are scored on."""
+    """Files for fitting and for scoring."""
 
-    val: str = o.argument("VAL", "Logits and labels that the methods are fitted to.")
+    val: str = o.argument("VAL", "Logits and labels to fit the methods to.")
     test: str | None = o.argument(
-        "TEST", "Logits and labels that they are scored on; without it, held-out rows of VAL.", default=None
+        "TEST", "Logits and labels to score the methods on (default: held-out rows of VAL).", default=None
     )
 
 
 @dataclass(frozen=True)
 class ReportFiles:
-    """What `report` writes."""
+    """Output files of `report`."""
 
     page: Path = o.output_file("HTML", "The page to write.", Path("report.html"))
     calibrator: Path | None = o.option("FILE", "Also save the chosen calibrator, .safetensors.", "--calibrator", "-c")
@@ -76,9 +76,8 @@ def rank(
     """Rank calibration methods: each is fitted to VAL and scored on TEST.
 
     VAL may hold both halves (val_logits, test_logits, …). A single file without halves is cross-fitted: each row is
-    scored by a fit to the other folds. Of forecasts of a number (--mean, --std, --target) recalibrations are ranked.
+    scored by a fit to the other folds. For forecasts of a number (--mean, --std, --target), recalibrations are ranked.
 
-    Examples:
       $ trueup rank val.npz test.npz
       $ trueup rank val.npz test.npz -m temperature -m svs -m histogram
       $ trueup rank both.npz --json
@@ -109,13 +108,12 @@ def report(
     scoring: Annotated[o.Scoring, o.without(o.Scoring, "metric", "n_resamples")],
     output: o.Output,
 ) -> None:
-    """Write a page on how miscalibrated a network is, and which method calibrates it best.
+    """Write a page on how miscalibrated the predictions are, and which method calibrates them best.
 
-    Up to 100,000 logits the automatic choice is among the methods, and the page has the weights of its mixture.
+    Up to 100,000 logits, the automatic choice is among the methods, and the page shows the weights of its mixture.
     VAL may hold both halves (val_logits, test_logits, …). A single file without halves is cross-fitted: each row is
     scored by a fit to the other folds.
 
-    Examples:
       $ trueup report val.npz test.npz -o report.html
       $ trueup report test.npz -o report.html -c calibrator.safetensors
       $ trueup report val.npz test.npz --try-all --title 'ResNet-50, March'
@@ -126,7 +124,7 @@ def report(
     require_output(files.page, ".html", ".htm", reads=read)
     if files.calibrator is not None:
         require_output(files.calibrator, ".safetensors", reads=read)
-    import plotly  # noqa: F401, if it is missing, better now than after the audit
+    import plotly  # noqa: F401, a missing plotly must fail before the audit
 
     about = o.drop_unset(title=files.title)
     if columns:
@@ -164,7 +162,7 @@ def report(
 def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False, show_all: bool = False) -> None:
     """Print the table of methods, the chosen one first and then by held-out loss, and the verdict.
 
-    At most `SHOWN` methods are in the table, unless all are asked for.
+    At most `MAX_METHODS_SHOWN` methods are in the table, unless `show_all` is set.
     """
     from trueup.metrics.table import default_metrics
     from trueup.reports.audit import method_title
@@ -178,30 +176,30 @@ def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False,
         metrics = list((NARROW_EVENT if event else NARROW) if many else default_metrics(scores.n_classes, not event))
     absent = [metric for metric in metrics if metric not in scores.metrics]
     if absent:
-        raise ValueError(f"--metric {absent[0]} is of an event; there are: {', '.join(scores.metrics)}")
+        raise ValueError(f"--metric {absent[0]} does not apply here; choose from: {', '.join(scores.metrics)}")
     table = select_metrics(scores, metrics).table()
     hidden: list[str] = []
     if many:
-        table, hidden = _best_first(table, audit, None if show_all else SHOWN)
+        table, hidden = _best_first(table, audit, None if show_all else MAX_METHODS_SHOWN)
     print_table(table)
-    legend = f"held-out: NLL on folds of the calibration rows. {scores.notes()[0]}" if many else ""
-    more = f"Not shown, with a larger held-out loss: {', '.join(hidden)}; --all shows them." if hidden else ""
+    legend = f"held-out: cross-validated NLL on the calibration rows. {scores.notes()[0]}" if many else ""
+    not_shown = f"Not shown, with a larger held-out loss: {', '.join(hidden)}; --all shows them." if hidden else ""
     chosen = f"Chosen by cross-validation: {audit.chosen}, {method_title(audit.chosen)}."
     from trueup.reports.figures.method_choice import method_choice, more_rows
 
     chosen = "" if audit.chosen == "raw" else chosen
-    print_remarks(more, legend, chosen, more_rows(method_choice(audit.choice)), audit.verdict(), quiet=quiet)
+    print_remarks(not_shown, legend, chosen, more_rows(method_choice(audit.choice)), audit.verdict(), quiet=quiet)
     print_groups(scores.groups, quiet)
 
 
-def _best_first(table: list[Row], audit: Audit, most: int | None) -> tuple[list[Row], list[str]]:
-    """The chosen method on top, without calibration below it, the others by held-out loss; and those left out."""
+def _best_first(table: list[Row], audit: Audit, limit: int | None) -> tuple[list[Row], list[str]]:
+    """Sort a table: the chosen method, the raw network, the others by held-out loss; return the hidden methods too."""
     losses = {name: loss for name, (loss, _) in audit.losses.items()}
     rows = {row[0]: row for row in table[1:]}
     order = sorted(rows, key=lambda name: (name != audit.chosen, name != "raw", losses.get(name, math.inf)))
     head, *cells = table[0]
     shown = [[rows[name][0], format_number(losses[name]) if name in losses else "–", *rows[name][1:]] for name in order]
-    return [[head, "held-out", *cells], *shown[:most]], order[most:] if most else []
+    return [[head, "held-out", *cells], *shown[:limit]], order[limit:] if limit else []
 
 
 def _make_report(
@@ -213,7 +211,7 @@ def _make_report(
     auto: bool = True,
     **about: Any,
 ) -> Report[Audit]:
-    """With `auto` the automatic choice is among the methods by default, if there are not too many logits."""
+    """Build the report; with `auto`, small files also get the automatic choice by default."""
     from trueup._core.registry import METHODS
 
     methods = ranking.method

@@ -1,4 +1,4 @@
-"""Networks and data that the user names: an import path, a file, a folder; what the studies know by name, they read."""
+"""Loading of networks and data from import paths, files and folders; the studies add names of data sets."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 RUN = "run.json"
-"""In a folder of `train`: the network, its data and its settings."""
+"""File in a folder of `train` with the network, its data and its settings."""
 
 
 def load_model(name: str) -> nn.Module:
-    """A network from "package.module:name", a network or a function that makes one, or from a folder of `train`."""
+    """Load a network: from "package.module:name", where name is a network or makes one, or from a folder of `train`."""
     if is_run(name):
         return load_run(name)[0]
     module, colon, attribute = name.partition(":")
@@ -32,7 +32,7 @@ def load_model(name: str) -> nn.Module:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
-        raise ValueError(f"there is no module {error.name} in {here} or among the installed ones") from None
+        raise ValueError(f"there is no module {error.name} in {here} or among the installed packages") from None
     for part in attribute.split("."):
         if not hasattr(value, part):
             names = ", ".join(key for key in vars(value) if key[0] != "_")
@@ -47,7 +47,7 @@ def load_model(name: str) -> nn.Module:
 
 
 def load_weights(model: nn.Module, path: Path) -> nn.Module:
-    """A network with the weights of a .safetensors file, or of a .pt file that holds nothing but tensors."""
+    """Load weights into a network from a .safetensors file, or from a .pt file that holds only tensors."""
     from trueup.io.atomic import errors_name_file, require_file
     from trueup.models import networks
 
@@ -57,13 +57,13 @@ def load_weights(model: nn.Module, path: Path) -> nn.Module:
     from safetensors.torch import load_file
 
     with errors_name_file(path):
-        loaded, wanted = load_file(path), model.state_dict()
-        differing = [name for name in {**wanted, **loaded} if _shape(wanted, name) != _shape(loaded, name)]
+        loaded, expected = load_file(path), model.state_dict()
+        differing = [name for name in {**expected, **loaded} if _shape(expected, name) != _shape(loaded, name)]
         if differing:
-            name, more = differing[0], f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+            name, others = differing[0], f" and {len(differing) - 1} more" if len(differing) > 1 else ""
             raise ValueError(
                 f"the weights must fit the network: {name} is {_shape(loaded, name)} in the file, "
-                f"{_shape(wanted, name)} in the network{more}"
+                f"{_shape(expected, name)} in the network{others}"
             )
         model.load_state_dict(loaded)
     return model
@@ -74,10 +74,11 @@ def _shape(tensors: Mapping[str, Any], name: str) -> str:
 
 
 def load_val_and_test(data: str, folder: Path | None, seed: int) -> tuple[Dataset[Any], Dataset[Any]]:
-    """The validation and test parts of a .npz file with `images` or `inputs`, and `labels`; of a folder; or by name.
+    """Load the validation and test parts of a .npz file, of a folder of images, or of a data set by name.
 
-    Images (n, H, W) or (n, H, W, C) become pixels in [0, 1]; inputs go to the network as they are. A folder has one of
-    pictures for each class, or two such, `val` and `test`. What does not name its parts is halved at random.
+    Arrays `images`, (n, H, W) or (n, H, W, C), become pixels in [0, 1]; `inputs` stay unchanged. A folder has one
+    folder of images per class, or two such folders, `val` and `test`. Data without these parts is split in half at
+    random.
     """
     if Path(data).suffix.lower() == ".npz":
         return _load_npz(Path(data), seed)
@@ -92,12 +93,12 @@ def load_val_and_test(data: str, folder: Path | None, seed: int) -> tuple[Datase
 
 
 def is_run(model: str) -> bool:
-    """Whether this is a folder that `train` wrote."""
+    """Return whether this is a folder that `train` wrote."""
     return (Path(model) / RUN).is_file()
 
 
 def load_run(model: str) -> tuple[nn.Module, str, int | None]:
-    """The network of a folder that `train` wrote, the name of its data, and the seed that drew their parts."""
+    """Load from a folder that `train` wrote: the network, the name of its data, and the seed of the split."""
     return load_resolver("run", f"the folder {model}, which `train` wrote,")(model)
 
 
@@ -111,7 +112,9 @@ def _load_npz(path: Path, seed: int) -> tuple[Dataset[Any], Dataset[Any]]:
     with errors_name_file(path):
         if not {"val", "test"} <= set(parts):
             if set(parts) != {"train"}:
-                raise ValueError(f"wanted val_{inputs} and test_{inputs}, or {inputs} alone, got {', '.join(parts)}")
+                raise ValueError(
+                    f"there must be val_{inputs} and test_{inputs}, or {inputs} alone, got {', '.join(parts)}"
+                )
             val, test = split_indices(len(parts["train"].labels), share=0.5, seed=seed)
             parts = {"val": select(parts["train"], val), "test": select(parts["train"], test)}
         for key in ("val", "test"):
@@ -122,7 +125,7 @@ def _load_npz(path: Path, seed: int) -> tuple[Dataset[Any], Dataset[Any]]:
 
 
 def _dataset(name: str, inputs: Any, labels: Any = None) -> Dataset[Any]:
-    """Arrays as tensors; those that are called images become pixels in [0, 1]."""
+    """Make a data set of arrays; images become pixels in [0, 1]."""
     import torch
     from torch.utils.data import TensorDataset
 
@@ -133,7 +136,7 @@ def _dataset(name: str, inputs: Any, labels: Any = None) -> Dataset[Any]:
 
 
 def _names(path: Path) -> list[str]:
-    """The arrays of a .npz file."""
+    """Return the names of the arrays in a .npz file."""
     from trueup.io.atomic import errors_name_file, require_file
     from trueup.models.image_data import arrays_in
 
@@ -142,18 +145,18 @@ def _names(path: Path) -> list[str]:
 
 
 def inputs_of(path: Path) -> str:
-    """What a .npz file calls its inputs: `images`, which become pixels in [0, 1], or `inputs`."""
+    """Return the name that a .npz file has for its inputs: `images` or `inputs`."""
     names = _names(path)
     return next((name for name in ("images", "inputs") if any(key.endswith(name) for key in names)), "images")
 
 
 def lacks_labels(path: Path) -> bool:
-    """Whether this is a .npz file without labels."""
+    """Return whether this is a .npz file without labels."""
     return path.suffix.lower() == ".npz" and not any(name.endswith("labels") for name in _names(path))
 
 
 def load_inputs(path: Path, labels: Any = None) -> Dataset[Any]:
-    """The inputs of a .npz file, and `labels` if there are any: `images` or `inputs`, of parts those of validation."""
+    """Load the inputs of a .npz file (its validation part, if it has parts), with `labels` if they are passed."""
     import numpy as np
 
     from trueup.io.atomic import errors_name_file, require_file
@@ -163,7 +166,7 @@ def load_inputs(path: Path, labels: Any = None) -> Dataset[Any]:
         names = ("val_images", "images", "val_inputs", "inputs")
         name = next((name for name in names if name in arrays), None)
         if name is None:
-            raise ValueError(f"wanted one of the arrays {', '.join(names)}, got {', '.join(arrays) or 'none'}")
+            raise ValueError(f"there must be one of the arrays {', '.join(names)}, got {', '.join(arrays) or 'none'}")
         inputs = arrays[name]
         if not np.isfinite(inputs).all():
             raise ValueError(f"{name} must be finite")
@@ -171,7 +174,7 @@ def load_inputs(path: Path, labels: Any = None) -> Dataset[Any]:
 
 
 def load_labelled(path: Path) -> Dataset[Any]:
-    """All samples of a .npz file with labels, where parts are named those of validation."""
+    """Load the samples of a .npz file with labels (its validation part, if it has parts)."""
     from trueup.models.image_data import npz
 
     parts = npz(path, inputs_of(path))

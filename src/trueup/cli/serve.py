@@ -1,4 +1,4 @@
-"""Verbs that start something: serve, demo."""
+"""Verbs that start a server or a demo: serve, demo."""
 
 from __future__ import annotations
 
@@ -9,31 +9,28 @@ from typing import Annotated
 from trueup.cli import options as o
 from trueup.cli.output import print_json, print_stderr
 
-SHORTEST_TOKEN = 16
+MIN_TOKEN_LENGTH = 16
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where the server listens, and who may ask."""
+    """Address of the server, and who may connect."""
 
     host: str | None = o.option("ADDRESS", "Address to listen on (default 127.0.0.1).")
     port: int | None = o.option("N", "Port (default 8000).", "--port", "-p")
-    name: list[str] | None = o.option("NAME", "A host name of this machine for other machines; may be repeated.")
-    monitors: Path | None = o.option(
-        "FOLDER", "Folder in which monitors survive a restart; without it, they are in memory."
-    )
-    token: bool = o.switch("Ask for a token also on this machine, where others have accounts.")
+    name: list[str] | None = o.option("NAME", "A host name by which other machines reach this one; may be repeated.")
+    monitors: Path | None = o.option("FOLDER", "Folder that keeps monitors over a restart (default: only in memory).")
+    token: bool = o.switch("Require a token on this machine too, for shared machines.")
     open_browser: bool = o.switch("Open the page in a browser.", "--open")
 
 
 def serve(*, at: Address, output: Annotated[o.Output, o.only("quiet")]) -> None:
     """Serve a web page: drop a file on it, read the verdict, download the report and the calibrator.
 
-    The page /monitor is for services that send their predictions, and /metrics for Prometheus. Nothing leaves this
-    machine, and only this machine can connect unless --host is given; then the address that is printed has a token,
-    which the server asks for (TRUEUP_TOKEN sets one). Ctrl-C stops it.
+    The page /monitor is for services that send their predictions, and /metrics for Prometheus. No data leaves this
+    machine. Without --host only this machine can connect. With --host the server requires a token, which is part of
+    the printed address (TRUEUP_TOKEN sets one). Ctrl-C stops the server.
 
-    Examples:
       $ trueup serve
       $ trueup serve --port 9000 --open
       $ trueup serve --monitors watched
@@ -46,12 +43,12 @@ def serve(*, at: Address, output: Annotated[o.Output, o.only("quiet")]) -> None:
 
     chosen = os.environ.get("TRUEUP_TOKEN")
     token = chosen or (secrets.token_urlsafe(24) if at.token else None)
-    if token is not None and len(token) < SHORTEST_TOKEN:
-        raise ValueError(f"TRUEUP_TOKEN must have at least {SHORTEST_TOKEN} characters, got {len(token)}")
+    if token is not None and len(token) < MIN_TOKEN_LENGTH:
+        raise ValueError(f"TRUEUP_TOKEN must have at least {MIN_TOKEN_LENGTH} characters, got {len(token)}")
     settings = Settings(monitors_folder=at.monitors, token=token)
-    # Who asks for quiet still has to learn a token that is made now.
-    made_now = not chosen and (at.token or not is_loopback(at.host or LOCAL[1]))
-    shown = made_now or not output.quiet
+    # A new token must be printed even with --quiet, or nobody could connect.
+    is_new_token = not chosen and (at.token or not is_loopback(at.host or LOCAL[1]))
+    shown = is_new_token or not output.quiet
     on_listening = (lambda address: print_stderr(f"serving {address} until Ctrl-C")) if shown else None
     options = o.set_options(at, "host", "port", "open_browser") | o.drop_unset(hosts=tuple(at.name or ()) or None)
     run(**options, settings=settings, on_listening=on_listening)
@@ -63,11 +60,10 @@ def demo(
     *,
     output: o.Output,
 ) -> None:
-    """Train a small network, see that it is overconfident, and calibrate it, in a minute.
+    """Train a small network, show that it is overconfident, and calibrate it, in a minute.
 
-    Examples:
-      $ trueup demo
-      $ trueup demo -o first-look --seed 1
+    $ trueup demo
+    $ trueup demo -o first-look --seed 1
     """
     from trueup.demo import run
     from trueup.io.atomic import require_writable_folder

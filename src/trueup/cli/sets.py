@@ -1,4 +1,4 @@
-"""The verb sets: prediction sets that hold the truth with a stated probability."""
+"""The verb sets: prediction sets that contain the true class with a stated probability."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from trueup.cli.output import print_json, print_table, require_output, working
 
 @dataclass(frozen=True)
 class Files:
-    """What `sets` reads and writes."""
+    """Input and output files of `sets`."""
 
-    val: Path = o.argument("VAL", "Logits and labels that neither the network nor a calibrator has seen.")
-    test: Path | None = o.argument("TEST", "Logits and labels on which the sets are evaluated.", default=None)
-    out: Path | None = o.output_file("FILE", "The rule of the sets, .safetensors.")
+    val: Path = o.argument("VAL", "Logits and labels that were used neither for training nor for calibration.")
+    test: Path | None = o.argument("TEST", "Logits and labels to evaluate the sets on.", default=None)
+    out: Path | None = o.output_file("FILE", "Save the rule that makes the sets, .safetensors.")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How the sets are made."""
+    """Options of the rule that makes the sets."""
 
     score: str | None = o.option("NAME", "lac, aps or raps (default aps).")
-    coverage: float | None = o.option("SHARE", "Share of sets that hold the truth (default 0.9).")
-    by_class: bool = o.switch("Cover each class by itself.")
-    deterministic: bool = o.switch("No random part in the scores: larger sets.")
+    coverage: float | None = o.option("SHARE", "Share of sets that contain the true class (default 0.9).")
+    by_class: bool = o.switch("Reach the coverage for each class separately.")
+    deterministic: bool = o.switch("No randomization of the scores; the sets are larger.")
     seed: int | None = o.option("N", "Random seed (default 0).")
 
 
@@ -36,16 +36,22 @@ def sets(
     *,
     rule: Rule,
     reader: Annotated[
-        o.Reader, o.only("clusters", "probs", "logits", "labels", groups="Cover each group of this column by itself.")
+        o.Reader,
+        o.only(
+            "clusters",
+            "probs",
+            "logits",
+            "labels",
+            groups="Reach the coverage for each group of this column separately.",
+        ),
     ],
     output: o.Output,
 ) -> None:
-    """Make prediction sets that hold the truth nine times in ten.
+    """Make prediction sets that contain the true class nine times in ten.
 
-    The limit comes from VAL; coverage and sizes are measured on TEST. VAL may hold both halves (val_logits,
-    test_logits, …).
+    The threshold is computed on VAL; coverage and set sizes are measured on TEST. VAL may hold both halves
+    (val_logits, test_logits, …).
 
-    Examples:
       $ trueup sets val.npz test.npz
       $ trueup sets val.npz test.npz --score raps --coverage 0.95 -o sets.safetensors
       $ trueup sets both.npz --by-class
@@ -70,11 +76,11 @@ def sets(
         scores, by_group = None, {}
         if test is not None:
             members = o.join_groups(test.groups)
-            made = fitted(test.logits, groups=members)
-            scores = evaluate_sets(made, test.labels)
+            test_sets = fitted(test.logits, groups=members)
+            scores = evaluate_sets(test_sets, test.labels)
             for group in sorted(set(members or ())):
                 rows = [i for i, member in enumerate(members or ()) if member == group]
-                by_group[group] = evaluate_sets(made[rows], test.labels[rows])
+                by_group[group] = evaluate_sets(test_sets[rows], test.labels[rows])
         if files.out is not None:
             save(fitted, files.out, summary={"fitted to": files.val.name, "rows": len(val.labels)})
     coverage = fitted.coverage
@@ -86,18 +92,22 @@ def sets(
             **({} if groups is None else {"groups": {g: one.to_dict() for g, one in by_group.items()}}),
         )  # fmt: skip
         return
-    each = ", a limit for each class" if rule.by_class else ", a limit for each group" if groups is not None else ""
+    each = ", one threshold per class" if rule.by_class else ", one threshold per group" if groups is not None else ""
     rows_of_val = f"rows like the {len(val.labels):,} of {files.val}"
-    print(f"{fitted.score.upper()}{each}: sets hold the truth in at least {100 * coverage:g} % of {rows_of_val}.")
+    print(
+        f"{fitted.score.upper()}{each}: sets contain the true class in at least {100 * coverage:g} % of {rows_of_val}."
+    )
     if val.clusters is not None:
-        print(f"One row of each {val.cluster_name} made the limit, since rows of one are correlated.")
-    print(f"\n{scores}" if scores is not None else f"\nThey have {size:.2f} classes on average on those rows.")
+        print(
+            f"The threshold uses one row per {val.cluster_name}, because rows of one {val.cluster_name} are correlated."
+        )
+    print(f"\n{scores}" if scores is not None else f"\nOn those rows they have {size:.2f} classes on average.")
     if by_group:
         print()
         table = [["group", "rows", "coverage", "95 % interval", "mean size"]]
         for group, one in by_group.items():
-            held, interval = one.coverage, format_interval(one.coverage.low, one.coverage.high)
-            table.append([group, f"{held.rows:,}", format_number(held.value), interval, f"{one.size:.2f}"])
+            share, interval = one.coverage, format_interval(one.coverage.low, one.coverage.high)
+            table.append([group, f"{share.rows:,}", format_number(share.value), interval, f"{one.size:.2f}"])
         print_table(table)
     if files.out is not None and not output.quiet:
         print(f"\nWritten: {files.out}")

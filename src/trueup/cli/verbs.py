@@ -1,8 +1,7 @@
-"""The application: our verbs in the order of the help page, then those of other packages.
+"""The application: the verbs in the order of the help page, then those of other packages.
 
-A verb's module is imported when it is used.
-
-A command that fails ends with one line on stderr, and an exit code that says what kind of failure it was.
+The module of a verb is imported when the verb is used. A command that fails prints one line on stderr, and its exit
+code gives the kind of failure.
 """
 
 from __future__ import annotations
@@ -32,44 +31,44 @@ _NAMES = (
 _SHARED = {"compare": "evaluate", "report": "rank", "apply": "fit", "clamp": "networks", "repair": "networks"}
 _SHARED |= {"demo": "serve", "methods": "listing", "metrics": "listing", "losses": "listing"}
 MODULES = {verb: _SHARED.get(verb, verb) for verb in _NAMES.split()}
-"""Verb → the module of this package that registers it."""
+"""For each verb, the module of this package that registers it."""
 SETTINGS: dict[str, Any] = {
-    "rich_markup_mode": None,  # rich takes as long to import as all the rest
+    "rich_markup_mode": None,  # importing rich would double the time of a command
     "pretty_exceptions_enable": False,
 }
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
-"""Exit codes: the input or the command line is wrong; something else failed; the user stopped it."""
+"""Exit codes: wrong input or command line; any other failure; stopped by the user."""
 
 HINTS = {
-    Hint.BINARY_SCORE: "a binary score x needs two columns in the file, 0 and x; a network with one logit goes in as "
+    Hint.BINARY_SCORE: "a binary score x needs two columns in the file, 0 and x; wrap a network with one logit in "
     "trueup.models.TwoClasses(network)",
-    Hint.CONFIDENCE: "a confidence is read by --confidence and --correct",
+    Hint.CONFIDENCE: "read a confidence with --confidence and --correct",
     Hint.PER_CENT: "divide per cent by 100",
     Hint.LOG_ODDS: "a log-odds x needs two columns in the file, 0 and x",
     Hint.RENORMALISE: "divide rounded probabilities by their sums before you write the file",
-    Hint.FLATTEN: "--class-axis says where the classes of tokens or pixels are",
-    Hint.IGNORE_INDEX: "leave out of the file what is to be ignored; among tokens or pixels --ignore-index does",
-    Hint.NOT_PROBABILITIES: "logits need no --probs",
-    Hint.EXACT_ZEROS: "probabilities with exact zeros are read by --probs",
-    Hint.PROBS: "say --probs to read probabilities",
+    Hint.FLATTEN: "name the axis of classes of tokens or pixels with --class-axis",
+    Hint.IGNORE_INDEX: "remove rows to be ignored from the file; for tokens or pixels use --ignore-index",
+    Hint.NOT_PROBABILITIES: "leave out --probs for logits",
+    Hint.EXACT_ZEROS: "read probabilities with exact zeros with --probs",
+    Hint.PROBS: "read probabilities with --probs",
     Hint.SPLIT: "choose --split {}",
-    Hint.STATED: "a stated confidence is read by --confidence COLUMN --correct COLUMN",
-    Hint.FORECAST: "forecasts of a number are read by --mean COLUMN --std COLUMN --target COLUMN",
-    Hint.LEVELS: "--levels gives them",
-    Hint.CLASSES: "--class-names names the classes of labels that are texts",
+    Hint.STATED: "read a stated confidence with --confidence COLUMN --correct COLUMN",
+    Hint.FORECAST: "read forecasts of a number with --mean COLUMN --std COLUMN --target COLUMN",
+    Hint.LEVELS: "list them with --levels",
+    Hint.CLASSES: "list the classes of text labels with --class-names",
     Hint.LOAD_CALIBRATOR: "`trueup apply` reads it",
     Hint.LOAD_MONITOR: "`trueup monitor --state` reads it",
     Hint.LOAD_CLAMPED: "",
     Hint.LOAD_RECALIBRATOR: "`trueup apply --mean COLUMN --std COLUMN` reads it",
 }
-"""The library's hints in the words of the command line; no verb reads a clamped network."""
+"""The library's hints in terms of the command line; no verb reads a clamped network."""
 
 _SAME_NAME = (
     "batch_size bins class_names epochs event groups level lr max_risk n_folds patience penalty sample_weight seed "
     "weight_decay window"
 )
 OPTIONS = {name: f"--{name.replace('_', '-')}" for name in _SAME_NAME.split()} | {"n_resamples": "--resamples"}
-"""The library's arguments that are options here."""
+"""The library's arguments that are options of the command line."""
 
 _EXTRAS = {"fastapi": "serve", "uvicorn": "serve", "matplotlib": "report", "plotly": "report", "torch": "torch"}
 _EXTRAS |= {"h5py": "hdf5", "pyarrow": "parquet", "sklearn": "sklearn"}
@@ -77,26 +76,26 @@ _WRONG_PATHS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirec
 
 
 class _Commands(Mapping[str, Any]):
-    """Verb → command, from the verb's module."""
+    """Mapping of verbs to commands, which imports the module of a verb on access."""
 
     def __getitem__(self, verb: str) -> Any:
         verbs = typer.Typer(**SETTINGS)
         self._register(verb)(verbs)
-        verbs.callback()(lambda: None)  # a group, also if there is one verb in it
+        verbs.callback()(lambda: None)  # makes a group even of a single verb
         command: Any = get_group(verbs).commands[verb]
         get_params = command.get_params
         command.get_params = lambda context: _skip_validation(get_params(context))
         return command
 
     def _register(self, verb: str) -> Any:
-        """What adds a verb to an application; those of other packages are looked for only if it is none of ours."""
+        """Return the function that registers a verb; other packages are searched only for verbs that are not ours."""
         if verb in MODULES:
             return import_module(f"trueup.cli.{MODULES[verb]}").register
         from trueup.cli import plugins
 
         if (entry := plugins.find_verbs().get(verb)) is not None:
             return entry.load()
-        if verb in plugins.OF_STUDIES:
+        if verb in plugins.STUDY_VERBS:
             raise ImportError(plugins.needs_studies(f"`trueup {verb}`"))
         raise KeyError(verb)
 
@@ -110,7 +109,7 @@ class _Commands(Mapping[str, Any]):
 
 
 def _skip_validation(parameters: list[Any]) -> list[Any]:
-    """Pass on what is unset or a text as it is: typer would make a validator of pydantic, which is slow to import."""
+    """Pass unset and text values on unchanged: typer would validate them with pydantic, which is slow to import."""
     for parameter in parameters:
         if "process_value" not in vars(parameter):
             parameter.process_value = partial(_process_value, parameter, parameter.process_value)
@@ -133,7 +132,7 @@ class Verbs(TyperGroup):
         self.commands: Any = _Commands()
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Options of the application itself."""
+        """Return the options of the application itself."""
         return _skip_validation(super().get_params(ctx))
 
     def main(self, *args: Any, standalone_mode: bool = True, **options: Any) -> Any:
@@ -145,7 +144,7 @@ class Verbs(TyperGroup):
             code = result if isinstance(result, int) else 0
         except (KeyboardInterrupt, typer.Abort):
             code = INTERRUPTED
-        except BrokenPipeError:  # the reader closed the pipe: nothing more can be written, at exit either
+        except BrokenPipeError:  # the reader closed the pipe: nothing can be written, not even at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = FAILED
         except Exception as error:
@@ -160,7 +159,7 @@ class Verbs(TyperGroup):
         return code
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """The verbs by panel, each with its first sentence."""
+        """List the verbs by panel, each with its first sentence."""
         panels: dict[str, list[tuple[str, str]]] = {}
         for name, command in self.commands.items():
             panels.setdefault(command.rich_help_panel, []).append((name, command.get_short_help_str(limit=200)))
@@ -170,9 +169,9 @@ class Verbs(TyperGroup):
 
 
 def describe_error(error: Exception) -> tuple[int, str]:
-    """The exit code of a failure, and the line that explains it.
+    r"""Return the exit code of a failure and the line that explains it.
 
-    >>> describe_error(ValueError("labels must lie in 0..9,\\n got 1..10"))
+    >>> describe_error(ValueError("labels must lie in 0..9,\n got 1..10"))
     (2, 'labels must lie in 0..9, got 1..10')
     >>> describe_error(ZeroDivisionError("division by zero"))[0]
     1
@@ -205,8 +204,8 @@ def _warnings_on_stderr() -> AbstractContextManager[None]:
     return write_warnings(lambda message: print_stderr(f"warning: {message}"))
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(enabled: bool) -> None:
+    if enabled:
         fast = "compiled" if find_spec("trueup._core._native") else "not compiled: a C compiler would make it faster"
         typer.echo(f"trueup {__version__}, {fast}")
         raise typer.Exit
@@ -218,12 +217,11 @@ def trueup(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Make a neural network's confidence honest: measure it, calibrate it, report it.
+    """Make predicted probabilities honest: measure their calibration, improve it, report it.
 
     A file holds logits and labels: .npz, .npy, .csv, .jsonl, .parquet or .safetensors. `trueup VERB --help` has
     examples.
 
-    Examples:
       $ trueup report val.npz test.npz -o report.html
       $ trueup fit val.npz -m auto -o calibrator.safetensors
       $ trueup demo

@@ -9,9 +9,8 @@ from trueup.cli.listing import print_registry
 def networks(as_json: o.Json = False) -> None:
     """List the networks that `train` can make, with their options and defaults.
 
-    Examples:
-      $ trueup networks
-      $ trueup networks --json
+    $ trueup networks
+    $ trueup networks --json
     """
     from trueup_studies.registry import NETWORKS
 
@@ -21,9 +20,8 @@ def networks(as_json: o.Json = False) -> None:
 def datasets(as_json: o.Json = False) -> None:
     """List the data sets that `train`, `clamp` and `repair` know by name.
 
-    Examples:
-      $ trueup datasets
-      $ trueup datasets --json
+    $ trueup datasets
+    $ trueup datasets --json
     """
     from trueup_studies.training.data import DATASETS
 

@@ -96,7 +96,6 @@ def study(
 
     A finished cell is never run twice: if a study was stopped, the same command resumes it.
 
-    Examples:
       $ trueup study list
       $ trueup study neural-clamping
       $ trueup study post-hoc --data-dir logits --workers 2 -o results

@@ -63,7 +63,6 @@ def train(
     The folder gets weights.safetensors, history.json, run.json, val.npz and test.npz. If a run was stopped, the same
     command resumes it after its last epoch.
 
-    Examples:
       $ trueup train --data digits --network cnn --epochs 20 -o run
       $ trueup train --data cifar10 --network resnet20 --loss focal --epochs 160 --augment -o focal
     """
