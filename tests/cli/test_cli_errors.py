@@ -206,9 +206,9 @@ def test_errors_name_options_and_no_functions(folder, command):
             [],
             "remove rows to be ignored from the file",
         ),
-        "logits": ({"logits": z, "labels": y}, ["--probs"], "logits need no --probs"),
-        "zeros": ({"logits": np.where(z > 2, -np.inf, z), "labels": y}, [], "are read by --probs"),
-        "probs": ({"probs": p, "labels": y}, [], "say --probs to read"),
+        "logits": ({"logits": z, "labels": y}, ["--probs"], "leave out --probs for logits"),
+        "zeros": ({"logits": np.where(z > 2, -np.inf, z), "labels": y}, [], "use --probs for probabilities with exact zeros"),
+        "probs": ({"probs": p, "labels": y}, [], "read probabilities with --probs"),
         "halves": ({"val_logits": z, "val_labels": y}, [], "choose --split val"),
     }
     python = re.compile(r"from_|flatten|probs=|split=|True|\(path\)|load_")

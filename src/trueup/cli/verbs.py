@@ -49,7 +49,7 @@ HINTS = {
     Hint.FLATTEN: "name the axis of classes of tokens or pixels with --class-axis",
     Hint.IGNORE_INDEX: "remove rows to be ignored from the file; for tokens or pixels use --ignore-index",
     Hint.NOT_PROBABILITIES: "leave out --probs for logits",
-    Hint.EXACT_ZEROS: "read probabilities with exact zeros with --probs",
+    Hint.EXACT_ZEROS: "use --probs for probabilities with exact zeros",
     Hint.PROBS: "read probabilities with --probs",
     Hint.SPLIT: "choose --split {}",
     Hint.STATED: "read a stated confidence with --confidence COLUMN --correct COLUMN",
