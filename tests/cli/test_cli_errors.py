@@ -207,7 +207,7 @@ def test_errors_name_options_and_no_functions(folder, command):
             "remove rows to be ignored from the file",
         ),
         "logits": ({"logits": z, "labels": y}, ["--probs"], "leave out --probs for logits"),
-        "zeros": ({"logits": np.where(z > 2, -np.inf, z), "labels": y}, [], "use --probs for probabilities with exact zeros"),
+        "zeros": ({"logits": np.where(z > 2, -np.inf, z), "labels": y}, [], "use --probs for probabilities with"),
         "probs": ({"probs": p, "labels": y}, [], "read probabilities with --probs"),
         "halves": ({"val_logits": z, "val_labels": y}, [], "choose --split val"),
     }
