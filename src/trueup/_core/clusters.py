@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 from zlib import crc32
 
 import numpy as np
@@ -16,6 +16,7 @@ from scipy.special import ndtri, stdtr, stdtrit
 
 from trueup._core.arrays import is_tensor, to_array
 from trueup._core.errors import InputError
+from trueup._core.types import ArrayLike
 
 MAX_BLOCKS = 1024
 """At most so many blocks; what they do not show of the noise is less than 5 %."""
@@ -59,6 +60,10 @@ class Clusters:
         """Those of some rows."""
         kept, code = np.unique(self.code[rows], return_inverse=True)
         return Clusters(code, [self.names[k] for k in kept.tolist()], self.name)
+
+
+ClustersLike: TypeAlias = ArrayLike | Mapping[str, ArrayLike] | Clusters | None
+"""Cluster of each row, shape (n,), or a mapping from the clusters' name to them; with None rows are independent."""
 
 
 def as_clusters(clusters: Any, rows: int, *, min_clusters: int = 1) -> Clusters | None:

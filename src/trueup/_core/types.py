@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from numpy.typing import ArrayLike
 
 ArrayT = TypeVar("ArrayT")
 """An array of any library: what comes out is of the kind that went in."""
 
-__all__ = ["ArrayLike", "ArrayT"]
+WeightsLike: TypeAlias = ArrayLike | None
+"""One weight per row, shape (n,); with None all rows count the same."""
+
+__all__ = ["ArrayLike", "ArrayT", "WeightsLike"]

@@ -29,6 +29,7 @@ from trueup._core.row_scores import (
     score_rows_and_classes,
     scores_and_outcomes,
 )
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup.metrics.proximity import proximity
 
 BinConvention = Literal["guo", "torchmetrics"]
@@ -37,13 +38,13 @@ and leaves confidence 0 in no bin; "torchmetrics" closes bins on the left and gi
 
 
 def ece(
-    logits: Any,
-    labels: Any,
+    logits: ArrayLike,
+    labels: ArrayLike,
     *,
     bins: int = BINS,
     closed: Closed = "right",
     top_label: bool = False,
-    sample_weight: Any = None,
+    sample_weight: WeightsLike = None,
     compat: BinConvention | None = None,
 ) -> float:
     """Expected calibration error Σ_b (n_b/n) |acc_b − conf_b| over equal-width bins of confidence.
@@ -59,13 +60,13 @@ def ece(
 
 
 def mce(
-    logits: Any,
-    labels: Any,
+    logits: ArrayLike,
+    labels: ArrayLike,
     *,
     bins: int = BINS,
     closed: Closed = "right",
     top_label: bool = False,
-    sample_weight: Any = None,
+    sample_weight: WeightsLike = None,
     compat: BinConvention | None = None,
 ) -> float:
     """Maximum calibration error: the largest |acc_b − conf_b| of a bin that is not empty.
@@ -77,13 +78,13 @@ def mce(
 
 
 def rmsce(
-    logits: Any,
-    labels: Any,
+    logits: ArrayLike,
+    labels: ArrayLike,
     *,
     bins: int = BINS,
     closed: Closed = "right",
     top_label: bool = False,
-    sample_weight: Any = None,
+    sample_weight: WeightsLike = None,
     compat: BinConvention | None = None,
 ) -> float:
     """Root mean square calibration error, the root of Σ_b (n_b/n) (acc_b − conf_b)².
@@ -95,13 +96,13 @@ def rmsce(
 
 
 def average_ce(
-    logits: Any,
-    labels: Any,
+    logits: ArrayLike,
+    labels: ArrayLike,
     *,
     bins: int = BINS,
     closed: Closed = "right",
     top_label: bool = False,
-    sample_weight: Any = None,
+    sample_weight: WeightsLike = None,
     compat: BinConvention | None = None,
 ) -> float:
     """Average calibration error: the mean |acc_b − conf_b| over the bins that are not empty.
@@ -113,13 +114,13 @@ def average_ce(
 
 
 def overconfidence(
-    logits: Any,
-    labels: Any,
+    logits: ArrayLike,
+    labels: ArrayLike,
     *,
     bins: int = BINS,
     closed: Closed = "right",
     top_label: bool = False,
-    sample_weight: Any = None,
+    sample_weight: WeightsLike = None,
 ) -> float:
     """The part of ECE from bins that claim too much, Σ_b (n_b/n) max(conf_b − acc_b, 0).
 
@@ -130,13 +131,13 @@ def overconfidence(
 
 
 def underconfidence(
-    logits: Any,
-    labels: Any,
+    logits: ArrayLike,
+    labels: ArrayLike,
     *,
     bins: int = BINS,
     closed: Closed = "right",
     top_label: bool = False,
-    sample_weight: Any = None,
+    sample_weight: WeightsLike = None,
 ) -> float:
     """The part of ECE from bins that claim too little, Σ_b (n_b/n) max(acc_b − conf_b, 0).
 
@@ -147,13 +148,13 @@ def underconfidence(
 
 
 def aece(
-    logits: Any,
-    labels: Any,
+    logits: ArrayLike,
+    labels: ArrayLike,
     *,
     bins: int = BINS,
     ties: Literal["merge", "split"] = "merge",
     top_label: bool = False,
-    sample_weight: Any = None,
+    sample_weight: WeightsLike = None,
     compat: Literal["mukhoti"] | None = None,
 ) -> float:
     """Adaptive ECE: over bins that hold equally many rows.
@@ -231,12 +232,12 @@ def _order_single(scores: np.ndarray) -> np.ndarray:
 
 
 def sce(
-    logits: Any,
-    labels: Any,
+    logits: ArrayLike,
+    labels: ArrayLike,
     *,
     bins: int = BINS,
     closed: Closed = "right",
-    sample_weight: Any = None,
+    sample_weight: WeightsLike = None,
     compat: Literal["nctoolkit"] | None = None,
 ) -> float:
     """Static (class-wise) calibration error (1/K) Σ_k Σ_b (n_bk/n) |freq_bk − conf_bk| of p_k against 1[y = k].
@@ -256,7 +257,12 @@ def sce(
 
 
 def thresholded_sce(
-    logits: Any, labels: Any, *, threshold: float = 1e-3, bins: int = BINS, sample_weight: Any = None
+    logits: ArrayLike,
+    labels: ArrayLike,
+    *,
+    threshold: float = 1e-3,
+    bins: int = BINS,
+    sample_weight: WeightsLike = None,
 ) -> float:
     """Class-wise calibration error of the probabilities above a threshold; the others contribute nothing.
 
@@ -276,7 +282,7 @@ def thresholded_sce(
     return float(gap.sum(axis=1).mean() / (len(z) if w is None else w.sum())) if len(z) else float("nan")
 
 
-def uce(logits: Any, labels: Any, *, bins: int = BINS, sample_weight: Any = None) -> float:
+def uce(logits: ArrayLike, labels: ArrayLike, *, bins: int = BINS, sample_weight: WeightsLike = None) -> float:
     """Uncertainty calibration error Σ_b (n_b/n) |err_b − u_b| over equal-width bins of u = H(p)/ln K.
 
     Zero is not attainable in general: of a calibrated network with p = 0.9, u is 0.469 and the error 0.1.
@@ -293,15 +299,15 @@ def uce(logits: Any, labels: Any, *, bins: int = BINS, sample_weight: Any = None
 
 
 def piece(
-    logits: Any,
-    labels: Any,
+    logits: ArrayLike,
+    labels: ArrayLike,
     *,
-    features: Any = None,
-    reference: Any = None,
+    features: ArrayLike | None = None,
+    reference: ArrayLike | None = None,
     bins: int | tuple[int, int] = (BINS, 10),
     neighbours: int = 10,
     top_label: bool = False,
-    sample_weight: Any = None,
+    sample_weight: WeightsLike = None,
 ) -> float:
     """Proximity-informed ECE Σ (n_mh/n) |acc_mh − conf_mh| over cells of proximity (equal mass) and confidence.
 

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from trueup._core.arrays import as_arrays, as_weights
 from trueup._core.bins import BINS, Bins, bin_index, equal_mass, folded_mean
 from trueup._core.row_scores import class_probs, scores_and_outcomes
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup.metrics.events import Points
 
 
 def debiased_l2(
-    logits: Any,
-    labels: Any,
+    logits: ArrayLike,
+    labels: ArrayLike,
     *,
     bins: int = BINS,
     classwise: bool = False,
     pool: bool = False,
     top_label: bool = False,
-    sample_weight: Any = None,
+    sample_weight: WeightsLike = None,
 ) -> float:
     """Root mean square calibration error less its sampling bias, over equal-mass bins.
 
@@ -44,7 +45,12 @@ def debiased_l2(
 
 
 def debiased_l1(
-    logits: Any, labels: Any, *, bins: int = BINS, top_label: bool = False, sample_weight: Any = None
+    logits: ArrayLike,
+    labels: ArrayLike,
+    *,
+    bins: int = BINS,
+    top_label: bool = False,
+    sample_weight: WeightsLike = None,
 ) -> float:
     """ECE less its sampling bias, over equal-mass bins; it may be negative.
 
@@ -68,7 +74,12 @@ def debiased_l1(
 
 
 def ece_sweep(
-    logits: Any, labels: Any, *, norm: Literal[1, 2] = 1, top_label: bool = False, sample_weight: Any = None
+    logits: ArrayLike,
+    labels: ArrayLike,
+    *,
+    norm: Literal[1, 2] = 1,
+    top_label: bool = False,
+    sample_weight: WeightsLike = None,
 ) -> float:
     """ECE with as many equal-mass bins as keep their accuracies in rising order.
 

@@ -15,6 +15,7 @@ from trueup._core.arrays import as_vector, to_array
 from trueup._core.bins import equal_width
 from trueup._core.clusters import as_clusters
 from trueup._core.errors import InputError
+from trueup._core.types import ArrayLike
 from trueup.convert import from_probs
 from trueup.io.predictions import PredictionTable
 
@@ -25,12 +26,12 @@ _RELATIVE = (0.01, 0.09)
 
 
 def from_detections(
-    scores: Any,
-    hits: Any,
+    scores: ArrayLike,
+    hits: ArrayLike,
     *,
-    classes: Any = None,
-    boxes: Any = None,
-    images: Any = None,
+    classes: ArrayLike | None = None,
+    boxes: ArrayLike | None = None,
+    images: ArrayLike | None = None,
     image_size: tuple[float, float] | None = None,
     floor: float | None = None,
 ) -> PredictionTable:
@@ -63,7 +64,14 @@ def from_detections(
     return PredictionTable(z, y, groups=groups, class_names=("miss", "hit"), clusters=together, cluster_name="image")
 
 
-def d_ece(scores: Any, hits: Any, boxes: Any = None, *, bins: int | Sequence[int] = 10, least: int = 1) -> float:
+def d_ece(
+    scores: ArrayLike,
+    hits: ArrayLike,
+    boxes: ArrayLike | None = None,
+    *,
+    bins: int | Sequence[int] = 10,
+    least: int = 1,
+) -> float:
     """Detection ECE: the ECE over bins of the score and of the box, all at once.
 
     Σ_b n_b/n |mean hit − mean score| over the cells of a grid in (score, cx, cy, w, h), each in [0, 1] and cut in

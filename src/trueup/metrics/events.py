@@ -19,6 +19,7 @@ from trueup._core.arrays import as_arrays, as_weights
 from trueup._core.bins import equal_mass_chunks, tie_ends
 from trueup._core.row_scores import event_log_odds, is_event, scores_and_outcomes
 from trueup._core.tally import Grid
+from trueup._core.types import ArrayLike, WeightsLike
 
 _EXTREME = 36.0
 """Log-odds of a confidence that rounds to 1; those of two classes are a difference of logits and need no bound."""
@@ -238,7 +239,9 @@ def log_odds(score: np.ndarray) -> np.ndarray:
         return np.clip(logit(score), -_EXTREME, _EXTREME)
 
 
-def predicted(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
+def predicted(
+    logits: ArrayLike, labels: ArrayLike, *, top_label: bool = False, sample_weight: WeightsLike = None
+) -> float:
     """The mean predicted probability.
 
     >>> round(predicted(np.log([[0.9, 0.1], [0.7, 0.3]]), [0, 1]), 4)
@@ -248,7 +251,9 @@ def predicted(logits: Any, labels: Any, *, top_label: bool = False, sample_weigh
     return float(points.mean(points.score))
 
 
-def observed(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
+def observed(
+    logits: ArrayLike, labels: ArrayLike, *, top_label: bool = False, sample_weight: WeightsLike = None
+) -> float:
     """How often it happens.
 
     >>> observed(np.log([[0.9, 0.1], [0.7, 0.3]]), [0, 1])
@@ -257,7 +262,9 @@ def observed(logits: Any, labels: Any, *, top_label: bool = False, sample_weight
     return float(Points.of(logits, labels, top_label=top_label, sample_weight=sample_weight).rate)
 
 
-def observed_expected(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
+def observed_expected(
+    logits: ArrayLike, labels: ArrayLike, *, top_label: bool = False, sample_weight: WeightsLike = None
+) -> float:
     """The ratio O:E of how often it happens and how often it is predicted, Σy/Σp; below 1 it is predicted too often.
 
     >>> round(observed_expected(np.log([[0.9, 0.1], [0.7, 0.3]]), [0, 1]), 4)
@@ -266,7 +273,9 @@ def observed_expected(logits: Any, labels: Any, *, top_label: bool = False, samp
     return _value("observed_expected", logits, labels, top_label, sample_weight)
 
 
-def event_brier(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
+def event_brier(
+    logits: ArrayLike, labels: ArrayLike, *, top_label: bool = False, sample_weight: WeightsLike = None
+) -> float:
     """The Brier score of the event, Σ(p − y)²/n, between 0 and 1: half of the sum over two classes.
 
     >>> round(event_brier(np.log([[0.9, 0.1], [0.7, 0.3]]), [0, 1]), 4)
@@ -289,7 +298,7 @@ class Corp(NamedTuple):
     """S(ȳ) = ȳ(1 − ȳ)."""
 
 
-def corp(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> Corp:
+def corp(logits: ArrayLike, labels: ArrayLike, *, top_label: bool = False, sample_weight: WeightsLike = None) -> Corp:
     """Split the event's Brier score by isotonic regression: no bins to choose, and the parts are never negative.
 
     p̂ is the isotonic regression of what happened on what was predicted, by pooling adjacent violators.
@@ -304,7 +313,9 @@ def corp(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: An
     return Corp(*event_values(points, ("event_brier", "miscalibration", "discrimination", "uncertainty")).values())
 
 
-def miscalibration(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
+def miscalibration(
+    logits: ArrayLike, labels: ArrayLike, *, top_label: bool = False, sample_weight: WeightsLike = None
+) -> float:
     """The part of the event's Brier score that the best rising map of the predictions would gain (MCB); see `corp`.
 
     >>> round(miscalibration(np.log([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]]), [0, 1, 1]), 4)
@@ -315,7 +326,9 @@ def miscalibration(logits: Any, labels: Any, *, top_label: bool = False, sample_
     return _value("miscalibration", logits, labels, top_label, sample_weight)
 
 
-def discrimination(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
+def discrimination(
+    logits: ArrayLike, labels: ArrayLike, *, top_label: bool = False, sample_weight: WeightsLike = None
+) -> float:
     """What the predictions, recalibrated, gain over the mean in the event's Brier score (DSC); see `corp`.
 
     >>> round(discrimination(np.log([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]]), [0, 1, 1]), 4)
@@ -326,7 +339,9 @@ def discrimination(logits: Any, labels: Any, *, top_label: bool = False, sample_
     return _value("discrimination", logits, labels, top_label, sample_weight)
 
 
-def uncertainty(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
+def uncertainty(
+    logits: ArrayLike, labels: ArrayLike, *, top_label: bool = False, sample_weight: WeightsLike = None
+) -> float:
     """The event's own variance ȳ(1 − ȳ), the Brier score of always predicting its mean (UNC); see `corp`.
 
     >>> round(uncertainty(np.log([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]]), [0, 1, 1]), 4)
@@ -337,7 +352,7 @@ def uncertainty(logits: Any, labels: Any, *, top_label: bool = False, sample_wei
     return _value("uncertainty", logits, labels, top_label, sample_weight)
 
 
-def auroc(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
+def auroc(logits: ArrayLike, labels: ArrayLike, *, top_label: bool = False, sample_weight: WeightsLike = None) -> float:
     """The chance that the score is higher where it happens than where it does not; NaN unless there are both.
 
     (`misclassification_auroc` is about telling right from wrong predictions.)
@@ -350,7 +365,9 @@ def auroc(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: A
     return _value("auroc", logits, labels, top_label, sample_weight)
 
 
-def calibration_slope(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
+def calibration_slope(
+    logits: ArrayLike, labels: ArrayLike, *, top_label: bool = False, sample_weight: WeightsLike = None
+) -> float:
     """The slope of the logistic regression of what happened on the log-odds of what was predicted: 1 if calibrated.
 
     Below 1 the predictions are too extreme, above 1 not extreme enough. NaN where the regression has no maximum.
@@ -364,7 +381,9 @@ def calibration_slope(logits: Any, labels: Any, *, top_label: bool = False, samp
     return _value("calibration_slope", logits, labels, top_label, sample_weight)
 
 
-def calibration_intercept(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
+def calibration_intercept(
+    logits: ArrayLike, labels: ArrayLike, *, top_label: bool = False, sample_weight: WeightsLike = None
+) -> float:
     """The intercept of the logistic regression of `calibration_slope`: 0 if calibrated.
 
     >>> z = np.log([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6], [0.2, 0.8]])
@@ -376,7 +395,9 @@ def calibration_intercept(logits: Any, labels: Any, *, top_label: bool = False, 
     return _value("calibration_intercept", logits, labels, top_label, sample_weight)
 
 
-def calibration_in_the_large(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
+def calibration_in_the_large(
+    logits: ArrayLike, labels: ArrayLike, *, top_label: bool = False, sample_weight: WeightsLike = None
+) -> float:
     """The shift of all log-odds after which it happens as often as predicted: below 0 it is predicted too often.
 
     The intercept a of the logistic regression with slope 1, Σ σ(logit p + a) = Σ y; NaN where it never or always
@@ -391,7 +412,7 @@ def calibration_in_the_large(logits: Any, labels: Any, *, top_label: bool = Fals
     return _value("calibration_in_the_large", logits, labels, top_label, sample_weight)
 
 
-def ici(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
+def ici(logits: ArrayLike, labels: ArrayLike, *, top_label: bool = False, sample_weight: WeightsLike = None) -> float:
     """The integrated calibration index: the mean |p − p̂|, p̂ the isotonic regression of what happened on p.
 
     Isotonic regression follows noise, so that few rows make it too large; its interval in `evaluate` allows for that.
@@ -404,7 +425,7 @@ def ici(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any
     return _value("ici", logits, labels, top_label, sample_weight)
 
 
-def e50(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
+def e50(logits: ArrayLike, labels: ArrayLike, *, top_label: bool = False, sample_weight: WeightsLike = None) -> float:
     """The median of |p − p̂|, whose mean is `ici`.
 
     >>> round(e50(np.log([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]]), [0, 1, 1]), 4)
@@ -415,7 +436,7 @@ def e50(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any
     return _value("e50", logits, labels, top_label, sample_weight)
 
 
-def e90(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
+def e90(logits: ArrayLike, labels: ArrayLike, *, top_label: bool = False, sample_weight: WeightsLike = None) -> float:
     """The 90th percentile of |p − p̂|, whose mean is `ici`.
 
     >>> round(e90(np.log([[0.9, 0.1], [0.7, 0.3], [0.4, 0.6]]), [0, 1, 1]), 4)
@@ -426,7 +447,9 @@ def e90(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any
     return _value("e90", logits, labels, top_label, sample_weight)
 
 
-def kuiper(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
+def kuiper(
+    logits: ArrayLike, labels: ArrayLike, *, top_label: bool = False, sample_weight: WeightsLike = None
+) -> float:
     """Kuiper's calibration error (ECCE-R): the most by which what happens differs from what is predicted over any
     range of scores.
 

@@ -10,9 +10,10 @@ from typing import Any, Unpack
 import numpy as np
 
 from trueup._core.arrays import as_weights, effective_rows
-from trueup._core.clusters import mean_error, weighted_clusters
+from trueup._core.clusters import ClustersLike, mean_error, weighted_clusters
 from trueup._core.errors import InputError
 from trueup._core.formatting import format_percent
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup.metrics.forecasts import SHARE_ERRORS, Forecast, RowGroups, ScoredForecast, check_forecast, list_levels
 from trueup.metrics.intervals import Interval, count_rows
 from trueup.metrics.resampling import Resampling, ResamplingOptions
@@ -127,15 +128,15 @@ class ForecastScores(ScoreTable):
 
 
 def evaluate_forecasts(
-    mean: Any = None,
-    std: Any = None,
-    targets: Any = None,
+    mean: ArrayLike | None = None,
+    std: ArrayLike | None = None,
+    targets: ArrayLike | None = None,
     *,
-    quantiles: Any = None,
-    levels: Any = None,
+    quantiles: ArrayLike | None = None,
+    levels: ArrayLike | None = None,
     coverage: Sequence[float] | None = None,
-    sample_weight: Any = None,
-    clusters: Any = None,
+    sample_weight: WeightsLike = None,
+    clusters: ClustersLike = None,
     **resampling: Unpack[ResamplingOptions],
 ) -> ForecastScores:
     """Score forecasts of numbers against targets (n,), with intervals and a test of calibration.
@@ -194,8 +195,8 @@ def compare_forecasts(
     /,
     *,
     coverage: Sequence[float] | None = None,
-    sample_weight: Any = None,
-    clusters: Any = None,
+    sample_weight: WeightsLike = None,
+    clusters: ClustersLike = None,
     level: float = 0.95,
     n_resamples: int = 1000,
     seed: int = 0,

@@ -19,6 +19,7 @@ from trueup._core.arrays import as_matrix, as_vector, as_weights
 from trueup._core.clusters import Clusters
 from trueup._core.errors import InputError
 from trueup._core.tally import Mean
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup.metrics.intervals import count_rows, mean_interval
 from trueup.metrics.resampling import BootstrapBins, Resampling, paired_interval
 
@@ -37,7 +38,7 @@ _CERTAIN = 1e8
 """Beyond so many standard deviations a forecast counts as a point: the formulas' digits are gone by then."""
 
 
-def pit(mean: Any, std: Any, targets: Any) -> np.ndarray:
+def pit(mean: ArrayLike, std: ArrayLike, targets: ArrayLike) -> np.ndarray:
     """The probability integral transform F(y) of each row, uniform on [0, 1] if the forecasts are calibrated.
 
     It takes what `evaluate_forecasts` takes. Of quantiles it is the middle of the two levels between which the target
@@ -61,7 +62,9 @@ def _standardise(error: np.ndarray, std: np.ndarray) -> np.ndarray:
         return np.where(error == 0, 0.0, error / std)
 
 
-def central_coverage(mean: Any, std: Any, targets: Any, *, sample_weight: Any = None) -> tuple[np.ndarray, np.ndarray]:
+def central_coverage(
+    mean: ArrayLike, std: ArrayLike, targets: ArrayLike, *, sample_weight: WeightsLike = None
+) -> tuple[np.ndarray, np.ndarray]:
     """The levels of central intervals, and the share of targets in each; of quantiles those that are pairs of levels.
 
     >>> levels, share = central_coverage(np.zeros(2), np.ones(2), [0.5, 3.0])

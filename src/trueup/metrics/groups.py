@@ -19,9 +19,10 @@ import numpy as np
 from scipy.special import betainc, expit, logit, ndtri
 
 from trueup._core.arrays import as_vector, as_weights, check_share
-from trueup._core.clusters import as_clusters, degrees_of_freedom, t_quantile
+from trueup._core.clusters import ClustersLike, as_clusters, degrees_of_freedom, t_quantile
 from trueup._core.errors import InputError
 from trueup._core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup.metrics.intervals import Interval
 
 _STEP, _FAR = 0.1, 16.0
@@ -239,12 +240,12 @@ class GroupTally:
 
 
 def evaluate_groups(
-    scores: Any,
-    outcomes: Any,
-    groups: Any,
+    scores: ArrayLike,
+    outcomes: ArrayLike,
+    groups: ArrayLike | Mapping[str, ArrayLike],
     *,
-    sample_weight: Any = None,
-    clusters: Any = None,
+    sample_weight: WeightsLike = None,
+    clusters: ClustersLike = None,
     level: float = 0.95,
     seed: int = 0,
 ) -> GroupTable:

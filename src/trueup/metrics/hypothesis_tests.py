@@ -13,10 +13,11 @@ from scipy.special import chdtrc, erfc, expit, gammaln, logit, ndtr, ndtri
 from trueup._core import native
 from trueup._core.arrays import as_arrays, as_weights, check_share
 from trueup._core.bins import BINNED_ERRORS, BINS
-from trueup._core.clusters import as_clusters, degrees_of_freedom, t_quantile, z_of_t
+from trueup._core.clusters import ClustersLike, as_clusters, degrees_of_freedom, t_quantile, z_of_t
 from trueup._core.errors import InputError
 from trueup._core.row_scores import scores_and_outcomes
 from trueup._core.tally import ClusterSums, Tally
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup.metrics.events import Points, kuiper_of
 from trueup.metrics.intervals import ScoredRows
 from trueup.metrics.resampling import (
@@ -62,14 +63,14 @@ class Spiegelhalter(NamedTuple):
 
 
 def consistency(
-    logits: Any,
-    labels: Any,
+    logits: ArrayLike,
+    labels: ArrayLike,
     *,
     metric: str = "ece",
     bins: int = BINS,
     top_label: bool = False,
-    sample_weight: Any = None,
-    clusters: Any = None,
+    sample_weight: WeightsLike = None,
+    clusters: ClustersLike = None,
     **resampling: Unpack[ResamplingOptions],
 ) -> Consistency:
     """Test calibration by drawing outcomes from the probabilities themselves: of class 1 where there are two classes,
@@ -158,7 +159,12 @@ def _cluster_z(sums: np.ndarray, weight: np.ndarray) -> float:
 
 
 def spiegelhalter(
-    logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None, clusters: Any = None
+    logits: ArrayLike,
+    labels: ArrayLike,
+    *,
+    top_label: bool = False,
+    sample_weight: WeightsLike = None,
+    clusters: ClustersLike = None,
 ) -> Spiegelhalter:
     """Spiegelhalter's z = Σ(a − c)(1 − 2c) / √Σ(1 − 2c)² c(1 − c), standard normal under calibration; two-sided p.
 
@@ -246,8 +252,8 @@ class DetectableError:
 
 
 def detectable_error(
-    logits: Any,
-    labels: Any,
+    logits: ArrayLike,
+    labels: ArrayLike,
     *,
     rows: int | None = None,
     power: float = 0.8,
@@ -359,12 +365,12 @@ class EventTest(NamedTuple):
 
 
 def kuiper_test(
-    logits: Any,
-    labels: Any,
+    logits: ArrayLike,
+    labels: ArrayLike,
     *,
     top_label: bool = False,
-    sample_weight: Any = None,
-    clusters: Any = None,
+    sample_weight: WeightsLike = None,
+    clusters: ClustersLike = None,
     n_resamples: int = 1000,
     seed: int = 0,
 ) -> EventTest:
@@ -428,7 +434,12 @@ def brownian_range_tail(r: float) -> float:
 
 
 def hosmer_lemeshow(
-    logits: Any, labels: Any, *, groups: int = 10, top_label: bool = False, sample_weight: Any = None
+    logits: ArrayLike,
+    labels: ArrayLike,
+    *,
+    groups: int = 10,
+    top_label: bool = False,
+    sample_weight: WeightsLike = None,
 ) -> EventTest:
     """Hosmer and Lemeshow's test, which is weak and arbitrary: here for those who are asked for it.
 

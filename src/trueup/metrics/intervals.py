@@ -18,10 +18,19 @@ from scipy.special import betaincinv, ndtri
 
 from trueup._core.arrays import as_arrays, as_weights
 from trueup._core.bins import BINS, Bins, bin_index, equal_mass, equal_width, rounding_error
-from trueup._core.clusters import Clusters, block_sums, degrees_of_freedom, mean_error, t_quantile, weighted_clusters
+from trueup._core.clusters import (
+    Clusters,
+    ClustersLike,
+    block_sums,
+    degrees_of_freedom,
+    mean_error,
+    t_quantile,
+    weighted_clusters,
+)
 from trueup._core.row_scores import RowScores, event_log_odds, is_event, score_rows_and_classes
 from trueup._core.splits import random_groups
 from trueup._core.tally import MEAN_METRICS, TABLE_METRICS, ClusterSums, Mean, Tally, class_cells, row_values
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup.metrics.event_intervals import NOISE_ADDS, ClusteredPoints, Samples, invert_noise
 from trueup.metrics.events import EVENT_METRICS, Points, event_values, log_odds
 from trueup.metrics.resampling import (
@@ -158,14 +167,14 @@ class ScoredRows:
 
 
 def bootstrap(
-    logits: Any,
-    labels: Any,
+    logits: ArrayLike,
+    labels: ArrayLike,
     *,
     metric: str = "ece",
     bins: int = BINS,
     top_label: bool = False,
-    sample_weight: Any = None,
-    clusters: Any = None,
+    sample_weight: WeightsLike = None,
+    clusters: ClustersLike = None,
     **resampling: Unpack[ResamplingOptions],
 ) -> Interval:
     """Confidence interval of a metric of the table by resampling the rows.
@@ -254,8 +263,8 @@ def paired_bootstrap(
     metric: str = "ece",
     bins: int = BINS,
     top_label: bool = False,
-    sample_weight: Any = None,
-    clusters: Any = None,
+    sample_weight: WeightsLike = None,
+    clusters: ClustersLike = None,
     **resampling: Unpack[ResamplingOptions],
 ) -> Interval:
     """Interval of how much a metric changes from the first pair to the second, on the same rows.

@@ -18,6 +18,7 @@ from scipy.special import ndtr, softmax
 from trueup._core import native
 from trueup._core.arrays import as_arrays, as_logits, as_weights
 from trueup._core.row_scores import scores_and_outcomes
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup.metrics.resampling import check_resamples
 
 MEDIAN_ROWS = 1000
@@ -27,7 +28,9 @@ QUADRATIC_ROWS = 4096
 """Up to this many rows the test looks at every pair, by default."""
 
 
-def skce(logits: Any, labels: Any, *, bandwidth: float | None = None, sample_weight: Any = None) -> float:
+def skce(
+    logits: ArrayLike, labels: ArrayLike, *, bandwidth: float | None = None, sample_weight: WeightsLike = None
+) -> float:
     """The squared kernel calibration error, unbiased: the mean of h_ij over all pairs of rows i < j.
 
     h_ij = exp(−‖p_i − p_j‖/ν) (e_{y_i} − p_i)ᵀ(e_{y_j} − p_j); calibrated predictions have mean zero, so that single
@@ -45,7 +48,9 @@ def skce(logits: Any, labels: Any, *, bandwidth: float | None = None, sample_wei
     return pairs.sum() / pairs.count() if pairs.count() else math.nan
 
 
-def skce_biased(logits: Any, labels: Any, *, bandwidth: float | None = None, sample_weight: Any = None) -> float:
+def skce_biased(
+    logits: ArrayLike, labels: ArrayLike, *, bandwidth: float | None = None, sample_weight: WeightsLike = None
+) -> float:
     """The squared kernel calibration error with each row also paired with itself: never negative, biased upwards.
 
     1/n² Σ_{i,j} h_ij, with h and ν as in `skce`. Fewer than two rows give NaN.
@@ -61,7 +66,9 @@ def skce_biased(logits: Any, labels: Any, *, bandwidth: float | None = None, sam
     return max(0.0, 2 * pairs.sum() + pairs.diagonal_sum()) / n**2 if n > 1 else math.nan
 
 
-def skce_linear(logits: Any, labels: Any, *, bandwidth: float | None = None, sample_weight: Any = None) -> float:
+def skce_linear(
+    logits: ArrayLike, labels: ArrayLike, *, bandwidth: float | None = None, sample_weight: WeightsLike = None
+) -> float:
     """The squared kernel calibration error from neighbouring rows alone: unbiased, in linear time, noisier.
 
     1/⌊n/2⌋ Σ_i h_{2i−1,2i}, with h and ν as in `skce`; it depends on the order of the rows. Fewer than two give NaN.
@@ -79,7 +86,12 @@ def skce_linear(logits: Any, labels: Any, *, bandwidth: float | None = None, sam
 
 
 def mmce(
-    logits: Any, labels: Any, *, bandwidth: float = 0.4, top_label: bool = False, sample_weight: Any = None
+    logits: ArrayLike,
+    labels: ArrayLike,
+    *,
+    bandwidth: float = 0.4,
+    top_label: bool = False,
+    sample_weight: WeightsLike = None,
 ) -> float:
     """The maximum mean calibration error: how far a smooth function of the confidence can see residuals.
 
@@ -115,12 +127,12 @@ class KernelTest:
 
 
 def skce_test(
-    logits: Any,
-    labels: Any,
+    logits: ArrayLike,
+    labels: ArrayLike,
     *,
     method: Literal["quadratic", "linear"] | None = None,
     bandwidth: float | None = None,
-    sample_weight: Any = None,
+    sample_weight: WeightsLike = None,
     n_resamples: int = 1000,
     seed: int = 0,
 ) -> KernelTest:

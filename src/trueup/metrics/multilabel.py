@@ -10,9 +10,10 @@ from typing import Any, Unpack
 import numpy as np
 
 from trueup._core.bins import BINS, bin_index, equal_width
-from trueup._core.clusters import Clusters, as_clusters, degrees_of_freedom, t_quantile
+from trueup._core.clusters import Clusters, ClustersLike, as_clusters, degrees_of_freedom, t_quantile
 from trueup._core.errors import InputError
 from trueup._core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
+from trueup._core.types import ArrayLike
 from trueup.io.predictions import PredictionTable, from_multilabel, take_rows
 from trueup.metrics.intervals import Interval, ScoredRows, intervals
 from trueup.metrics.resampling import Classwise, Resampling, ResamplingOptions, jackknife_error, tail_share
@@ -73,13 +74,13 @@ class LabelScores:
 
 
 def evaluate_labels(
-    logits: Any,
-    targets: Any,
+    logits: ArrayLike,
+    targets: ArrayLike,
     *,
     class_names: Sequence[str] | None = None,
     ignore_index: int = -100,
     probs: bool = False,
-    clusters: Any = None,
+    clusters: ClustersLike = None,
     bins: int = BINS,
     **resampling: Unpack[ResamplingOptions],
 ) -> LabelScores:

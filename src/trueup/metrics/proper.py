@@ -12,9 +12,10 @@ from trueup._core import native
 from trueup._core.arrays import as_arrays, as_logits, as_weights, count_options, upcast_half
 from trueup._core.bins import BINS, bin_index, equal_width, rounding_error
 from trueup._core.row_scores import class_probs, score_rows
+from trueup._core.types import ArrayLike, WeightsLike
 
 
-def accuracy(logits: Any, labels: Any, *, sample_weight: Any = None) -> float:
+def accuracy(logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> float:
     """Share of rows whose largest logit is the label's; of equal ones the lowest class counts.
 
     >>> accuracy([[2.0, 1.0], [0.0, 3.0]], [0, 0])
@@ -23,7 +24,7 @@ def accuracy(logits: Any, labels: Any, *, sample_weight: Any = None) -> float:
     return _mean(score_rows(*as_arrays(logits, labels)).correct, sample_weight)
 
 
-def top_k(logits: Any, labels: Any, *, k: int = 5, sample_weight: Any = None) -> float:
+def top_k(logits: ArrayLike, labels: ArrayLike, *, k: int = 5, sample_weight: WeightsLike = None) -> float:
     """Share of rows whose label is among the k largest logits; of equal ones the lower classes come first.
 
     >>> top_k([[2.0, 1.0, 0.0], [0.0, 1.0, 3.0]], [1, 0], k=2)
@@ -42,7 +43,7 @@ def top_k(logits: Any, labels: Any, *, k: int = 5, sample_weight: Any = None) ->
     return _mean(hits, sample_weight)
 
 
-def nll(logits: Any, labels: Any, *, sample_weight: Any = None) -> float:
+def nll(logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> float:
     """Mean negative log-likelihood −ln p_y, in nats; −Σ_k y_k ln p_k for soft labels (n, K).
 
     >>> round(nll([[0.0, 0.0], [1.0, 0.0]], [0, 0]), 4)
@@ -55,7 +56,7 @@ def nll(logits: Any, labels: Any, *, sample_weight: Any = None) -> float:
     return _mean(np.concatenate(losses), sample_weight)
 
 
-def brier(logits: Any, labels: Any, *, sample_weight: Any = None) -> float:
+def brier(logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> float:
     """Mean squared distance Σ_k (p_k − e_k)² from the one-hot (or soft) label, between 0 and 2.
 
     For two classes it is twice the Brier score of the event, `event_brier`. Brier (1950).
@@ -69,7 +70,7 @@ def brier(logits: Any, labels: Any, *, sample_weight: Any = None) -> float:
     return _mean(np.concatenate([((np.exp(log_p) - q) ** 2).sum(axis=1) for log_p, q in _soft(z, y)]), sample_weight)
 
 
-def top_label_brier(logits: Any, labels: Any, *, sample_weight: Any = None) -> float:
+def top_label_brier(logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> float:
     """Mean squared difference (c − a)² of the confidence and whether the prediction was right.
 
     >>> top_label_brier([[0.0, 0.0]], [1])
@@ -79,7 +80,7 @@ def top_label_brier(logits: Any, labels: Any, *, sample_weight: Any = None) -> f
     return _mean((scored.confidence - scored.correct) ** 2, sample_weight)
 
 
-def entropy(logits: Any, labels: Any = None, *, sample_weight: Any = None) -> float:
+def entropy(logits: ArrayLike, labels: ArrayLike | None = None, *, sample_weight: WeightsLike = None) -> float:
     """Mean entropy −Σ_k p_k ln p_k of the predictions, in nats. The labels are not used.
 
     >>> round(entropy([[0.0, 0.0]]), 4)
@@ -89,7 +90,9 @@ def entropy(logits: Any, labels: Any = None, *, sample_weight: Any = None) -> fl
     return _mean(score_rows(z, np.zeros(len(z), np.int64)).entropy, sample_weight)
 
 
-def normalised_entropy(logits: Any, labels: Any = None, *, sample_weight: Any = None) -> float:
+def normalised_entropy(
+    logits: ArrayLike, labels: ArrayLike | None = None, *, sample_weight: WeightsLike = None
+) -> float:
     """Mean entropy of a row divided by ln K, K its options, between 0 and 1. The labels are not used.
 
     >>> normalised_entropy([[0.0, 0.0, 0.0]])
@@ -117,7 +120,12 @@ class Decomposition(NamedTuple):
 
 
 def brier_decomposition(
-    logits: Any, labels: Any, *, bins: int = BINS, top_label: bool = False, sample_weight: Any = None
+    logits: ArrayLike,
+    labels: ArrayLike,
+    *,
+    bins: int = BINS,
+    top_label: bool = False,
+    sample_weight: WeightsLike = None,
 ) -> Decomposition:
     """Split the Brier score exactly by equal-width bins, summed over classes (or for the top label alone).
 

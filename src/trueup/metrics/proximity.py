@@ -9,12 +9,15 @@ import numpy as np
 from trueup._core import native
 from trueup._core.arrays import as_matrix, match_kind
 from trueup._core.namespace import NUMPY, Namespace
+from trueup._core.types import ArrayLike
 
 NEIGHBOURS = 10
 Rule = Literal["distance", "similarity"]
 
 
-def proximity(features: Any, reference: Any = None, *, neighbours: int = NEIGHBOURS, rule: Rule = "distance") -> Any:
+def proximity(
+    features: ArrayLike, reference: ArrayLike | None = None, *, neighbours: int = NEIGHBOURS, rule: Rule = "distance"
+) -> Any:
     """Proximity exp(−(1/k) Σ_j d_j) of each row of features to its k nearest rows of `reference`.
 
     d is the Euclidean distance between rows scaled to length one. Without a reference the rows are each other's
@@ -26,8 +29,8 @@ def proximity(features: Any, reference: Any = None, *, neighbours: int = NEIGHBO
     """
     if rule not in ("distance", "similarity"):
         raise ValueError(f'rule must be "distance" or "similarity", got {rule!r}')
-    x = as_matrix(features, "features", rows=len(features))
-    base = x if reference is None else as_matrix(reference, "reference", rows=len(reference))
+    x = as_matrix(features, "features", rows=np.shape(features)[0])
+    base = x if reference is None else as_matrix(reference, "reference", rows=np.shape(reference)[0])
     if base.shape[1] != x.shape[1]:
         raise ValueError(f"reference must have {x.shape[1]} columns as features have, got {base.shape[1]}")
     check_neighbours(neighbours, len(base) - (reference is None))

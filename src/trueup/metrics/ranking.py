@@ -16,13 +16,14 @@ import numpy as np
 from trueup._core.arrays import as_arrays, as_logits, as_vector, as_weights
 from trueup._core.bins import tie_ends
 from trueup._core.row_scores import RowScores, score_rows
+from trueup._core.types import ArrayLike, WeightsLike
 
 Score = Literal["confidence", "entropy"]
 TieEnds = Callable[[np.ndarray], np.ndarray]
 """Marks the last of each run of ties in an ascending array."""
 
 
-def roc_area(scores: Any, positive: Any, *, sample_weight: Any = None) -> float:
+def roc_area(scores: ArrayLike, positive: ArrayLike, *, sample_weight: WeightsLike = None) -> float:
     """The chance that a positive scores above a negative, equal scores counting one half.
 
     Σ_{i positive, j negative} (1[s_i > s_j] + ½·1[s_i = s_j]) / (P·N); NaN unless there are both.
@@ -35,7 +36,7 @@ def roc_area(scores: Any, positive: Any, *, sample_weight: Any = None) -> float:
     return _roc_area(*_raw(scores, positive, sample_weight))
 
 
-def average_precision(scores: Any, positive: Any, *, sample_weight: Any = None) -> float:
+def average_precision(scores: ArrayLike, positive: ArrayLike, *, sample_weight: WeightsLike = None) -> float:
     """The mean precision over the recalls reached, without interpolation.
 
     Σ_j (R_j − R_{j−1})·P_j over the distinct thresholds, highest first; NaN without positives. Scores that say nothing
@@ -49,7 +50,9 @@ def average_precision(scores: Any, positive: Any, *, sample_weight: Any = None) 
     return _average_precision(*_raw(scores, positive, sample_weight))
 
 
-def false_positive_rate(scores: Any, positive: Any, *, recall: float = 0.95, sample_weight: Any = None) -> float:
+def false_positive_rate(
+    scores: ArrayLike, positive: ArrayLike, *, recall: float = 0.95, sample_weight: WeightsLike = None
+) -> float:
     """The share of negatives that pass the highest threshold which lets `recall` of the positives pass.
 
     |{negatives with s ≥ t}| / N with t = max{t : |{positives with s ≥ t}| / P ≥ recall}; NaN unless there are both.
@@ -65,7 +68,7 @@ def false_positive_rate(scores: Any, positive: Any, *, recall: float = 0.95, sam
 
 
 def misclassification_auroc(
-    logits: Any, labels: Any, *, score: Score = "confidence", sample_weight: Any = None
+    logits: ArrayLike, labels: ArrayLike, *, score: Score = "confidence", sample_weight: WeightsLike = None
 ) -> float:
     """The chance that a wrong prediction is more uncertain than a right one (½ when uncertainty says nothing).
 
@@ -81,7 +84,7 @@ def misclassification_auroc(
 
 
 def misclassification_aupr(
-    logits: Any, labels: Any, *, score: Score = "confidence", sample_weight: Any = None
+    logits: ArrayLike, labels: ArrayLike, *, score: Score = "confidence", sample_weight: WeightsLike = None
 ) -> float:
     """How precisely uncertainty finds the wrong predictions (the error rate when it says nothing).
 
@@ -97,7 +100,7 @@ def misclassification_aupr(
 
 
 def misclassification_fpr95(
-    logits: Any, labels: Any, *, score: Score = "confidence", sample_weight: Any = None
+    logits: ArrayLike, labels: ArrayLike, *, score: Score = "confidence", sample_weight: WeightsLike = None
 ) -> float:
     """The share of wrong predictions kept by the threshold on certainty that keeps 95 % of the right ones.
 
@@ -114,7 +117,7 @@ def misclassification_fpr95(
     return _false_positive_rate(*_descend(certainty, 1.0 - wrong, tie_ends, w), 0.95)
 
 
-def ood_auroc(logits: Any, ood: Any, *, score: Score = "confidence") -> float:
+def ood_auroc(logits: ArrayLike, ood: ArrayLike, *, score: Score = "confidence") -> float:
     """The chance that a foreign (out-of-distribution) input is more uncertain than a known one.
 
     `roc_area` of 1 − confidence, or of the entropy, with the rows of `ood` as positives.
@@ -129,7 +132,7 @@ def ood_auroc(logits: Any, ood: Any, *, score: Score = "confidence") -> float:
     return _roc_area(*_descend(-certainty, foreign, tie_ends))
 
 
-def ood_aupr(logits: Any, ood: Any, *, score: Score = "confidence") -> float:
+def ood_aupr(logits: ArrayLike, ood: ArrayLike, *, score: Score = "confidence") -> float:
     """How precisely uncertainty finds the foreign inputs (their share when it says nothing).
 
     `average_precision` of 1 − confidence, or of the entropy, with the rows of `ood` as positives.
@@ -144,7 +147,7 @@ def ood_aupr(logits: Any, ood: Any, *, score: Score = "confidence") -> float:
     return _average_precision(*_descend(-certainty, foreign, tie_ends))
 
 
-def ood_fpr95(logits: Any, ood: Any, *, score: Score = "confidence") -> float:
+def ood_fpr95(logits: ArrayLike, ood: ArrayLike, *, score: Score = "confidence") -> float:
     """The share of foreign inputs that pass the threshold on certainty which lets 95 % of the known ones pass.
 
     `false_positive_rate` of the confidence, or of minus the entropy, with the known inputs as positives.
@@ -182,7 +185,9 @@ class RiskCoverage:
         return float(np.diff(self.coverage, prepend=0.0) @ (self.risk - best))
 
 
-def risk_coverage(logits: Any, labels: Any, *, score: Score = "confidence", sample_weight: Any = None) -> RiskCoverage:
+def risk_coverage(
+    logits: ArrayLike, labels: ArrayLike, *, score: Score = "confidence", sample_weight: WeightsLike = None
+) -> RiskCoverage:
     """The error rate R_k among the k most certain rows, k = 1..n.
 
     Inside a run of equal certainty R_k is its expectation over random orders: errors grow linearly with k there. With
@@ -202,7 +207,9 @@ def risk_coverage(logits: Any, labels: Any, *, score: Score = "confidence", samp
     return RiskCoverage(coverage=kept / kept[-1:], risk=expected / kept)
 
 
-def aurc(logits: Any, labels: Any, *, score: Score = "confidence", sample_weight: Any = None) -> float:
+def aurc(
+    logits: ArrayLike, labels: ArrayLike, *, score: Score = "confidence", sample_weight: WeightsLike = None
+) -> float:
     """The area under the risk–coverage curve.
 
     (1/n) Σ_k R_k, R_k being the error rate among the k most certain rows; R_n when uncertainty says nothing.
@@ -216,7 +223,9 @@ def aurc(logits: Any, labels: Any, *, score: Score = "confidence", sample_weight
     return risk_coverage(logits, labels, score=score, sample_weight=sample_weight).area()
 
 
-def eaurc(logits: Any, labels: Any, *, score: Score = "confidence", sample_weight: Any = None) -> float:
+def eaurc(
+    logits: ArrayLike, labels: ArrayLike, *, score: Score = "confidence", sample_weight: WeightsLike = None
+) -> float:
     """The area under the risk–coverage curve beyond what the best possible order has at the same accuracy.
 
     (1/n) Σ_k (R_k − max(0, k − n(1−r))/k) ≥ 0 with error rate r = R_n.

@@ -16,13 +16,14 @@ from scipy.special import ndtr, ndtri
 
 from trueup._core.arrays import as_vector
 from trueup._core.bins import BINS, equal_mass_index, equal_width_index
+from trueup._core.types import ArrayLike
 
 Shares = Literal["intervals", "quantiles"]
 
 STD_FLOOR = 1e-12
 
 
-def gaussian_nll(mean: Any, std: Any, targets: Any) -> float:
+def gaussian_nll(mean: ArrayLike, std: ArrayLike, targets: ArrayLike) -> float:
     """The mean negative log-likelihood in nats.
 
     mean of ½·ln(2πσ²) + (y−μ)²/(2σ²).
@@ -36,7 +37,7 @@ def gaussian_nll(mean: Any, std: Any, targets: Any) -> float:
     return _mean(0.5 * math.log(2 * math.pi) + np.log(s) + 0.5 * z**2)
 
 
-def crps(mean: Any, std: Any, targets: Any) -> float:
+def crps(mean: ArrayLike, std: ArrayLike, targets: ArrayLike) -> float:
     """The mean continuous ranked probability score, ∫ (F(t) − 1[t ≥ y])² dt, in the units of the targets.
 
     For a Gaussian: mean of σ·[z·(2Φ(z) − 1) + 2φ(z) − 1/√π] with z = (y−μ)/σ.
@@ -51,7 +52,7 @@ def crps(mean: Any, std: Any, targets: Any) -> float:
     return _mean(s * (z * (2 * ndtr(z) - 1) + 2 * density - 1 / math.sqrt(math.pi)))
 
 
-def rmse(mean: Any, std: Any, targets: Any) -> float:
+def rmse(mean: ArrayLike, std: ArrayLike, targets: ArrayLike) -> float:
     """The root of the mean squared error, √mean (y−μ)²; it does not look at `std`.
 
     >>> f"{rmse([0.0, 1.0], [1.0, 2.0], [1.0, 1.0]):.4f}"
@@ -61,7 +62,7 @@ def rmse(mean: Any, std: Any, targets: Any) -> float:
     return math.sqrt(_mean((y - m) ** 2))
 
 
-def sharpness(mean: Any, std: Any, targets: Any) -> float:
+def sharpness(mean: ArrayLike, std: ArrayLike, targets: ArrayLike) -> float:
     """The root of the mean variance, √mean σ²: the smaller, the more is claimed.
 
     >>> f"{sharpness([0.0, 1.0], [1.0, 2.0], [1.0, 1.0]):.4f}"
@@ -73,7 +74,7 @@ def sharpness(mean: Any, std: Any, targets: Any) -> float:
     return math.sqrt(_mean(s**2))
 
 
-def variation(std: Any) -> float:
+def variation(std: ArrayLike) -> float:
     """The coefficient of variation of σ: 0 when every row has the same uncertainty.
 
     std(σ)/mean(σ). Read it beside `ence`, which a constant σ = RMSE makes zero without saying anything of a row.
@@ -87,7 +88,7 @@ def variation(std: Any) -> float:
     return float(s.std() / s.mean()) if len(s) else math.nan
 
 
-def coverage(mean: Any, std: Any, targets: Any, *, level: float = 0.95) -> float:
+def coverage(mean: ArrayLike, std: ArrayLike, targets: ArrayLike, *, level: float = 0.95) -> float:
     """The share of targets inside the centred interval of probability `level`.
 
     mean of 1[|y−μ| ≤ Φ⁻¹((1+level)/2)·σ]; calibrated forecasts give `level`.
@@ -98,7 +99,7 @@ def coverage(mean: Any, std: Any, targets: Any, *, level: float = 0.95) -> float
     return float(interval_calibration(mean, std, targets, levels=_check_levels([level], "level"))[0])
 
 
-def interval_width(mean: Any, std: Any, targets: Any, *, level: float = 0.95) -> float:
+def interval_width(mean: ArrayLike, std: ArrayLike, targets: ArrayLike, *, level: float = 0.95) -> float:
     """The mean width of the centred interval of probability `level`.
 
     mean of 2·Φ⁻¹((1+level)/2)·σ.
@@ -111,7 +112,7 @@ def interval_width(mean: Any, std: Any, targets: Any, *, level: float = 0.95) ->
     return 2 * half_width * _mean(s)
 
 
-def interval_calibration(mean: Any, std: Any, targets: Any, *, levels: Any) -> np.ndarray:
+def interval_calibration(mean: ArrayLike, std: ArrayLike, targets: ArrayLike, *, levels: ArrayLike) -> np.ndarray:
     """The share of targets inside the centred interval of each level.
 
     P̂(q) = mean of 1[|y−μ| ≤ Φ⁻¹((1+q)/2)·σ]; calibrated forecasts give P̂(q) = q.
@@ -125,7 +126,7 @@ def interval_calibration(mean: Any, std: Any, targets: Any, *, levels: Any) -> n
     return _share_below(np.abs(z), ndtri((1 + _check_levels(levels)) / 2))
 
 
-def quantile_calibration(mean: Any, std: Any, targets: Any, *, levels: Any) -> np.ndarray:
+def quantile_calibration(mean: ArrayLike, std: ArrayLike, targets: ArrayLike, *, levels: ArrayLike) -> np.ndarray:
     """The share of targets below the forecast quantile of each level.
 
     P̂(q) = mean of 1[y ≤ μ + Φ⁻¹(q)·σ]; calibrated forecasts give P̂(q) = q.
@@ -139,7 +140,9 @@ def quantile_calibration(mean: Any, std: Any, targets: Any, *, levels: Any) -> n
     return _share_below(z, ndtri(_check_levels(levels)))
 
 
-def miscalibration_area(mean: Any, std: Any, targets: Any, *, shares: Shares = "intervals", points: int = 100) -> float:
+def miscalibration_area(
+    mean: ArrayLike, std: ArrayLike, targets: ArrayLike, *, shares: Shares = "intervals", points: int = 100
+) -> float:
     """The area between the curve of observed shares and the diagonal.
 
     ∫ |P̂(q) − q| dq with P̂ linear between `points` levels spread evenly over [0, 1], exact also where it crosses the
@@ -160,7 +163,7 @@ def miscalibration_area(mean: Any, std: Any, targets: Any, *, shares: Shares = "
 
 
 def mean_calibration_error(
-    mean: Any, std: Any, targets: Any, *, shares: Shares = "intervals", points: int = 100
+    mean: ArrayLike, std: ArrayLike, targets: ArrayLike, *, shares: Shares = "intervals", points: int = 100
 ) -> float:
     """The mean of |P̂(q) − q| over `points` levels spread evenly over [0, 1].
 
@@ -173,7 +176,7 @@ def mean_calibration_error(
 
 
 def rms_calibration_error(
-    mean: Any, std: Any, targets: Any, *, shares: Shares = "intervals", points: int = 100
+    mean: ArrayLike, std: ArrayLike, targets: ArrayLike, *, shares: Shares = "intervals", points: int = 100
 ) -> float:
     """The root of the mean of (P̂(q) − q)² over `points` levels spread evenly over [0, 1].
 
@@ -185,7 +188,7 @@ def rms_calibration_error(
     return math.sqrt(_mean(_gaps(mean, std, targets, shares, points)[1] ** 2))
 
 
-def ence(mean: Any, std: Any, targets: Any, *, bins: int = 10) -> float:
+def ence(mean: ArrayLike, std: ArrayLike, targets: ArrayLike, *, bins: int = 10) -> float:
     """The expected normalised calibration error: how far σ is from the error it announces, relative to σ.
 
     mean over bins of |RMV_b − RMSE_b| / RMV_b, where RMV_b = √mean σ² and RMSE_b = √mean (y−μ)², in bins of equal mass
@@ -209,7 +212,12 @@ def ence(mean: Any, std: Any, targets: Any, *, bins: int = 10) -> float:
 
 
 def variance_error(
-    mean: Any, std: Any, targets: Any, *, bins: int = BINS, binning: Literal["width", "mass"] = "width"
+    mean: ArrayLike,
+    std: ArrayLike,
+    targets: ArrayLike,
+    *,
+    bins: int = BINS,
+    binning: Literal["width", "mass"] = "width",
 ) -> float:
     """How far the variance is from the squared error it announces, known as UCE (uncertainty calibration error).
 

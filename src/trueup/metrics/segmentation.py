@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from scipy.special import softmax
@@ -19,6 +19,7 @@ from trueup._core.bins import BINNED_ERRORS, BINS, Bins, cut_points, equal_width
 from trueup._core.clusters import t_quantile
 from trueup._core.errors import InputError
 from trueup._core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
+from trueup._core.types import ArrayLike
 from trueup.convert import classes_last
 from trueup.metrics.intervals import Interval
 from trueup.metrics.resampling import tail_share
@@ -51,8 +52,8 @@ class SegmentationTally:
     @classmethod
     def of(
         cls,
-        logits: Any,
-        labels: Any,
+        logits: ArrayLike,
+        labels: ArrayLike,
         *,
         class_axis: Literal["first", "last"] = "first",
         ignore_index: int = -100,

@@ -13,12 +13,15 @@ from trueup._core import native
 from trueup._core.arrays import as_arrays, as_weights, effective_rows
 from trueup._core.bins import tie_ends
 from trueup._core.row_scores import class_probs, log_sum_exp, scores_and_outcomes
+from trueup._core.types import ArrayLike, WeightsLike
 
 _FINEST = 1 << 16
 """Points of the finest mesh of [0, 1] that smooth ECE uses."""
 
 
-def ks(logits: Any, labels: Any, *, rank: int = 1, top_label: bool = False, sample_weight: Any = None) -> float:
+def ks(
+    logits: ArrayLike, labels: ArrayLike, *, rank: int = 1, top_label: bool = False, sample_weight: WeightsLike = None
+) -> float:
     """The largest cumulated gap between hits and scores: of class 1 of two, of the predicted class of more.
 
     KS = max_t |1/n Σ_{i: s_i ≤ t} (a_i − s_i)|, with s the score and a whether that class is the label. With
@@ -41,7 +44,7 @@ def ks(logits: Any, labels: Any, *, rank: int = 1, top_label: bool = False, samp
     return _largest_drift(scores[:, -1], label_rank == rank, w)
 
 
-def ks_within(logits: Any, labels: Any, *, top: int = 2, sample_weight: Any = None) -> float:
+def ks_within(logits: ArrayLike, labels: ArrayLike, *, top: int = 2, sample_weight: WeightsLike = None) -> float:
     """The Kolmogorov–Smirnov error of the `top` largest probabilities together, against the label being among them.
 
     KS = max_t |1/n Σ_{i: s_i ≤ t} (a_i − s_i)|, with s the sum of those probabilities.
@@ -58,7 +61,7 @@ def ks_within(logits: Any, labels: Any, *, top: int = 2, sample_weight: Any = No
     return _largest_drift(scores.sum(axis=1), label_rank <= top, as_weights(sample_weight, len(z)))
 
 
-def ks_classwise(logits: Any, labels: Any, *, sample_weight: Any = None) -> float:
+def ks_classwise(logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> float:
     """The mean over the classes of the Kolmogorov–Smirnov error of a class's probability.
 
     1/K Σ_k max_t |1/n Σ_{i: p_ik ≤ t} (1[y_i = k] − p_ik)|.
@@ -76,7 +79,9 @@ def ks_classwise(logits: Any, labels: Any, *, sample_weight: Any = None) -> floa
     return total / z.shape[1]
 
 
-def smooth_ece(logits: Any, labels: Any, *, top_label: bool = False, sample_weight: Any = None) -> float:
+def smooth_ece(
+    logits: ArrayLike, labels: ArrayLike, *, top_label: bool = False, sample_weight: WeightsLike = None
+) -> float:
     """The absolute residual smoothed at its own scale: the σ at which smECE_σ equals σ.
 
     smECE_σ = ∫₀¹ |1/n Σ_i (c_i − a_i) K_σ(t, c_i)| dt, where K_σ is the Gaussian reflected at 0 and 1; it falls as σ
@@ -102,7 +107,12 @@ def smooth_ece(logits: Any, labels: Any, *, top_label: bool = False, sample_weig
 
 
 def kde_ece(
-    logits: Any, labels: Any, *, grid: int = 1 << 15, top_label: bool = False, sample_weight: Any = None
+    logits: ArrayLike,
+    labels: ArrayLike,
+    *,
+    grid: int = 1 << 15,
+    top_label: bool = False,
+    sample_weight: WeightsLike = None,
 ) -> float:
     """The calibration error from kernel estimates of two densities: of all confidences, f, and of the correct ones, f₁.
 

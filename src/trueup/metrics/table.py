@@ -16,10 +16,12 @@ from scipy.special import ndtri
 
 from trueup._core.arrays import as_arrays
 from trueup._core.bins import BINS
+from trueup._core.clusters import ClustersLike
 from trueup._core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
 from trueup._core.registry import METRICS, unknown_name_message
 from trueup._core.row_scores import event_name
 from trueup._core.tally import TABLE_METRICS
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup.metrics.events import EVENT_METRICS
 from trueup.metrics.hypothesis_tests import CalibrationTests
 from trueup.metrics.intervals import Interval, ScoredRows, count_rows, differences, intervals
@@ -334,16 +336,16 @@ def _html_note(note: str) -> str:
 
 
 def evaluate(
-    logits: Any,
-    labels: Any,
+    logits: ArrayLike,
+    labels: ArrayLike,
     *,
     metrics: Iterable[str] | None = None,
     event: int | str | None = None,
     class_names: Sequence[str] | None = None,
     top_label: bool = False,
-    sample_weight: Any = None,
-    groups: Any = None,
-    clusters: Any = None,
+    sample_weight: WeightsLike = None,
+    groups: ArrayLike | Mapping[str, ArrayLike] | None = None,
+    clusters: ClustersLike = None,
     bins: int = BINS,
     level: float = 0.95,
     n_resamples: int = 1000,
@@ -386,9 +388,9 @@ def compare(
     event: int | str | None = None,
     class_names: Sequence[str] | None = None,
     top_label: bool = False,
-    sample_weight: Any = None,
-    groups: Any = None,
-    clusters: Any = None,
+    sample_weight: WeightsLike = None,
+    groups: ArrayLike | Mapping[str, ArrayLike] | None = None,
+    clusters: ClustersLike = None,
     bins: int = BINS,
     level: float = 0.95,
     n_resamples: int = 1000,
@@ -446,9 +448,10 @@ def compare(
         if groups is not None:
             from trueup.metrics.groups import evaluate_groups
 
-            weights_and_clusters = {"sample_weight": sample_weight, "clusters": scored.clusters}
             claims = scored.rows.score, scored.rows.outcome, groups
-            group_tables[name] = evaluate_groups(*claims, **weights_and_clusters, level=level, seed=seed)
+            group_tables[name] = evaluate_groups(
+                *claims, sample_weight=sample_weight, clusters=scored.clusters, level=level, seed=seed
+            )
         means[name] = scored.tally.predicted.value, scored.tally.observed.value
         tests[name] = CalibrationTests.of(scored.tally, resampling, scored)
         if first is None:
