@@ -73,7 +73,7 @@ def test_from_rows_to_a_repaired_detector(tmp_path):
 def test_what_is_wrong_is_said():
     with pytest.raises(InputError, match="hits must be 0 or 1, got 0.5"):
         d_ece([0.5], [0.5])
-    with pytest.raises(InputError, match=r"boxes must lie in \[0, 1\], in shares of the image, got 0.5..320"):
+    with pytest.raises(InputError, match=r"boxes must lie in \[0, 1\], as shares of the image, got 0.5..320"):
         d_ece([0.5], [1], [[320.0]])
     with pytest.raises(InputError, match="bins must be one number, or one for each of 2 dimensions, got 3 numbers"):
         d_ece([0.5], [1], [[0.2]], bins=(2, 2, 2))

@@ -1,4 +1,4 @@
-"""Calibration errors by bins: of the predicted class, class-wise, and over other quantities than confidence."""
+"""Calibration errors from bins of confidence, of class probabilities, and of other quantities."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ from trueup._core.types import ArrayLike, WeightsLike
 from trueup.metrics.proximity import proximity
 
 BinConvention = Literal["guo", "torchmetrics"]
-"""Bin rules of other code, for comparison with printed numbers, always of the predicted class: "guo" uses float32 edges
-and leaves confidence 0 in no bin; "torchmetrics" closes bins on the left and gives confidence 1 a bin of its own."""
+"""Bin rules of other code, to reproduce published numbers; they score the predicted class.
+
+"guo" uses float32 edges and drops confidence 0. "torchmetrics" closes bins on the left and adds a bin for confidence 1.
+"""
 
 
 def ece(
@@ -47,14 +49,41 @@ def ece(
     sample_weight: WeightsLike = None,
     compat: BinConvention | None = None,
 ) -> float:
-    """Expected calibration error Σ_b (n_b/n) |acc_b − conf_b| over equal-width bins of confidence.
+    """Compute the expected calibration error Σ_b (n_b/n) |acc_b − conf_b| over equal-width bins of confidence.
 
-    Of two classes the confidence is P(class 1) and the accuracy how often class 1 happens; `top_label=True` takes the
-    predicted class, as for more classes, which hides what is too high below ½ and too low above.
-    Guo et al., "On calibration of modern neural networks" (2017).
+    With two classes the confidence is P(class 1) and the accuracy is the frequency of class 1. `top_label=True` scores
+    the predicted class instead. That lets errors below ½ cancel with errors above ½.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    bins
+        Number of bins.
+    closed
+        End of a bin that belongs to it, "right" or "left".
+    top_label
+        With two classes, score the predicted class instead of class 1.
+    sample_weight
+        Weight of each row, shape (n,).
+    compat
+        Bin rule of other code, see `BinConvention`; it scores the predicted class.
+
+    Returns
+    -------
+    float
+        The error, between 0 and 1; NaN without rows.
+
+    Examples
+    --------
     >>> round(ece([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.4469
+
+    References
+    ----------
+    Guo et al. (2017), On calibration of modern neural networks, arXiv:1706.04599.
     """
     return _top(logits, labels, bins, closed, compat, top_label, sample_weight).ece()
 
@@ -69,10 +98,38 @@ def mce(
     sample_weight: WeightsLike = None,
     compat: BinConvention | None = None,
 ) -> float:
-    """Maximum calibration error: the largest |acc_b − conf_b| of a bin that is not empty.
+    """Compute the maximum calibration error: the largest |acc_b − conf_b| over bins that hold rows.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    bins
+        Number of bins.
+    closed
+        End of a bin that belongs to it, "right" or "left".
+    top_label
+        With two classes, score the predicted class instead of class 1.
+    sample_weight
+        Weight of each row, shape (n,).
+    compat
+        Bin rule of other code, see `BinConvention`; it scores the predicted class.
+
+    Returns
+    -------
+    float
+        The error, between 0 and 1; NaN without rows.
+
+    Examples
+    --------
     >>> round(mce([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.9526
+
+    References
+    ----------
+    Guo et al. (2017), On calibration of modern neural networks, arXiv:1706.04599.
     """
     return _top(logits, labels, bins, closed, compat, top_label, sample_weight).mce()
 
@@ -87,8 +144,32 @@ def rmsce(
     sample_weight: WeightsLike = None,
     compat: BinConvention | None = None,
 ) -> float:
-    """Root mean square calibration error, the root of Σ_b (n_b/n) (acc_b − conf_b)².
+    """Compute the root mean square calibration error, the root of Σ_b (n_b/n) (acc_b − conf_b)².
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    bins
+        Number of bins.
+    closed
+        End of a bin that belongs to it, "right" or "left".
+    top_label
+        With two classes, score the predicted class instead of class 1.
+    sample_weight
+        Weight of each row, shape (n,).
+    compat
+        Bin rule of other code, see `BinConvention`; it scores the predicted class.
+
+    Returns
+    -------
+    float
+        The error, between 0 and 1; NaN without rows.
+
+    Examples
+    --------
     >>> round(rmsce([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.5756
     """
@@ -105,8 +186,32 @@ def average_ce(
     sample_weight: WeightsLike = None,
     compat: BinConvention | None = None,
 ) -> float:
-    """Average calibration error: the mean |acc_b − conf_b| over the bins that are not empty.
+    """Compute the average calibration error: the mean |acc_b − conf_b| over bins that hold rows.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    bins
+        Number of bins.
+    closed
+        End of a bin that belongs to it, "right" or "left".
+    top_label
+        With two classes, score the predicted class instead of class 1.
+    sample_weight
+        Weight of each row, shape (n,).
+    compat
+        Bin rule of other code, see `BinConvention`; it scores the predicted class.
+
+    Returns
+    -------
+    float
+        The error, between 0 and 1; NaN without rows.
+
+    Examples
+    --------
     >>> round(average_ce([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.4469
     """
@@ -122,8 +227,30 @@ def overconfidence(
     top_label: bool = False,
     sample_weight: WeightsLike = None,
 ) -> float:
-    """The part of ECE from bins that claim too much, Σ_b (n_b/n) max(conf_b − acc_b, 0).
+    """Compute the part of ECE from overconfident bins, Σ_b (n_b/n) max(conf_b − acc_b, 0).
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    bins
+        Number of bins.
+    closed
+        End of a bin that belongs to it, "right" or "left".
+    top_label
+        With two classes, score the predicted class instead of class 1.
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The part, between 0 and the ECE.
+
+    Examples
+    --------
     >>> round(overconfidence([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.0397
     """
@@ -139,8 +266,30 @@ def underconfidence(
     top_label: bool = False,
     sample_weight: WeightsLike = None,
 ) -> float:
-    """The part of ECE from bins that claim too little, Σ_b (n_b/n) max(acc_b − conf_b, 0).
+    """Compute the part of ECE from underconfident bins, Σ_b (n_b/n) max(acc_b − conf_b, 0).
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    bins
+        Number of bins.
+    closed
+        End of a bin that belongs to it, "right" or "left".
+    top_label
+        With two classes, score the predicted class instead of class 1.
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The part, between 0 and the ECE.
+
+    Examples
+    --------
     >>> round(underconfidence([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.4072
     """
@@ -157,14 +306,39 @@ def aece(
     sample_weight: WeightsLike = None,
     compat: Literal["mukhoti"] | None = None,
 ) -> float:
-    """Adaptive ECE: over bins that hold equally many rows.
+    """Compute the adaptive ECE, over bins that hold equally many rows.
 
-    Equal confidences stay in one bin; `ties="split"` keeps sizes exact instead and depends on the rows' order.
-    `compat="mukhoti"` interpolates edges as that code does, losing the rows of lowest confidence.
-    Nixon et al. (2019); Mukhoti et al. (2020).
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    bins
+        Number of bins.
+    ties
+        "merge" keeps equal confidences in one bin; "split" keeps the sizes exact, so the order of the rows matters.
+    top_label
+        With two classes, score the predicted class instead of class 1.
+    sample_weight
+        Weight of each row, shape (n,).
+    compat
+        "mukhoti" interpolates the edges as that code does, which drops the rows with the lowest confidence.
 
+    Returns
+    -------
+    float
+        The error, between 0 and 1; NaN without rows.
+
+    Examples
+    --------
     >>> round(aece([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1], bins=2), 4)
     0.3674
+
+    References
+    ----------
+    Nixon et al. (2019), Measuring calibration in deep learning, arXiv:1904.01685.
+    Mukhoti et al. (2020), Calibrating deep neural networks using focal loss, arXiv:2002.09437.
     """
     z, y = as_arrays(logits, labels)
     equal_width(bins)
@@ -189,15 +363,14 @@ def aece(
     return Bins.from_indices(index, c, a, equal_width(bins), sample_weight=w).ece()
 
 
-_QUICK_ERROR = 4e-7
-"""Quick confidences are right to this."""
+_MAX_QUICK_ERROR = 4e-7
+"""Largest error of the approximate confidences."""
 
 
 def _equal_mass_tally(z: np.ndarray, y: np.ndarray, bins: int, top_label: bool) -> Bins:
-    """Bins of equal mass by quick scores, which are made exact where a bin may end: equal scores are not to be parted.
+    """Bin rows to equal mass by approximate scores; scores near a bin's end are computed exactly.
 
-    Each row is in the bin in which exact scores alone would put it: none that is further from an end than the errors of
-    two scores can change sides.
+    Each row lands in the bin that exact scores would give it, since only scores near an end can change sides.
     """
     c, a = scores_and_outcomes(z, y, top_label=top_label, quick=True)
     if not (n := len(c)):
@@ -209,22 +382,19 @@ def _equal_mass_tally(z: np.ndarray, y: np.ndarray, bins: int, top_label: bool) 
         first = -(-np.arange(1, bins) * n // bins)
         ends = c[np.minimum(np.concatenate([[0], first - 1, first]), n - 1)]
         near = np.zeros(n + 1, np.int64)
-        np.add.at(near, np.searchsorted(c, ends - 5 * _QUICK_ERROR), 1)
-        np.add.at(near, np.searchsorted(c, ends + 5 * _QUICK_ERROR, side="right"), -1)
-        places = np.flatnonzero(np.cumsum(near[:-1]))
-        c[places] = confidences(z[order[places]])[0]
-        again = np.argsort(c[places])
-        c[places], order[places] = c[places][again], order[places][again]
+        np.add.at(near, np.searchsorted(c, ends - 5 * _MAX_QUICK_ERROR), 1)
+        np.add.at(near, np.searchsorted(c, ends + 5 * _MAX_QUICK_ERROR, side="right"), -1)
+        near_rows = np.flatnonzero(np.cumsum(near[:-1]))
+        c[near_rows] = confidences(z[order[near_rows]])[0]
+        resorted = np.argsort(c[near_rows])
+        c[near_rows], order[near_rows] = c[near_rows][resorted], order[near_rows][resorted]
     starts = equal_mass_starts(c, bins)
     sums = np.add.reduceat(c, starts), np.add.reduceat(a[order], starts)
     return Bins(equal_width(len(starts)), np.diff(starts, append=n).astype(np.float64), *sums)
 
 
 def _order_single(scores: np.ndarray) -> np.ndarray:
-    """The order of scores, none negative, as far as single precision tells them apart.
-
-    It sorts by 16 bits at a time, which numpy does by counting: a third of the time of comparing.
-    """
+    """Order non-negative scores to single precision, 16 bits at a time: three times faster than `np.argsort`."""
     bits = scores.astype(np.float32).view(np.uint32)
     order = np.argsort(bits.astype(np.uint16), kind="stable")
     high = (bits >> 16).astype(np.uint16)
@@ -240,20 +410,44 @@ def sce(
     sample_weight: WeightsLike = None,
     compat: Literal["nctoolkit"] | None = None,
 ) -> float:
-    """Static (class-wise) calibration error (1/K) Σ_k Σ_b (n_bk/n) |freq_bk − conf_bk| of p_k against 1[y = k].
+    """Compute the static (class-wise) calibration error (1/K) Σ_k Σ_b (n_bk/n) |freq_bk − conf_bk|.
 
-    `compat="nctoolkit"` averages over the classes 0..max(labels) only. Nixon et al. (2019).
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    bins
+        Number of bins.
+    closed
+        End of a bin that belongs to it, "right" or "left".
+    sample_weight
+        Weight of each row, shape (n,).
+    compat
+        "nctoolkit" averages over the classes 0..max(labels) only.
 
+    Returns
+    -------
+    float
+        The error, between 0 and 1; NaN without rows.
+
+    Examples
+    --------
     >>> round(sce([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.4469
+
+    References
+    ----------
+    Nixon et al. (2019), Measuring calibration in deep learning, arXiv:1904.01685.
     """
     tally = Bins.of(logits, labels, bins=bins, closed=closed, classwise=True, sample_weight=sample_weight)
     if compat not in (None, "nctoolkit"):
         raise ValueError(f'compat must be "nctoolkit" or None, got {compat!r}')
     if compat is None or not tally.n:
         return tally.ece()
-    seen = int(np.flatnonzero(tally.hits.sum(axis=1)).max()) + 1
-    return Bins(tally.edges, tally.count[:seen], tally.confidence[:seen], tally.hits[:seen]).ece()
+    present = int(np.flatnonzero(tally.hits.sum(axis=1)).max()) + 1
+    return Bins(tally.edges, tally.count[:present], tally.confidence[:present], tally.hits[:present]).ece()
 
 
 def thresholded_sce(
@@ -264,12 +458,37 @@ def thresholded_sce(
     bins: int = BINS,
     sample_weight: WeightsLike = None,
 ) -> float:
-    """Class-wise calibration error of the probabilities above a threshold; the others contribute nothing.
+    """Compute the class-wise calibration error of the probabilities above a threshold.
 
-    With a thousand classes nearly every probability is next to zero and trivially right; this leaves those out.
+    With a thousand classes nearly every probability is close to zero and trivially right. The threshold leaves those
+    out.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    threshold
+        Smallest probability that counts, in [0, 1).
+    bins
+        Number of bins.
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The error, between 0 and 1; NaN without rows.
+
+    Examples
+    --------
     >>> round(thresholded_sce([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1], threshold=0.1), 4)
     0.2881
+
+    References
+    ----------
+    Nixon et al. (2019), Measuring calibration in deep learning, arXiv:1904.01685.
     """
     if not 0 <= threshold < 1:
         raise ValueError(f"threshold must lie in [0, 1), got {threshold}")
@@ -278,18 +497,40 @@ def thresholded_sce(
     inner = np.unique(np.concatenate([inner[inner > threshold], [threshold]]))
     w = as_weights(sample_weight, len(z))
     tally = score_rows_and_classes(z, y, ClassCells(inner, weights=w))[1]
-    gap = np.abs(tally.hits - tally.confidence)[:, 1:]  # bin 0 is what lies at or below the threshold
+    gap = np.abs(tally.hits - tally.confidence)[:, 1:]  # bin 0 holds the probabilities up to the threshold
     return float(gap.sum(axis=1).mean() / (len(z) if w is None else w.sum())) if len(z) else float("nan")
 
 
 def uce(logits: ArrayLike, labels: ArrayLike, *, bins: int = BINS, sample_weight: WeightsLike = None) -> float:
-    """Uncertainty calibration error Σ_b (n_b/n) |err_b − u_b| over equal-width bins of u = H(p)/ln K.
+    """Compute the uncertainty calibration error Σ_b (n_b/n) |err_b − u_b| over equal-width bins of u = H(p)/ln K.
 
-    Zero is not attainable in general: of a calibrated network with p = 0.9, u is 0.469 and the error 0.1.
-    Laves et al. (2019).
+    Even a calibrated network does not reach 0: with two classes and p = 0.9, u is 0.469 but the error rate is 0.1.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    bins
+        Number of bins.
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The error, between 0 and 1; NaN without rows.
+
+    Examples
+    --------
     >>> round(uce([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.6972
+
+    References
+    ----------
+    Laves et al. (2019), Well-calibrated model uncertainty with temperature scaling for dropout variational inference,
+    arXiv:1909.13550.
     """
     z, y = as_arrays(logits, labels)
     scored = score_rows(z, y)
@@ -309,17 +550,45 @@ def piece(
     top_label: bool = False,
     sample_weight: WeightsLike = None,
 ) -> float:
-    """Proximity-informed ECE Σ (n_mh/n) |acc_mh − conf_mh| over cells of proximity (equal mass) and confidence.
+    """Compute the proximity-informed ECE over cells of proximity (equal mass) and confidence (equal width).
 
-    `bins` are the numbers of bins of confidence and of proximity; a single number is that of confidence.
-    It is at least the ECE with the same confidence bins: errors that cancel between dense and sparse regions show.
-    Proximity is to the `neighbours` nearest rows of `reference` features (a held-out set), or of the others given; the
-    logits serve where there are no features. Xiong et al. (2023).
+    Σ (n_mh/n) |acc_mh − conf_mh| is at least the ECE with the same confidence bins: errors of dense and sparse regions
+    do not cancel.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    features
+        Features to measure proximity with, shape (n, d); by default the logits.
+    reference
+        Features of a held-out set, shape (m, d); by default each row is compared with the other rows.
+    bins
+        Numbers of bins of confidence and of proximity; a single number is that of confidence.
+    neighbours
+        Number of nearest neighbours that define the proximity.
+    top_label
+        With two classes, score the predicted class instead of class 1.
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The error, between 0 and 1; NaN without rows.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> z, y = rng.normal(size=(200, 3)), rng.integers(0, 3, 200)
     >>> piece(z, y, features=rng.normal(size=(200, 8))) >= ece(z, y)
     True
+
+    References
+    ----------
+    Xiong et al. (2023), Proximity-informed calibration for deep neural networks, arXiv:2306.04590.
     """
     z, y = as_arrays(logits, labels)
     if not len(z):
@@ -337,8 +606,8 @@ def piece(
 
 def _refuse_weights(sample_weight: Any, compat: str) -> None:
     if sample_weight is not None:
-        wanted = f'be None with compat="{compat}", which has none'
-        raise InputError("sample_weight", wanted, type(sample_weight).__name__)
+        expected = f'be None with compat="{compat}", which supports no weights'
+        raise InputError("sample_weight", expected, type(sample_weight).__name__)
 
 
 def _top(
@@ -368,9 +637,9 @@ def _top(
 
 
 def _rounded_edges(size: int, kind: type[np.floating[Any]]) -> np.ndarray:
-    """Edges as `torch.linspace` computes them in this type: by steps from both ends."""
-    step, place = kind(1) / kind(size), np.arange(size + 1).astype(kind)
-    edges = np.where(np.arange(size + 1) < (size + 1) // 2, step * place, kind(1) - step * place[::-1])
+    """Bin edges as `torch.linspace` rounds them in this type: by steps from both ends."""
+    step, number = kind(1) / kind(size), np.arange(size + 1).astype(kind)
+    edges = np.where(np.arange(size + 1) < (size + 1) // 2, step * number, kind(1) - step * number[::-1])
     return edges.astype(np.float64)
 
 

@@ -1,4 +1,4 @@
-"""Calibration errors freed of the bias that finite samples and a chosen number of bins bring."""
+"""Calibration errors corrected for the bias of finite samples and of a fixed number of bins."""
 
 from __future__ import annotations
 
@@ -25,16 +25,42 @@ def debiased_l2(
     top_label: bool = False,
     sample_weight: WeightsLike = None,
 ) -> float:
-    """Root mean square calibration error less its sampling bias, over equal-mass bins.
+    """Compute the root mean square calibration error without its sampling bias, over equal-mass bins.
 
-    The root of Σ_b (n_b/n) [(conf_b − acc_b)² − acc_b(1 − acc_b)/(n_b − 1)], 0 where that is negative; bins of one row
-    add nothing. Class-wise it is the root of the mean over classes of the positive parts, or with `pool=True` of the
-    mean itself, which is less biased. With weights n_b in the bias is (Σw)²/Σw² of the bin.
-    Kumar et al., "Verified uncertainty calibration" (2019).
+    It is the root of Σ_b (n_b/n) [(conf_b − acc_b)² − acc_b(1 − acc_b)/(n_b − 1)], or 0 where that is negative. Bins
+    with one row add nothing. With weights, n_b in the bias term is (Σw)²/Σw² of the bin.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    bins
+        Number of bins.
+    classwise
+        Average over the classes instead of scoring the confidence.
+    pool
+        Average the classes before, not after, negative values are cut at 0; this is less biased.
+    top_label
+        With two classes, score the predicted class instead of class 1.
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The error; 0 where the bias exceeds the plug-in value.
+
+    Examples
+    --------
     >>> z = np.log(np.array([[0.8, 0.2]] * 4 + [[0.6, 0.4]] * 4))
     >>> round(debiased_l2(z, [0, 1, 1, 1, 0, 1, 1, 1], bins=2), 4)
     0.3873
+
+    References
+    ----------
+    Kumar, Liang & Ma (2019), Verified uncertainty calibration, arXiv:1909.10155.
     """
     z, y = as_arrays(logits, labels)
     if not len(z):
@@ -52,16 +78,39 @@ def debiased_l1(
     top_label: bool = False,
     sample_weight: WeightsLike = None,
 ) -> float:
-    """ECE less its sampling bias, over equal-mass bins; it may be negative.
+    """Compute the ECE without its sampling bias, over equal-mass bins; it may be negative.
 
-    Twice the plug-in value less what it would be on average if acc_b were drawn again from
-    N(acc_b, acc_b(1 − acc_b)/n_b), here by the formula for the mean of |N(μ, σ²)| instead of by simulation. With
-    weights n_b in the variance is (Σw)²/Σw² of the bin.
-    Kumar et al. (2019).
+    It is twice the plug-in value minus the mean value under redrawn accuracies, acc_b ~ N(acc_b, acc_b(1 − acc_b)/n_b).
+    The mean of |N(μ, σ²)| is computed by formula, not by simulation. With weights, n_b in the variance is (Σw)²/Σw² of
+    the bin.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    bins
+        Number of bins.
+    top_label
+        With two classes, score the predicted class instead of class 1.
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The corrected error.
+
+    Examples
+    --------
     >>> z = np.log(np.array([[0.8, 0.2]] * 4 + [[0.6, 0.4]] * 4))
     >>> round(debiased_l1(z, [0, 1, 1, 1, 0, 1, 1, 1], bins=2), 4)
     0.4448
+
+    References
+    ----------
+    Kumar, Liang & Ma (2019), Verified uncertainty calibration, arXiv:1909.10155.
     """
     z, y = as_arrays(logits, labels)
     w = as_weights(sample_weight, len(z))
@@ -69,8 +118,8 @@ def debiased_l1(
     tally, rows = _equal_mass_bins(c, a, bins, w)
     full = tally.count > 0
     n, acc, gap = tally.count[full], tally.accuracy[full], tally.gap[full]
-    again = folded_mean(gap, np.sqrt(np.maximum(acc * (1 - acc), 0.0) / rows[full]))
-    return float((n * (2 * np.abs(gap) - again)).sum() / n.sum()) if n.size else math.nan
+    redrawn = folded_mean(gap, np.sqrt(np.maximum(acc * (1 - acc), 0.0) / rows[full]))
+    return float((n * (2 * np.abs(gap) - redrawn)).sum() / n.sum()) if n.size else math.nan
 
 
 def ece_sweep(
@@ -81,15 +130,38 @@ def ece_sweep(
     top_label: bool = False,
     sample_weight: WeightsLike = None,
 ) -> float:
-    """ECE with as many equal-mass bins as keep their accuracies in rising order.
+    """Compute the ECE with the largest number of equal-mass bins whose accuracies still increase.
 
-    b grows from 2 while no bin's accuracy is below its predecessor's; the last such b is used. `norm=2` gives the root
-    mean square. Rows of equal confidence stay together, so that their order does not matter.
-    Roelofs et al., "Mitigating bias in calibration error estimation" (2022).
+    The number of bins grows from 2 and stops before the first bin with a lower accuracy than the bin before it. Rows
+    with equal confidence stay in one bin, so their order does not matter.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    norm
+        1 for the ECE, 2 for the root mean square.
+    top_label
+        With two classes, score the predicted class instead of class 1.
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The error, between 0 and 1; NaN without rows.
+
+    Examples
+    --------
     >>> z = np.log(np.array([[0.6, 0.4], [0.7, 0.3], [0.8, 0.2], [0.9, 0.1]]))
     >>> round(ece_sweep(z, [1, 0, 0, 0]), 4)
     0.3
+
+    References
+    ----------
+    Roelofs et al. (2022), Mitigating bias in calibration error estimation, arXiv:2012.08668.
     """
     if norm not in (1, 2):
         raise ValueError(f"norm must be 1 or 2, got {norm!r}")
@@ -99,15 +171,15 @@ def ece_sweep(
     sums = np.stack([points.count, points.hits, points.count * points.score])
 
     def binned(b: int) -> np.ndarray:
-        """Count, hits and confidence of the bins that are not empty."""
+        """Count, hits and confidence of the bins that hold rows."""
         return np.add.reduceat(sums, points.chunk_starts(b), axis=1)
 
-    # Where the hits themselves rise, so do those of any bins; asking each number of bins would take n² steps.
+    # If the hit rates of the points increase, so do those of any bins; trying each number of bins would take n² steps.
     values = len(points.score)
     best = 1 if (np.diff(points.hits / points.count) < 0).any() else max(values - 1, 1)
     while best < values - 1:
         size, right, _ = binned(best + 1)
-        if (np.diff(right / size) < -1e-12).any():  # sums round
+        if (np.diff(right / size) < -1e-12).any():  # allow for rounding of the sums
             break
         best += 1
     size, right, confidence = binned(best)
@@ -125,7 +197,7 @@ def _columns(z: np.ndarray, y: np.ndarray, classwise: bool, top_label: bool) -> 
 def _equal_mass_bins(
     p: np.ndarray, hit: np.ndarray, bins: int, sample_weight: np.ndarray | None
 ) -> tuple[Bins, np.ndarray]:
-    """Equal-mass bins, and how many rows of equal weight each is worth."""
+    """Equal-mass bins, and the effective number of rows in each."""
     edges = equal_mass(p, bins, sample_weight)
     tally = Bins.from_scores(p, hit, edges, sample_weight=sample_weight)
     if sample_weight is None:

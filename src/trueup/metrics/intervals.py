@@ -31,7 +31,7 @@ from trueup._core.row_scores import RowScores, event_log_odds, is_event, score_r
 from trueup._core.splits import random_groups
 from trueup._core.tally import MEAN_METRICS, TABLE_METRICS, ClusterSums, Mean, Tally, class_cells, row_values
 from trueup._core.types import ArrayLike, WeightsLike
-from trueup.metrics.event_intervals import NOISE_ADDS, ClusteredPoints, Samples, invert_noise
+from trueup.metrics.event_intervals import NOISE_INCREASES, ClusteredPoints, Samples, invert_noise
 from trueup.metrics.events import EVENT_METRICS, Points, event_values, log_odds
 from trueup.metrics.resampling import (
     BootstrapBins,
@@ -347,7 +347,7 @@ def _event_intervals(
     ends = {name: (x - z * wald[name], x + z * wald[name]) for name, x in values.items() if name in wald}
     if points.effective_rows > 1 + 1e-9:
         cells = points.merge(_EVENT_CELLS)
-        ends |= invert_noise(cells, [name for name in values if name in NOISE_ADDS], resampling)
+        ends |= invert_noise(cells, [name for name in values if name in NOISE_INCREASES], resampling)
         drawn = [name for name in values if name not in ends and name != "kuiper"]
         if drawn:
             some = cells.rows > 0
