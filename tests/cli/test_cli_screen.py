@@ -50,7 +50,7 @@ def test_the_chosen_method_is_first_and_no_more_are_shown_than_asked_for(draw, m
 def test_few_rows_prove_nothing(tmp_path, command):
     trueup.save((np.array([[2.0, 0.0, 0.0]]), np.array([0])), tmp_path / "one.npz")
     out = command("evaluate", tmp_path / "one.npz").stdout
-    assert "Nothing speaks against calibration" not in out
+    assert "No evidence of miscalibration" not in out
     assert "1 row is too few to tell whether it is calibrated" in out
     assert "with about 170 a mean confidence that is 10 points off would be found" in out
 

@@ -158,4 +158,4 @@ def test_confidences_with_weights():
     assert scores["predicted"].value == pytest.approx((0.4 + 0.6 + 0.9) / 4)
     assert scores["observed"].value == 0.5
     assert scores.rows == 3
-    assert "weighted, worth 3" in scores.caption()
+    assert "weighted; effectively 3" in scores.caption()

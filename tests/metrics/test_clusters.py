@@ -218,7 +218,7 @@ def test_few_clusters_are_too_few_however_many_rows_they_have():
     y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
     rows = [np.repeat(x, 10, axis=0) for x in (z, y, np.arange(40))]
     scores = trueup.evaluate(rows[0], rows[1], clusters={"image": rows[2]})
-    assert "400 rows of 40 clusters (image) tell as much as about " in scores.verdict()
+    assert "400 rows in 40 clusters (image) carry as much information as about " in scores.verdict()
     assert "too few to tell whether it is calibrated (consistency test by image p = " in scores.verdict()
     apart = trueup.evaluate(np.tile(z, (10, 1)), np.tile(y, 10), clusters=np.arange(400))
     assert apart.too_few_rows() == ""

@@ -1,4 +1,4 @@
-"""The table of `evaluate_forecasts` and `compare_forecasts`: how good and how honest forecasts of a number are."""
+"""The tables of `evaluate_forecasts` and `compare_forecasts`: scores and calibration of forecasts of a number."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from trueup.metrics.resampling import Resampling, ResamplingOptions
 from trueup.metrics.table import Findings, ScoreTable
 
 ENOUGH_ROWS = 150
-"""With so many rows the test of calibration finds a median that 60 % of the targets lie below in four of five cases."""
+"""Number of rows with which the test detects a median that lies above 60 % of the targets, with 80 % power."""
 
 
 @dataclass(frozen=True)
 class ForecastTest:
-    """The test of calibration: were targets drawn from the forecasts, what PIT error would they show?"""
+    """The test of calibration: the PIT error compared with that of targets drawn from the forecasts."""
 
     p_value: float
-    """The chance that calibrated forecasts show as large an error."""
+    """Probability of an error at least this large under calibration."""
     expected: float
-    """What calibrated forecasts show on average."""
+    """Mean error under calibration."""
     mean_pit: float
     bias_z: float
-    """How many standard errors the mean of the PIT lies above ½: the targets lie above the forecasts."""
+    """Standard errors by which the mean PIT exceeds ½: positive where the targets lie above the forecasts."""
     spread_z: float
-    """How many standard errors the spread of the PIT lies above a uniform one's: the intervals are too narrow."""
+    """Standard errors by which the spread of the PIT exceeds a uniform one: positive where intervals are too narrow."""
     n_resamples: int
 
 
@@ -43,7 +43,7 @@ class ForecastTest:
 class ForecastScores(ScoreTable):
     """Metrics of one or several forecasts of the same targets, with intervals, tests and paired differences.
 
-    `scores["crps"]` is the Interval of the only forecast, `scores["scaled", "crps"]` of one of several.
+    `scores["crps"]` is the Interval of the only forecast, `scores["scaled", "crps"]` that of one of several.
     """
 
     rows: int
@@ -52,26 +52,26 @@ class ForecastScores(ScoreTable):
     """By method, then by metric."""
     tests: Mapping[str, ForecastTest]
     changes: Mapping[str, Mapping[str, Interval]]
-    """By method but the first: how much each metric differs from the first method's, paired."""
+    """By method (without the first): paired difference of each metric from the first method."""
     levels: tuple[float, ...] | None = None
-    """The levels of the quantiles; None of Gaussian forecasts."""
+    """Levels of the quantiles; None for Gaussian forecasts."""
     effective_rows: float | None = None
     """(Σw)²/Σw², where the rows have weights."""
     remarks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By method: what a reader should know of the rows."""
+    """By method: remarks about the rows."""
     clusters: int | None = None
-    """How many clusters the rows are of, where these were given; intervals and tests are then by cluster."""
+    """Number of clusters, if clusters were passed; intervals and tests are then by cluster."""
     cluster_name: str = "cluster"
-    """What a cluster is, such as a patient."""
+    """Name of a cluster, such as patient."""
 
     def _findings(self, name: str) -> Findings:
-        """The coverage of the interval that is furthest off, or of the widest; and in which way it is wrong."""
-        test, gaps, says, words = self.tests[name], self._gaps(name), "", []
+        """Name the coverage that is furthest off (or that of the widest interval), and how the forecasts are wrong."""
+        test, gaps, summary, words = self.tests[name], self._gaps(name), "", []
         off = {level: gap for level, gap in gaps.items() if abs(gap) > 1.96}
         if gaps:
             level = max(off, key=lambda level: abs(off[level])) if off else max(gaps)
             share = format_percent(self.values[name][f"coverage_{level:g}"].value, 1)
-            says = f"Its {level:g} % intervals hold {share} of the targets. "
+            summary = f"Its {level:g} % intervals hold {share} of the targets. "
         if abs(test.bias_z) > 1.96:
             words.append(f"its forecasts are too {'low' if test.bias_z > 0 else 'high'}")
         wide, narrow = ([f"{level:g} %" for level, gap in off.items() if side * gap > 0] for side in (1, -1))
@@ -82,36 +82,36 @@ class ForecastScores(ScoreTable):
             words.append(f"its intervals are too {'narrow' if is_narrow else 'wide'}")
         shape = "right in the mean and in the spread, but its distributions have the wrong shape"
         is_few = (self.effective_rows or self.rows) < ENOUGH_ROWS
-        few = f"{count_rows(self.rows)} {'is' if self.rows == 1 else 'are'}" if is_few else ""
-        more = f"{ENOUGH_ROWS} a median that 60 % of the targets lie below"
-        wrong = f"It is miscalibrated: {' and '.join(words) or shape}"
-        return Findings(says, "forecast would show a PIT error", few, more, wrong)
+        too_few = f"{count_rows(self.rows)} {'is' if self.rows == 1 else 'are'}" if is_few else ""
+        detectable = f"{ENOUGH_ROWS} rows, a median that lies above 60 % of the targets"
+        problem = f"It is miscalibrated: {' and '.join(words) or shape}"
+        return Findings(summary, "forecast would show a PIT error", too_few, detectable, problem)
 
     def _gaps(self, name: str) -> dict[float, float]:
-        """Level of a central interval in per cent → by how many standard errors its coverage lies above it."""
-        found = {}
+        """Level of a central interval in per cent → how many standard errors its coverage lies above it."""
+        gaps = {}
         for metric, covered in self.values[name].items():
             if metric.startswith("coverage_"):
                 level = float(metric.partition("_")[2]) / 100
-                rows, far = self.effective_rows or self.rows, covered.value - level
-                alone = far / math.sqrt(level * (1 - level) / rows)
-                # By cluster only what its interval excludes is off.
-                held = self.clusters is not None and covered.low <= level <= covered.high
-                found[100 * level] = 0.0 if held else alone
-        return found
+                rows, gap = self.effective_rows or self.rows, covered.value - level
+                z = gap / math.sqrt(level * (1 - level) / rows)
+                # With clusters the interval decides: z ignores their correlation.
+                is_covered = self.clusters is not None and covered.low <= level <= covered.high
+                gaps[100 * level] = 0.0 if is_covered else z
+        return gaps
 
     def _subject(self) -> tuple[dict[str, Any], str]:
-        """The levels of the quantiles."""
+        """Return the levels of the quantiles."""
         if self.levels is None:
             return {"levels": None}, "Gaussian forecasts"
         return {"levels": list(self.levels)}, f"quantiles of the levels {list_levels(self.levels)}"
 
     def record(self, method: str) -> dict[str, Any]:
-        """One forecast's numbers, test, paired changes and remarks as plain data."""
+        """Return one forecast's numbers, test, paired changes and remarks as plain data."""
         return super().record(method) | {"remarks": list(self.remarks.get(method, ()))}
 
     def digits(self, metric: str) -> int:
-        """As many as show four figures of what has the units of the targets."""
+        """Return the number of decimals that shows four figures of a number in the units of the targets."""
         if metric in SHARE_ERRORS or metric.startswith("coverage_"):
             return 4
         sizes = [abs(x) for name in self.methods for i in [self.values[name][metric]] for x in (i.value, i.high)]
@@ -119,8 +119,8 @@ class ForecastScores(ScoreTable):
         return 4 if not largest else min(max(3 - math.floor(math.log10(largest)), 0), 12)
 
     def notes(self) -> list[str]:
-        """The notes below the table."""
-        coarse = [] if self.levels is None else [f"crps is an integral over {len(self.levels)} levels, no finer."]
+        """Return the notes below the table."""
+        coarse = [] if self.levels is None else [f"crps is an integral over only {len(self.levels)} levels."]
         if len(self.methods) == 1:
             return [self.verdict(), *self.remarks.get(self.methods[0], ()), *coarse]
         remarks = [f"{name}: {words}" for name, each in self.remarks.items() for words in each]
@@ -139,19 +139,47 @@ def evaluate_forecasts(
     clusters: ClustersLike = None,
     **resampling: Unpack[ResamplingOptions],
 ) -> ForecastScores:
-    """Score forecasts of numbers against targets (n,), with intervals and a test of calibration.
+    """Score forecasts of a number against targets, with intervals and a test of calibration.
 
-    Gaussian forecasts are `evaluate_forecasts(mean, std, targets)`, three vectors (n,). Quantiles (n, m) with their m
-    levels are `evaluate_forecasts(quantiles, levels, targets)`, or by keyword. `coverage` are the levels of the central
-    intervals in the table; those of quantiles must be there as a pair of levels. `sample_weight` has one number a row;
-    intervals and tests then count (Σw)²/Σw² rows. `clusters`, one value a row or a mapping {"patient": values}, say
-    which rows are correlated; intervals and tests are then by cluster.
+    Gaussian forecasts are `evaluate_forecasts(mean, std, targets)`. Quantile forecasts are
+    `evaluate_forecasts(quantiles, levels, targets)`, by position or by keyword.
 
-    crps is ∫ (F(t) − 1[t ≥ y])² dt; of quantiles 2·∫ pinball loss over the levels that are there. pinball is the mean
-    over the levels (of Gaussians 0.01 … 0.99) of max(τ·(y − q), (τ − 1)·(y − q)). coverage_80 is the share of targets
-    in the central 80 % interval, width_95 a mean width, sharpness √mean σ². pit_error is the mean of |P̂(y ≤ q_τ) − τ|
-    over the levels, interval_error the same of central intervals.
+    - crps: ∫ (F(t) − 1[t ≥ y])² dt; for quantiles, twice the integral of the pinball loss over their levels.
+    - pinball: the mean over the levels (for Gaussians 0.01 … 0.99) of max(τ·(y − q), (τ − 1)·(y − q)).
+    - coverage_80: the share of targets in the central 80 % interval.
+    - width_95: the mean width of the central 95 % interval.
+    - sharpness: √mean σ².
+    - pit_error: the mean of |P̂(y ≤ q_τ) − τ| over the levels.
+    - interval_error: the same for central intervals.
 
+    Parameters
+    ----------
+    mean
+        Means of the forecasts, shape (n,), or quantiles, shape (n, m).
+    std
+        Standard deviations, shape (n,), or the m levels of the quantiles.
+    targets
+        Values that came true, shape (n,).
+    quantiles
+        Quantiles of the forecasts, shape (n, m), in place of `mean`.
+    levels
+        Levels of the quantiles, shape (m,), in place of `std`.
+    coverage
+        Levels of the central intervals in the table; with quantiles both of their ends must be among the levels.
+    sample_weight
+        Weight of each row, shape (n,).
+    clusters
+        Cluster of each row, shape (n,), where rows are correlated (pixels of an image, visits of a patient).
+    **resampling
+        `level`, `n_resamples` and `seed`: the level of the interval, the number of resamples, and the random seed.
+
+    Returns
+    -------
+    ForecastScores
+        A table; ``scores["crps"]`` is an interval.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> mean, std = rng.normal(size=2000), np.ones(2000)
     >>> targets = mean + 1.5 * rng.normal(size=2000)
@@ -174,7 +202,10 @@ def evaluate_forecasts(
     <BLANKLINE>
     Its 95 % intervals hold 81.2 % of the targets. It is miscalibrated: its intervals are too narrow ...
 
-    Gneiting and Raftery (2007); Gneiting, Balabdaoui and Raftery (2007), on the PIT.
+    References
+    ----------
+    Gneiting & Raftery (2007), Strictly proper scoring rules, prediction, and estimation.
+    Gneiting, Balabdaoui & Raftery (2007), Probabilistic forecasts, calibration and sharpness.
     """
     if quantiles is not None or levels is not None:
         if mean is not None or std is not None:
@@ -204,10 +235,34 @@ def compare_forecasts(
 ) -> ForecastScores:
     """Score several forecasts of the same targets, with paired differences from the first.
 
-    Each is a triple, (mean, std, targets) or (quantiles, levels, targets), given by keyword or in one mapping. Where
-    one of them is of quantiles, the Gaussian ones are scored by their quantiles of the same levels, so that all are
-    judged alike. The other options are those of `evaluate_forecasts`.
+    If one forecast consists of quantiles, the Gaussian ones are scored by their quantiles at the same levels.
 
+    Parameters
+    ----------
+    forecasts
+        Forecasts by name, each a triple (mean, std, targets) or (quantiles, levels, targets).
+    coverage
+        Levels of the central intervals in the table; with quantiles both of their ends must be among the levels.
+    sample_weight
+        Weight of each row, shape (n,).
+    clusters
+        Cluster of each row, shape (n,), where rows are correlated (pixels of an image, visits of a patient).
+    level
+        Level of the intervals, such as 0.95.
+    n_resamples
+        Number of resamples.
+    seed
+        Seed of the random numbers.
+    **methods
+        Further forecasts by keyword.
+
+    Returns
+    -------
+    ForecastScores
+        A table; ``scores.changes["scaled"]["crps"]`` is the paired difference from the first forecast.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> mean, y = np.zeros(1000), 2 * rng.normal(size=1000)
     >>> scores = compare_forecasts(raw=(mean, np.ones(1000), y), wider=(mean, np.full(1000, 2.0), y))
@@ -226,12 +281,12 @@ def compare_forecasts(
     for name, other in checked.items():
         _check_same_targets(first_name, first.targets, name, other.targets)
     w = as_weights(sample_weight, len(first.targets))
-    together = weighted_clusters(clusters, w, len(first.targets), min_clusters=2)
+    of_row = weighted_clusters(clusters, w, len(first.targets), min_clusters=2)
     if w is not None and (w == 0).any():
         kept = w > 0
         checked, w = {name: each.take(kept) for name, each in checked.items()}, w[kept]
         first = checked[first_name]
-    groups = RowGroups.of(len(first.targets), w, seed, together)
+    groups = RowGroups.of(len(first.targets), w, seed, of_row)
     values: dict[str, dict[str, Interval]] = {}
     tests, changes, remarks = {}, {}, {}
     scored_first: ScoredForecast | None = None
@@ -248,18 +303,26 @@ def compare_forecasts(
             continue
         shared = [metric for metric in scored.metrics if metric in scored_first.metrics]
         changes[name] = {metric: Interval(*scored.change(scored_first, metric, tail), level) for metric in shared}
-    worth = None if w is None else effective_rows(w, len(w))
-    held = None if common is None else tuple(float(q) for q in common)
-    of_clusters = () if together is None else (together.count, together.name)
-    return ForecastScores(len(first.targets), level, values, tests, changes, held, worth, remarks, *of_clusters)
+    return ForecastScores(
+        len(first.targets),
+        level,
+        values,
+        tests,
+        changes,
+        levels=None if common is None else tuple(float(q) for q in common),
+        effective_rows=None if w is None else effective_rows(w, len(w)),
+        remarks=remarks,
+        clusters=None if of_row is None else of_row.count,
+        cluster_name=ForecastScores.cluster_name if of_row is None else of_row.name,
+    )
 
 
 def _check(name: str, triple: Any) -> Forecast:
     try:
         mean, std, targets = triple
     except (TypeError, ValueError):
-        wanted = "be a triple (mean, std, targets) or (quantiles, levels, targets)"
-        raise InputError(name or "the forecast", wanted, type(triple).__name__) from None
+        expected = "be a triple (mean, std, targets) or (quantiles, levels, targets)"
+        raise InputError(name or "the forecast", expected, type(triple).__name__) from None
     try:
         return check_forecast(mean, std, targets)
     except InputError as error:
@@ -269,15 +332,15 @@ def _check(name: str, triple: Any) -> Forecast:
 
 
 def _common_levels(checked: Mapping[str, Forecast]) -> np.ndarray | None:
-    found: tuple[str, np.ndarray] | None = None
+    shared: tuple[str, np.ndarray] | None = None
     for name, forecast in checked.items():
         if forecast.levels is None:
             continue
-        if found is not None and not np.array_equal(found[1], forecast.levels):
-            wanted = f"be those of {found[0]}, {list_levels(found[1])}"
-            raise InputError(f"the levels of {name}", wanted, list_levels(forecast.levels))
-        found = found or (name, forecast.levels)
-    return None if found is None else found[1]
+        if shared is not None and not np.array_equal(shared[1], forecast.levels):
+            expected = f"be those of {shared[0]}, {list_levels(shared[1])}"
+            raise InputError(f"the levels of {name}", expected, list_levels(forecast.levels))
+        shared = shared or (name, forecast.levels)
+    return None if shared is None else shared[1]
 
 
 def _check_same_targets(first: str, expected: np.ndarray, name: str, targets: np.ndarray) -> None:
@@ -291,30 +354,30 @@ def _check_same_targets(first: str, expected: np.ndarray, name: str, targets: np
 
 
 def _test(scored: ScoredForecast, resampling: Resampling) -> ForecastTest:
-    """Draw PITs as calibrated forecasts would have them: how large is the mean error at the same levels?"""
+    """Test calibration: compare the PIT error with those of PITs drawn under calibration."""
     shares, w, n_resamples = scored.shares["pit_error"], scored.groups.sample_weight, resampling.n_resamples
     n = effective_rows(w, len(scored.pit))
     inner = shares.levels[(shares.levels > 0) & (shares.levels < 1)]
-    chances = np.diff(np.concatenate([[0.0], inner, [1.0]]))
-    drawn = np.random.default_rng([resampling.seed, 1]).multinomial(max(round(n), 1), chances, size=n_resamples)
+    cell_probs = np.diff(np.concatenate([[0.0], inner, [1.0]]))
+    drawn = np.random.default_rng([resampling.seed, 1]).multinomial(max(round(n), 1), cell_probs, size=n_resamples)
     below = np.cumsum(drawn[:, :-1], axis=1) / max(round(n), 1)
-    # Over all levels, also those of 0 and 1, whose gap is none.
+    # The mean runs over all levels; the gap at 0 and 1 is 0.
     errors = np.abs(below - inner).sum(axis=1) / len(shares.levels)
     observed = shares.bins.observed("ece")
     drawn_errors = [errors]
-    if scored.groups.clustered:  # correlated rows show more, and never less than independent ones
+    if scored.groups.clustered:  # correlated rows show at least as much as independent ones
         drawn_errors.append(np.abs(shares.noise).mean(axis=1))
     p_value = max((1 + int((each >= observed * (1 - 1e-12)).sum())) / (n_resamples + 1) for each in drawn_errors)
-    shown = max(float(each.mean()) for each in drawn_errors)
-    # The moments of a calibrated forecast's PIT: uniform, or at the middles of the cells between the levels.
+    expected = max(float(each.mean()) for each in drawn_errors)
+    # Moments of the PIT under calibration: uniform, or at the middles of the cells between the levels.
     middle, mass = (scored.cells[1:] + scored.cells[:-1]) / 2 - 0.5, np.diff(scored.cells)
     second, fourth = (float(mass @ middle**power) for power in (2, 4))
     u = scored.pit - 0.5
-    known = [(u, 0.0, second), (u**2, second, fourth - second**2)]
+    moments = [(u, 0.0, second), (u**2, second, fourth - second**2)]
     z = []
-    for x, expected, variance in known:
+    for x, true_mean, variance in moments:
         blocks = scored.groups.of_block(x)
         noise = max(math.sqrt(variance / n), 0.0 if blocks is None else mean_error(*blocks))
-        z.append((float(np.average(x, weights=w)) - expected) / noise if variance > 1e-12 else 0.0)
+        z.append((float(np.average(x, weights=w)) - true_mean) / noise if variance > 1e-12 else 0.0)
     mean_pit = float(np.average(scored.pit, weights=w))
-    return ForecastTest(p_value, shown, mean_pit, z[0], z[1], n_resamples)
+    return ForecastTest(p_value, expected, mean_pit, z[0], z[1], n_resamples)

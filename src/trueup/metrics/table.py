@@ -1,4 +1,4 @@
-"""The table of `evaluate` and `compare`: metrics with confidence intervals, tests, and paired differences."""
+"""The tables of `evaluate` and `compare`: metrics with confidence intervals, tests, and paired differences."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ if TYPE_CHECKING:
     from trueup.metrics.groups import GroupTable
 
 DEFAULT = ("accuracy", "confidence", "nll", "brier", "entropy", "ece", "mce", "rmsce", "aece", "sce")
-"""The rows of the table, by default."""
+"""Default rows of the table."""
 EVENT_DEFAULT = (
     *("predicted", "observed", "nll", "event_brier", "miscalibration", "discrimination", "uncertainty"),
     *("ece", "auroc", "calibration_intercept", "calibration_slope", "ici"),
 )
-"""The rows of the table of an event's probability."""
+"""Default rows of the table of an event's probability."""
 
 
 class Findings(NamedTuple):
-    """What there is to say of a method, in words."""
+    """The parts of a verdict, in words."""
 
-    says: str
-    """What it says on average, and what is so: a sentence, or nothing."""
-    calibrated: str
-    """Who would show which error if calibrated."""
-    few: str
-    """How many rows there are, with a verb, if they are too few; else nothing."""
-    more: str
-    """What more of them would show."""
-    wrong: str
-    """In which way it is miscalibrated."""
+    summary: str
+    """The mean prediction next to the outcome, as a sentence; may be empty."""
+    reference: str
+    """Words before the expected error: "network would show an ECE"."""
+    too_few: str
+    """Number of rows with a verb, if they are too few; else empty."""
+    detectable: str
+    """Number of rows that would suffice, and the error they would detect."""
+    problem: str
+    """Kind of miscalibration."""
 
 
 class ScoreTable:
-    """A table of `values` by method and metric, and of `changes` from the first method: as text, HTML, JSON, pandas."""
+    """A table of `values` by method and metric, and of `changes` from the first method."""
 
     rows: int
     level: float
@@ -67,33 +67,46 @@ class ScoreTable:
     cluster_name: str
 
     def _subject(self) -> tuple[dict[str, Any], str]:
-        """What was scored, as plain data and in words."""
+        """Describe the scored data, as plain data and in words."""
         raise NotImplementedError
 
     def _findings(self, name: str) -> Findings:
-        """What there is to say of a method."""
+        """Return the parts of the verdict on a method."""
         raise NotImplementedError
 
     def notes(self) -> list[str]:
-        """The notes below the table."""
+        """Return the notes below the table."""
         raise NotImplementedError
 
     def verdict(self, method: str | None = None) -> str:
-        """One or two sentences on whether a method is calibrated."""
+        """Say in one or two sentences whether a method is calibrated.
+
+        Parameters
+        ----------
+        method
+            Name of the method; by default the first.
+
+        Returns
+        -------
+        str
+            The verdict.
+        """
         name = method or self.methods[0]
         test = self.tests[name]
         if math.isnan(test.p_value):
-            return "There are no rows to judge."
-        says, calibrated, few, more, wrong = self._findings(name)
+            return "There are no rows to score."
+        summary, reference, too_few, detectable, problem = self._findings(name)
         by = "" if self.clusters is None else f" by {self.cluster_name}"
-        chance = f"consistency test{by} p {'=' if test.p_value > 0.001 else '≤'} {test.p_value:.3f}"
+        p_value = f"consistency test{by} p {'=' if test.p_value > 0.001 else '≤'} {test.p_value:.3f}"
         if test.n_resamples < 19:
-            return f"{says}{test.n_resamples} resamples are too few for a test at 5 %: it takes 19."
-        if test.p_value > 0.05 and few:
-            tell = f"{few} too few to tell whether it is calibrated ({chance})"
-            return f"{says}{tell}: with about {more} would be found in four of five cases."
-        verdict = "Nothing speaks against calibration" if test.p_value > 0.05 else wrong
-        return f"{says}{verdict} (a calibrated {calibrated} of {test.expected:.4f}; {chance})."
+            return f"{summary}A test at 5 % needs at least 19 resamples, got {test.n_resamples}."
+        if test.p_value > 0.05 and too_few:
+            return (
+                f"{summary}{too_few} too few to tell whether it is calibrated ({p_value}); "
+                f"with about {detectable} would be detected with 80 % probability."
+            )
+        verdict = "No evidence of miscalibration" if test.p_value > 0.05 else problem
+        return f"{summary}{verdict} (a calibrated {reference} of {test.expected:.4f}; {p_value})."
 
     def __getitem__(self, key: str | tuple[str, str]) -> Interval:
         method, metric = key if isinstance(key, tuple) else (self.methods[0], key)
@@ -118,14 +131,14 @@ class ScoreTable:
         return tuple(self.values[self.methods[0]])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON; what is not defined is None."""
+        """Return plain data, ready for JSON; undefined numbers are None."""
         record = {"schema": 1, "rows": self.rows, **self._subject()[0], "effective_rows": self.effective_rows}
         if self.clusters is not None:
             record |= {"clusters": self.clusters, "cluster_name": self.cluster_name}
         return record | {"level": self.level, "methods": {name: self.record(name) for name in self.methods}}
 
     def record(self, method: str) -> dict[str, Any]:
-        """One method's numbers, test and paired changes as plain data."""
+        """Return one method's numbers, test and paired changes as plain data."""
         values, changes = self.values[method], self.changes.get(method, {})
         return {
             "metrics": {metric: plain_record(asdict(i)) for metric, i in values.items()},
@@ -134,18 +147,29 @@ class ScoreTable:
         }
 
     def to_json(self, **options: Any) -> str:
-        """The same as JSON text."""
+        """Return `to_dict` as JSON text.
+
+        Parameters
+        ----------
+        **options
+            Options of `json.dumps`.
+
+        Returns
+        -------
+        str
+            The text.
+        """
         return json.dumps(self.to_dict(), **options)
 
     def to_pandas(self) -> Any:
-        """A data frame with one row for each method and metric (needs pandas)."""
+        """Return a data frame with one row per method and metric (needs pandas)."""
         import pandas as pd
 
         columns = ["method", "metric", "value", "low", "high", "change", "change_low", "change_high"]
         nothing = Interval(math.nan, math.nan, math.nan)
         records = []
-        for name, found in self.values.items():
-            for metric, i in found.items():
+        for name, scores in self.values.items():
+            for metric, i in scores.items():
                 change = self.changes.get(name, {}).get(metric, nothing)
                 records.append([name, metric, i.value, i.low, i.high, change.value, change.low, change.high])
         return pd.DataFrame(records, columns=columns)
@@ -163,16 +187,16 @@ class ScoreTable:
         return f'<div class="trueup">{style}<p>{caption}</p>{html_table(head, rows)}{notes}</div>'
 
     def caption(self) -> str:
-        """How much was scored, and of which clusters the rows are."""
-        worth = "" if self.effective_rows is None else f" (weighted, worth {self.effective_rows:,.0f})"
-        caption = f"{count_rows(self.rows)}{worth}, {self._subject()[1]}"
+        """Return the number of rows, the subject, and the clusters."""
+        weighted = "" if self.effective_rows is None else f" (weighted; effectively {self.effective_rows:,.0f})"
+        caption = f"{count_rows(self.rows)}{weighted}, {self._subject()[1]}"
         if self.clusters is None:
             return caption
         named = "" if self.cluster_name == "cluster" else f" ({self.cluster_name})"
         return f"{caption}, {self.clusters:,} clusters{named}: intervals by {self.cluster_name}"
 
     def verdicts(self) -> list[str]:
-        """Those of several methods, below what the marks in the table mean."""
+        """Return the verdicts of several methods, after the meaning of the table's marks."""
         verdicts = "\n".join(f"{name}: {self.verdict(name)}" for name in self.methods)
         if len(self.methods) < 3:
             return [verdicts]
@@ -180,11 +204,11 @@ class ScoreTable:
         return [marks, verdicts]
 
     def digits(self, metric: str) -> int:
-        """How many digits behind the point a metric is shown with."""
+        """Return the number of decimals of a metric."""
         return 4
 
     def table(self) -> list[Row]:
-        """Its cells as text, the first row the heads."""
+        """Return the cells of the table as text; the first row holds the heads."""
 
         def number(metric: str, x: float, *, sign: bool = False) -> str:
             return format_number(x, sign=sign, digits=self.digits(metric))
@@ -205,15 +229,15 @@ class ScoreTable:
                 rows.append([metric, *values, moved, interval(metric, change, sign=True)])
             return rows
         rows = [["method", *self.metrics]]
-        for name, found in self.values.items():
+        for name, scores in self.values.items():
             changes = self.changes.get(name, {})
             marks = {metric: "*" if i.low > 0 or i.high < 0 else " " for metric, i in changes.items()}
-            rows.append([name, *(number(metric, i.value) + marks.get(metric, " ") for metric, i in found.items())])
+            rows.append([name, *(number(metric, i.value) + marks.get(metric, " ") for metric, i in scores.items())])
         return rows
 
 
 def plain_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain data as JSON can hold it: what is not finite is None."""
+    """Return plain data that JSON can hold; numbers that are not finite become None."""
     return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in record.items()}
 
 
@@ -221,7 +245,7 @@ def plain_record(record: Mapping[str, Any]) -> dict[str, Any]:
 class Scores(ScoreTable):
     """Metrics of one or several methods on the same rows, with intervals, tests and paired differences.
 
-    `scores["ece"]` is the Interval of the only method, `scores["temperature", "ece"]` of one of several.
+    `scores["ece"]` is the Interval of the only method, `scores["temperature", "ece"]` that of one of several.
     """
 
     rows: int
@@ -232,105 +256,131 @@ class Scores(ScoreTable):
     """By method, then by metric."""
     tests: Mapping[str, CalibrationTests]
     changes: Mapping[str, Mapping[str, Interval]]
-    """By method but the first: how much each metric differs from the first method's, paired."""
+    """By method (without the first): paired difference of each metric from the first method."""
     means: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """By method: the mean score and how often it came true."""
+    """By method: the mean score and the frequency of the outcome."""
     is_event: bool = False
-    """Whether it is about the probability of class 1: of two classes, unless they are folded."""
+    """Whether the score is the probability of class 1: with two classes, unless `top_label` was set."""
     effective_rows: float | None = None
     """(Σw)²/Σw², where the rows have weights."""
     group_tables: Mapping[str, GroupTable] = field(default_factory=dict)
-    """By method: observed against predicted rate in groups of rows, where groups were given."""
+    """By method: observed and predicted rate in groups of rows, if groups were passed."""
     event_name: str = "class 1"
-    """Which class the event is."""
+    """Name of the event."""
     clusters: int | None = None
-    """How many clusters the rows are of, where these were given; intervals and tests are then by cluster."""
+    """Number of clusters, if clusters were passed; intervals and tests are then by cluster."""
     cluster_name: str = "cluster"
-    """What a cluster is, such as an image."""
+    """Name of a cluster, such as image."""
 
     @property
     def groups(self) -> GroupTable | None:
-        """The groups of the first method; None where none were given."""
+        """The groups of the first method; None if no groups were passed."""
         return self.group_tables.get(self.methods[0])
 
     def _findings(self, name: str) -> Findings:
-        """What a method says on average, whether its rows are too few, and in which way it is miscalibrated."""
-        test, values, says = self.tests[name], self.values[name], ""
-        few, enough = self.too_few_rows(name), f"{_enough_rows(self.means[name][0]):,}"
+        """Compare the mean prediction with the outcome, check for too few rows, and name the kind of miscalibration."""
+        test, values, summary = self.tests[name], self.values[name], ""
         if self.is_event:
             predicted, right = (format_percent(mean, 1) for mean in self.means[name])
             end = ". " if test.p_value > 0.05 or test.n_resamples < 19 else ": "
-            says = f"It predicts {predicted} on average and the event happens {right} of the time{end}"
-            more, wrong = "predicted rate", f"{event_direction(test)}. It is miscalibrated"
+            summary = f"It predicts {predicted} on average and the event happens {right} of the time{end}"
+            quantity, problem = "predicted rate", f"{event_direction(test)}. It is miscalibrated"
         else:
             if "confidence" in values and "accuracy" in values:
                 confidence, right = (format_percent(values[metric].value, 1) for metric in ("confidence", "accuracy"))
-                says = f"It says {confidence} on average and is right {right} of the time. "
-            # Not by the sign of Spiegelhalter's z, which turns over where confidences are below ½.
+                summary = f"It says {confidence} on average and is right {right} of the time. "
+            # The sign of Spiegelhalter's z would change where confidences are below ½.
             side = " and overconfident" if test.overconfidence_z > 0 else " and underconfident"
-            more = "confidence"
-            wrong = f"It is miscalibrated{side if abs(test.overconfidence_z) > 1.96 else ''}"
-        calibrated = f"{'one' if self.is_event else 'network'} would show an ECE"
-        return Findings(says, calibrated, few, f"{enough} a mean {more} that is 10 points off", wrong)
+            quantity = "confidence"
+            problem = f"It is miscalibrated{side if abs(test.overconfidence_z) > 1.96 else ''}"
+        reference = f"{'forecast' if self.is_event else 'network'} would show an ECE"
+        detectable = f"{_enough_rows(self.means[name][0]):,} rows, a mean {quantity} that is 10 points off"
+        return Findings(summary, reference, self.too_few_rows(name), detectable, problem)
 
     def too_few_rows(self, method: str | None = None) -> str:
-        """How many rows there are, with a verb, if so few would hide a mean that is 10 points off; else nothing."""
+        """Return the number of rows with a verb if a mean that is 10 points off could go unnoticed; else an empty text.
+
+        Parameters
+        ----------
+        method
+            Name of the method; by default the first.
+
+        Returns
+        -------
+        str
+            Words such as "40 rows are", or nothing.
+        """
         name = method or self.methods[0]
-        worth = self._independent_rows(name)
-        if worth >= _enough_rows(self.means[name][0]):
+        independent = self._independent_rows(name)
+        if independent >= _enough_rows(self.means[name][0]):
             return ""
         if self.clusters is None:
             return f"{count_rows(self.rows)} {'is' if self.rows == 1 else 'are'}"
-        of = f"{self.rows:,} rows of {self.clusters:,} clusters ({self.cluster_name})"
-        return f"{of} tell as much as about {worth:,.0f} independent ones, which are"
+        clustered = f"{self.rows:,} rows in {self.clusters:,} clusters ({self.cluster_name})"
+        return f"{clustered} carry as much information as about {independent:,.0f} independent ones, which are"
 
     def _independent_rows(self, name: str) -> float:
-        """As how many independent rows of equal weight these count; of clusters, what the rate's interval tells."""
+        """Return the number of independent rows of equal weight with the same information."""
         rows = self.effective_rows or self.rows
         if self.clusters is None:
             return rows
-        found = self.values[name].get("observed" if self.is_event else "accuracy")
-        if found is None or not (found.high > found.low and 0 < found.value < 1):
+        rate = self.values[name].get("observed" if self.is_event else "accuracy")
+        if rate is None or not (rate.high > rate.low and 0 < rate.value < 1):
             return min(rows, self.clusters)
-        error = (found.high - found.low) / (2 * float(ndtri(0.5 + found.level / 2)))
-        return min(rows, found.value * (1 - found.value) / error**2)
+        error = (rate.high - rate.low) / (2 * float(ndtri(0.5 + rate.level / 2)))
+        return min(rows, rate.value * (1 - rate.value) / error**2)
 
     def _subject(self) -> tuple[dict[str, Any], str]:
-        """The classes, the bins and the event."""
+        """Return the classes, the bins and the event."""
         event = {"event": self.is_event, "event_name": self.event_name if self.is_event else None}
         what = f"the event is {self.event_name}" if self.is_event else f"{self.n_classes} classes"
         return {"n_classes": self.n_classes, "bins": self.bins, **event}, f"{what}, {self.bins} bins"
 
     def record(self, method: str) -> dict[str, Any]:
-        """One method's numbers, test, paired changes and groups as plain data."""
+        """Return one method's numbers, test, paired changes and groups as plain data."""
         groups = {"groups": self.group_tables[method].to_dict()} if method in self.group_tables else {}
         return super().record(method) | groups
 
     def plot(self, metric: str = "ece", ax: Any = None, *, title: str | None = None) -> Any:
-        """Draw one metric of each method with its interval, on matplotlib Axes that are given or new; return them.
+        """Draw one metric of each method with its interval.
 
+        Parameters
+        ----------
+        metric
+            Name of the metric.
+        ax
+            Matplotlib Axes to draw on; by default new ones.
+        title
+            Title of the picture.
+
+        Returns
+        -------
+        Any
+            The Axes.
+
+        Examples
+        --------
         >>> scores = evaluate([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 3.0]], [0, 1, 0])
         >>> scores.plot("nll").get_xlabel()
         'NLL (nats), 95 % interval'
         """
-        reports = import_module("trueup.reports")  # drawing is a higher layer, for users alone
+        reports = import_module("trueup.reports")  # drawing is a higher layer
         return reports.draw(reports.comparison(self, metric), ax, title=title)
 
     def notes(self) -> list[str]:
-        """The notes below the table."""
+        """Return the notes below the table."""
         if len(self.methods) == 1:
             notes = [self.verdict()]
             if any(i.value > i.high for i in self.values[self.methods[0]].values()):
                 notes.append(
-                    "Noise makes binned errors larger than they are; their intervals are of the true error and may lie "
-                    "below the value."
+                    "Noise increases binned errors. Their intervals are for the true error and may lie below the value."
                 )
             return [*notes, *map(str, self.group_tables.values())]
         return [*self.verdicts(), *(f"{name}, by group\n\n{table}" for name, table in self.group_tables.items())]
 
 
 def _html_note(note: str) -> str:
-    """A paragraph whose lines stay lines; of groups, whose table is text, as it is."""
+    """Format a note as a paragraph that keeps its lines; a text table stays preformatted."""
     text = html.escape(note)
     return f"<pre>{text}</pre>" if "\n\n" in note else f"<p>{text}</p>".replace("\n", "<br>")
 
@@ -351,16 +401,49 @@ def evaluate(
     n_resamples: int = 1000,
     seed: int = 0,
 ) -> Scores:
-    """Score a network's logits (n, classes) against labels (n,), with intervals and a test of calibration.
+    """Score predictions against labels, with confidence intervals and a test of calibration.
 
-    `metrics` are names of `METRICS`; those outside the default table come without an interval. Two classes are read
-    as the probability of an event, class 1; of more classes `event` is one, by number or by one of `class_names`.
-    `top_label=True` takes the predicted one of two classes, as of more. `sample_weight` has one number a row; intervals
-    and tests then count (Σw)²/Σw² rows. `groups`, one value a row or a mapping of columns of them, adds a table of
-    where it is wrong, as `.groups`. `clusters`, one value a row, or a mapping {"image": values}, say which rows are
-    correlated: pixels of an image, tokens of a text, visits of a patient. Intervals and tests are then by cluster,
-    which may make them ten times wider, and right.
+    Two classes are read as the probability of an event, class 1. Metrics outside the default table have no interval.
+    With weights, intervals and tests count (Σw)²/Σw² rows. With clusters, intervals and tests count clusters instead of
+    rows; they may be ten times wider, which is correct.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    metrics
+        Names in `METRICS`, in the order of the table; by default the usual ones.
+    event
+        Class to score as an event, by number or by one of `class_names`.
+    class_names
+        Names of the classes, in the order of the columns.
+    top_label
+        With two classes, score the predicted class, as for more classes.
+    sample_weight
+        Weight of each row, shape (n,).
+    groups
+        Groups to report on in `.groups`: one value per row, shape (n,), or a mapping from names to such columns.
+    clusters
+        Cluster of each row, shape (n,), or a mapping {"image": values}, where rows are correlated (pixels of an image,
+        tokens of a text, visits of a patient).
+    bins
+        Number of bins.
+    level
+        Level of the intervals, such as 0.95.
+    n_resamples
+        Number of resamples.
+    seed
+        Seed of the random numbers.
+
+    Returns
+    -------
+    Scores
+        A table; ``scores["ece"]`` is an interval.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(5000, 3))
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
@@ -399,9 +482,42 @@ def compare(
 ) -> Scores:
     """Score several methods on the same rows, with paired differences from the first.
 
-    Methods are given by keyword, `compare(raw=test, temperature=after)`, or as one mapping; each is a pair
-    (logits, labels), and the labels must be the same. The other options are those of `evaluate`.
+    Parameters
+    ----------
+    pairs
+        Pairs (logits, labels) by name; the labels must be the same.
+    metrics
+        Names in `METRICS`, in the order of the table; by default the usual ones.
+    event
+        Class to score as an event, by number or by one of `class_names`.
+    class_names
+        Names of the classes, in the order of the columns.
+    top_label
+        With two classes, score the predicted class, as for more classes.
+    sample_weight
+        Weight of each row, shape (n,).
+    groups
+        Groups to report on: one value per row, shape (n,), or a mapping from names to such columns.
+    clusters
+        Cluster of each row, shape (n,), or a mapping {"image": values}, where rows are correlated.
+    bins
+        Number of bins.
+    level
+        Level of the intervals, such as 0.95.
+    n_resamples
+        Number of resamples.
+    seed
+        Seed of the random numbers.
+    **methods
+        Further pairs by keyword: ``compare(raw=test, temperature=after)``.
 
+    Returns
+    -------
+    Scores
+        A table; ``scores.changes["temperature"]["nll"]`` is the paired difference from the first method.
+
+    Examples
+    --------
     >>> z = np.random.default_rng(0).normal(size=(500, 3))
     >>> y = z.argmax(axis=1)
     >>> compare(raw=(z, y), sharper=(4 * z, y)).changes["sharper"]["nll"].high < 0
@@ -411,9 +527,9 @@ def compare(
     if not named:
         raise ValueError("compare needs at least one method: compare(raw=(logits, labels), …)")
     if isinstance(metrics, str):
-        raise ValueError(f"metrics must be several names, such as ({metrics!r},), got {metrics!r}")
-    wanted = () if metrics is None else tuple(metrics)
-    for metric in wanted:
+        raise ValueError(f"metrics must be a sequence of names, such as ({metrics!r},), got {metrics!r}")
+    names = () if metrics is None else tuple(metrics)
+    for metric in names:
         if metric not in TABLE_METRICS and metric not in METRICS:
             raise ValueError(f"metrics must be names of METRICS, got {metric!r}; there are: {', '.join(METRICS)}")
     resampling = Resampling(level, n_resamples, seed)
@@ -426,11 +542,11 @@ def compare(
         if event is not None or z.shape[1] == 2:
             title = title or event_name(event, z.shape[1], class_names)
         if event is not None:
-            from trueup.convert import as_event  # most tables are of no event, or of one of two classes
+            from trueup.convert import as_event  # seldom needed
 
             z, y = as_event(z, y, event, class_names=class_names)
-        wanted = wanted or default_metrics(z.shape[1], top_label)
-        tabled = [metric for metric in wanted if has_interval(metric)]
+        names = names or default_metrics(z.shape[1], top_label)
+        tabled = [metric for metric in names if has_interval(metric)]
         if first is None:
             labels, classes = y, z.shape[1]
         _check_same(first_name, labels, name, y)
@@ -440,11 +556,11 @@ def compare(
             z, y, bins=bins, top_label=top_label, sample_weight=sample_weight, clusters=clusters, paired_with=first
         )
         scores = intervals(scored.tally, scored.values(tabled), resampling, scored=scored)
-        for metric in wanted:
+        for metric in names:
             if metric not in scores:
                 value = _value(metric, z, y, top_label, scored.sample_weight)
                 scores[metric] = Interval(value, math.nan, math.nan, level)
-        values[name] = {metric: scores[metric] for metric in wanted}
+        values[name] = {metric: scores[metric] for metric in names}
         if groups is not None:
             from trueup.metrics.groups import evaluate_groups
 
@@ -458,54 +574,66 @@ def compare(
             first = scored
             continue
         change = differences(first, scored, tabled, resampling)
-        for metric in wanted:
+        for metric in names:
             if metric not in change:
                 by = values[name][metric].value - values[first_name][metric].value
                 change[metric] = Interval(by, math.nan, math.nan, level)
-        changes[name] = {metric: change[metric] for metric in wanted}
+        changes[name] = {metric: change[metric] for metric in names}
     assert first is not None
-    worth = None if first.sample_weight is None else first.tally.effective_rows
-    fields = means, first.tally.is_event, worth, group_tables, title or Scores.event_name
-    of_clusters = () if first.clusters is None else (first.clusters.count, first.clusters.name)
-    return Scores(first.tally.n, classes, bins, level, values, tests, changes, *fields, *of_clusters)
+    return Scores(
+        first.tally.n,
+        classes,
+        bins,
+        level,
+        values,
+        tests,
+        changes,
+        means,
+        is_event=first.tally.is_event,
+        effective_rows=None if first.sample_weight is None else first.tally.effective_rows,
+        group_tables=group_tables,
+        event_name=title or Scores.event_name,
+        clusters=None if first.clusters is None else first.clusters.count,
+        cluster_name=Scores.cluster_name if first.clusters is None else first.clusters.name,
+    )
 
 
 def _enough_rows(mean: float) -> int:
-    """With how many rows a test at 5 % finds a mean that is 10 points too high or too low in four of five cases.
+    """Return the number of rows with which a test at 5 % detects a mean that is 10 points off, with 80 % power.
 
     >>> _enough_rows(0.7), _enough_rows(0.99)
     (190, 80)
     """
-    off = 0.1
-    rates = [rate for rate in (mean - off, mean, mean + off) if 0 <= rate <= 1]
-    rows = ((1.96 + 0.84) / off) ** 2 * max(rate * (1 - rate) for rate in rates)
+    error = 0.1
+    rates = [rate for rate in (mean - error, mean, mean + error) if 0 <= rate <= 1]
+    rows = ((1.96 + 0.84) / error) ** 2 * max(rate * (1 - rate) for rate in rates)
     return math.ceil(rows / 10) * 10
 
 
 def has_interval(metric: str) -> bool:
-    """Whether a metric comes from a tally, with an interval."""
+    """Return whether a metric comes from a tally, with an interval."""
     return metric in TABLE_METRICS or metric in EVENT_METRICS
 
 
 def default_metrics(classes: int, top_label: bool) -> tuple[str, ...]:
-    """The rows of the table, by default."""
+    """Return the default rows of the table."""
     return EVENT_DEFAULT if classes == 2 and not top_label else DEFAULT
 
 
 def event_direction(test: CalibrationTests) -> str:
-    """In which way the probability of an event is wrong, in words: by its mean, and by its calibration slope."""
-    off = abs(test.slope - 1) > 1.96 * test.slope_error  # not if NaN
+    """Describe how the probability of an event is wrong, by its mean and its calibration slope."""
+    is_slope_wrong = abs(test.slope - 1) > 1.96 * test.slope_error  # False for NaN
     slope, extreme = f"calibration slope {test.slope:.2f}", "too extreme" if test.slope < 1 else "not extreme enough"
     if abs(test.overconfidence_z) > 1.96:
         words = f"it {'over' if test.overconfidence_z > 0 else 'under'}estimates the probability"
-        return f"{words} ({slope}: {extreme})" if off else words
-    if off:
+        return f"{words} ({slope}: {extreme})" if is_slope_wrong else words
+    if is_slope_wrong:
         return f"right on average, but its predictions are {extreme} ({slope})"
     return "right on average, but too high in some places and too low in others"
 
 
 def _value(metric: str, z: Any, y: Any, top_label: bool, sample_weight: Any) -> float:
-    """A metric of METRICS, with those options that it has."""
+    """Compute a metric of METRICS with the options that it has."""
     function = METRICS[metric]
     options = {"top_label": top_label, "sample_weight": sample_weight}
     return float(function(z, y, **{k: v for k, v in options.items() if k in inspect.signature(function).parameters}))
