@@ -295,7 +295,7 @@ def test_many_clusters_are_taken_a_chunk_at_a_time(monkeypatch):
     x, clusters = rng.normal(size=400), rng.permutation(np.arange(400) // 4)
     logits, labels = from_log_odds(x), (rng.random(400) < sigmoid(x)).astype(int)
     whole = metrics.kuiper_test(logits, labels, clusters=clusters)
-    monkeypatch.setattr(native, "BLOCK", 7 * 1400)
+    monkeypatch.setattr(native, "LARGE_CHUNK", 7 * 1400)
     parts = metrics.kuiper_test(logits, labels, clusters=clusters)
     assert parts.statistic == whole.statistic
     assert 0.1 < whole.p_value < 0.99

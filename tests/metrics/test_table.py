@@ -123,7 +123,7 @@ def test_no_rows():
         ("bins must be a whole number of at least 1, got None", lambda: evaluate(*PAIR, bins=None)),
         ("n_resamples must be a whole number of at least 1, got 0", lambda: evaluate(*PAIR, n_resamples=0)),
         ("n_resamples must be a whole number of at least 1, got 2.5", lambda: evaluate(*PAIR, n_resamples=2.5)),
-        ("metrics must be several names, such as ('ece',), got 'ece'", lambda: evaluate(*PAIR, metrics="ece")),
+        ("metrics must be a sequence of names, such as ('ece',), got 'ece'", lambda: evaluate(*PAIR, metrics="ece")),
         (
             "b must have the 4 classes that a has, got 6",
             lambda: compare(a=PAIR, b=(np.pad(LOGITS, [(0, 0), (0, 2)]), LABELS)),
@@ -166,5 +166,5 @@ def test_no_interval_reaches_below_zero():
 
 
 def test_too_few_resamples_judge_nothing():
-    assert "18 resamples are too few" in evaluate(*PAIR, n_resamples=18).verdict()
+    assert "needs at least 19 resamples, got 18" in evaluate(*PAIR, n_resamples=18).verdict()
     assert "miscalibrated" in evaluate(*PAIR, n_resamples=19).verdict()
