@@ -226,7 +226,7 @@ class TestFlatten:
 def test_vectors_and_matrices():
     assert as_vector([1, 0, True], "hits").dtype == np.float64
     refused("hits must have shape (n,), got (1, 2)", as_vector, [[1, 2]], "hits")
-    refused("hits must have 3 entries, one a row, got 2", as_vector, [1, 2], "hits", length=3)
+    refused("hits must have 3 entries, one per row, got 2", as_vector, [1, 2], "hits", length=3)
     refused("hits must be finite, got inf", as_vector, [1, np.inf], "hits")
     refused("features must have shape (3, width), got (2, 5)", as_matrix, np.zeros((2, 5)), "features", rows=3)
 

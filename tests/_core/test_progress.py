@@ -185,9 +185,9 @@ def test_a_log_has_a_line_now_and_then_while_one_item_takes_long(monkeypatch):
         for item in track([1, 2], label="cells"):
             if item == 2:
                 until = time.monotonic() + 60
-                while stream.getvalue().count("cells 1/2  still at work\n") < 2 and time.monotonic() < until:
+                while stream.getvalue().count("cells 1/2  still working\n") < 2 and time.monotonic() < until:
                     time.sleep(0.01)
-    assert stream.getvalue().count("cells 1/2  still at work\n") >= 2
+    assert stream.getvalue().count("cells 1/2  still working\n") >= 2
     written = stream.getvalue()
     time.sleep(0.05)
     assert stream.getvalue() == written  # nobody writes after the end

@@ -238,7 +238,7 @@ def test_inputs_are_untouched_and_checked(kind):
         kind.fit([0.0, 0.0], [1.0, 0.0], [1.0, 1.0])
     with pytest.raises(ValueError, match=r"std must not be negative, got -1 at \[0\]"):
         kind.fit([0.0], [-1.0], [1.0])
-    with pytest.raises(ValueError, match="targets must have 2 entries, one a row, got 1"):
+    with pytest.raises(ValueError, match="targets must have 2 entries, one per row, got 1"):
         kind.fit([0.0, 0.0], [1.0, 1.0], [1.0])
     with pytest.raises(ValueError, match="levels must lie in .0, 1., got -0.1..0.5"):
         found.quantiles([0.0], [1.0], levels=[-0.1, 0.5])

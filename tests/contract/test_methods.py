@@ -145,7 +145,7 @@ def test_bad_weights_are_named(name):
         (-ones, "sample_weight must not be negative, got -1 in row 0"),
         (np.where(LABELS == 1, np.nan, ones), "sample_weight must be finite"),
         (0 * ones, "sample_weight must not all be zero, got 400 zeros"),
-        (ones[1:], "sample_weight must have 400 entries, one a row, got 399"),
+        (ones[1:], "sample_weight must have 400 entries, one per row, got 399"),
     ):
         with pytest.raises(ValueError, match=message):
             METHODS[name](LOGITS, LABELS, sample_weight=weights)

@@ -122,7 +122,7 @@ def test_tallies_with_weights_add_up(classes, top_label):
     for name in ("accuracy", "predicted", "ece", "mce", "aece", "sce"):
         assert parts.value(name) == pytest.approx(whole.value(name), abs=1e-12), name
     if classes == 2:
-        with pytest.raises(ValueError, match="both be folded or neither"):
+        with pytest.raises(ValueError, match="both have top_label or neither"):
             whole + Tally.of(z, y, top_label=not top_label)
 
 

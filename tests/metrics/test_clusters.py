@@ -169,7 +169,7 @@ def test_a_group_of_one_cluster_counts_as_one_row():
 @pytest.mark.parametrize(
     ("clusters", "message"),
     [
-        (["a"] * 12, "clusters must be at least 2, got 1: all rows are of 'a'; a single cluster shows no noise"),
+        (["a"] * 12, "clusters must be at least 2, got 1: all rows are of 'a'; intervals need several clusters"),
         ([1, 2], "clusters must have 12 entries, one for each row, got 2"),
         ("patient", "clusters must have one value for each row, got the single value 'patient'"),
         ([1.0] * 11 + [float("nan")], "clusters must have a value in every row, got nan in row 11"),

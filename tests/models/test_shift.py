@@ -127,7 +127,7 @@ def test_no_rows():
 
 def test_scores_are_checked():
     z = np.zeros((2, 3))
-    with pytest.raises(ValueError, match=r"scores\['mi'\] must have 2 entries, one a row, got 1"):
+    with pytest.raises(ValueError, match=r"scores\['mi'\] must have 2 entries, one per row, got 1"):
         evaluate_ood(z, z, scores={"mi": ([0.0, 1.0], [1.0])})
     with pytest.raises(ValueError, match=r"scores\['mi'\] must be finite, got nan"):
         evaluate_ood(z, z, scores={"mi": ([0.0, math.nan], [0.0, 1.0])})

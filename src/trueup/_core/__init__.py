@@ -1,4 +1,4 @@
-"""Private foundations: arrays, bins, one pass over logits, minimisers, splits. Everything else stands on them."""
+"""Private foundations of the library: arrays, bins, one pass over logits, minimisers, splits."""
 
 __version__ = "0.2.0"
-"""Files made by this package carry it."""
+"""The version that this package writes into its files."""

@@ -1,12 +1,13 @@
-"""Validation of arrays: every public function passes `logits, labels` through here first.
+"""Validate arrays: every public function passes its `logits, labels` through here first.
 
-Any array of numbers is taken: NumPy, torch, pandas, polars, xarray, Arrow, JAX, lists. Whatever has `__array__`,
-`__dlpack__` or `__arrow_array__` shares its memory where NumPy can. Inside, all arrays are NumPy's.
+Any array of numbers is accepted: NumPy, torch, pandas, polars, xarray, Arrow, JAX and lists. Memory is shared with the
+input wherever NumPy can read it (`__array__`, `__dlpack__`, `__arrow_array__`). Inside the library all arrays are
+NumPy's.
 
-What comes back has the right shape, type and range and holds no NaN, so that inner functions check nothing. A logit of
-−∞ is an option that its row does not have: `find_absent` says where they are, and nothing else is infinite. A pair is
-checked once: the arrays that come back are views that are marked as checked, and marked ones are returned as they are.
-The caller's own arrays are never marked.
+The arrays that come back have the right shape, type and range and hold no NaN, so inner functions check nothing. The
+only infinite value is a logit of −∞, which marks an option that its row does not have (see `find_absent`). A pair is
+checked once: the arrays returned are views marked as checked, and marked arrays are returned unchanged. The caller's
+own arrays are never marked.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from trueup._core import native
 from trueup._core.errors import Hint, InputError, LooksLikeProbabilities, PaddedOptions
 
 Array: TypeAlias = Any
-"""An array of any kind that the functions here take."""
+"""An array of any kind that the functions here accept."""
 
 MASKED_LOGIT = -1e15
-"""A logit, less the largest of its row, that stands for −∞ where 0 · ∞ would be no number: its square is finite."""
+"""A logit, relative to the largest of its row, that replaces −∞ where 0 · ∞ would be NaN. Its square is finite."""
 
 MIN_PADDING = 9000.0
-"""Finite logits read as absent options are at least so far below zero."""
+"""Finite logits at or below minus this number may be padding for absent options."""
 
 _PADDING_RATIO = 10.0
-"""And so many times as far from zero as any other logit of their row."""
+"""Padding is at least this many times as far from zero as every other logit of its row."""
 
 ROUNDING = 1e-6
-"""How far probabilities may stray from [0, 1] and their rows from a sum of one before they are refused."""
+"""Tolerance for probabilities: distance from [0, 1] and of row sums from 1."""
 
 _NUMBERS = "be an array of real numbers"
 
@@ -44,11 +45,11 @@ _NUMBERS = "be an array of real numbers"
 def as_pair(
     logits: Any, labels: Any, *, soft: bool = False, min_rows: int = 0, doubt: bool = True, padding: bool = True
 ) -> tuple[Any, Any]:
-    """Check a pair of logits (n, classes) and labels (n,): torch tensors stay tensors, all else becomes NumPy.
+    """Check a pair of logits (n, classes) and labels (n,). Tensors stay tensors; all else becomes NumPy.
 
-    Integer labels come back as int64. With `soft=True` labels may also be a distribution a row, (n, classes).
-    Memory is shared with the input wherever its type allows. Logits that look like probabilities are doubted in a
-    warning, unless the caller does that. `padding=False` leaves numbers that code pads with to whoever is next.
+    Integer labels come back as int64. With `soft=True` labels may also be distributions, shape (n, classes). Memory is
+    shared with the input wherever its type allows. Logits that look like probabilities cause a warning unless
+    `doubt=False`. `padding=False` leaves padding numbers for a later check.
 
     >>> as_pair([[2.0, 1.0]], [2])
     Traceback (most recent call last):
@@ -66,7 +67,7 @@ def as_pair(
 def as_arrays(
     logits: Any, labels: Any, *, soft: bool = False, min_rows: int = 0, doubt: bool = True, padding: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Check a pair as `as_pair` does, and view it as NumPy arrays. A pair that came from here is returned as it is.
+    """Check a pair as `as_pair` does, and view it as NumPy arrays. A pair checked before is returned unchanged.
 
     >>> z, y = as_arrays([[2.0, 1.0]], [0])
     >>> again = as_arrays(z, y)
@@ -84,13 +85,13 @@ def as_arrays(
 
 
 def take_logits(logits: np.ndarray, rows: Any) -> np.ndarray:
-    """Some rows of logits that came from `as_logits`: they need no second check."""
+    """Select rows of logits that came from `as_logits`; they stay marked as checked."""
     mark = _mark_of(logits)
     return _mark_checked(logits[rows], logits.shape[1], absent=mark is None or mark.absent)
 
 
 def take_rows(logits: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Some rows of a pair that came from `as_arrays`: they need no second check.
+    """Select rows of a pair that came from `as_arrays`; they stay marked as checked.
 
     >>> z, y = take_rows(*as_arrays([[2.0, 1.0], [0.0, 1.0]], [0, 1]), np.array([1]))
     >>> as_arrays(z, y)[0] is z
@@ -102,10 +103,10 @@ def take_rows(logits: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> tuple
 def as_weighted(
     logits: Any, labels: Any, sample_weight: Any, *, min_rows: int = 0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Check a pair and its weights for a fit: rows of weight zero are gone, and n is the sum of the weights.
+    """Check a pair and its weights for a fit, and drop rows of weight zero.
 
-    The weights come back scaled so that they add up to the effective number of rows, (Σw)²/Σw². So what a fit counts
-    of rows it may sum of weights, and a common factor changes nothing. Equal ones come back as None.
+    The weights come back scaled so that they sum to the effective number of rows, (Σw)²/Σw². A fit can therefore sum
+    weights where it would count rows, and a common factor changes nothing. Equal weights come back as None.
 
     >>> as_weighted([[2.0, 1.0], [0.0, 1.0], [0.0, 2.0]], [0, 1, 0], [3.0, 0.0, 1.0])[1:]
     (array([0, 0]), array([1.2, 0.4]))
@@ -129,32 +130,32 @@ def as_weighted(
 def take_weighted(
     logits: np.ndarray, labels: np.ndarray, sample_weight: np.ndarray | None, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Some rows of what came from `as_weighted`."""
+    """Select rows of what `as_weighted` returned."""
     return *take_rows(logits, labels, rows), None if sample_weight is None else sample_weight[rows]
 
 
 def weight_kwargs(sample_weight: Any) -> dict[str, Any]:
-    """Weights as a keyword argument, if there are any: functions that take none can still be called without."""
+    """Return weights as a keyword argument, or nothing, for functions that may not accept weights."""
     return {} if sample_weight is None else {"sample_weight": sample_weight}
 
 
 def trusted_arrays(logits: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
-    """View a pair that has passed here as NumPy arrays, without a second look at every number."""
+    """View a pair that was checked before as NumPy arrays, without reading every number again."""
     return read_padding(to_array(logits, "logits")), to_array(labels, "labels")
 
 
 def as_labels(labels: Any, logits: Any) -> Any:
-    """Check labels (n,) of logits that have passed here; tensors beside logits that are a tensor, else NumPy."""
+    """Check labels (n,) against logits that were checked before. Return a tensor if the logits are one, else NumPy."""
     y = _check_labels(to_array(labels, "labels"), to_array(logits, "logits"))
     return _to_torch(y).to(logits.device) if is_tensor(logits) else y
 
 
 def as_logits(logits: Any, name: str = "logits", *, doubt: bool = True, padding: bool = True) -> np.ndarray:
-    """Check logits (n, classes): floating point, at least two classes; −∞ is an option that the row does not have.
+    """Check logits (n, classes): floating point, at least two classes; −∞ marks an option that the row does not have.
 
-    Each row has at least two options. A finite logit is read as −∞ too if it is a number that code pads with: −10⁴,
-    −10⁵, … , −9999, −99999, … , or the least number of a floating-point type. It must be ten times as far from zero as
-    what else is in the row, at least two logits; a warning says so.
+    Each row has at least two options. Finite padding numbers are read as −∞ too, with a warning: −10⁴, −10⁵, …, −9999,
+    −99999, …, and the smallest number of a floating-point type. The row must have at least two
+    other logits, and padding is ten times as far from zero as they are.
 
     >>> as_logits([[2.0, 1.0, -np.inf]])
     array([[  2.,   1., -inf]])
@@ -162,7 +163,7 @@ def as_logits(logits: Any, name: str = "logits", *, doubt: bool = True, padding:
     Traceback (most recent call last):
         ...
     trueup._core.errors.InputError: logits must have at least 2 options in each row, got 1 in row 1 (an absent one is \
--inf, or empty in a table); log-probabilities of exact zeros come through from_probs
+    -inf, or empty in a table); log-probabilities of exact zeros come through from_probs
     """
     if _mark_of(logits) is not None and logits.ndim == 2 and logits.dtype.kind == "f":
         return np.asarray(logits)
@@ -175,7 +176,7 @@ def as_logits(logits: Any, name: str = "logits", *, doubt: bool = True, padding:
         raise InputError(name, "have shape (n, classes)", shape_of(z), hint)
     if z.dtype.kind != "f":
         raise ValueError(f"{name} must be floating point, got {z.dtype}")
-    plain = native.all_within(z, -MIN_PADDING)  # nearly always: then they are read once
+    plain = native.all_within(z, -MIN_PADDING)  # nearly always true, and then the logits are read once
     z, absent = (z, False) if plain else _check_options(z, name, padding=padding)
     if doubt and not absent and _look_like_probabilities(z):
         warn_users(
@@ -184,12 +185,12 @@ def as_logits(logits: Any, name: str = "logits", *, doubt: bool = True, padding:
             LooksLikeProbabilities,
         )
     if not padding and not plain and z.min() <= -MIN_PADDING:
-        return z  # to be looked at again
+        return z  # not marked, since padding must still be read
     return _mark_checked(z, z.shape[1], absent=absent)
 
 
 def find_absent(logits: np.ndarray) -> np.ndarray | None:
-    """Where a row does not have an option, which is where its logit is −∞, as a mask; None where all rows have all.
+    """Return a mask of the options that rows do not have (logit −∞), or None where all rows have all options.
 
     >>> find_absent(np.array([[2.0, 1.0, -np.inf]]))
     array([[False, False,  True]])
@@ -201,7 +202,7 @@ def find_absent(logits: np.ndarray) -> np.ndarray | None:
 
 
 def fill_absent(values: np.ndarray, absent: np.ndarray | None) -> np.ndarray:
-    """The mean of what a row has where an option is absent, which then says nothing, and is finite.
+    """Replace absent options by the mean of the row's other values, which is finite and neutral.
 
     >>> fill_absent(np.array([[2.0, 1.0, -np.inf]]), np.array([[False, False, True]]))
     array([[2. , 1. , 1.5]])
@@ -214,13 +215,13 @@ def fill_absent(values: np.ndarray, absent: np.ndarray | None) -> np.ndarray:
 
 
 def count_options(logits: np.ndarray) -> np.ndarray | int:
-    """How many options a row has: the classes, or, where some are absent, a column (n, 1) in the logits' type."""
+    """Count the options of each row: the number of classes, or a column (n, 1) where some options are absent."""
     absent = find_absent(logits)
     return logits.shape[1] if absent is None else (~absent).sum(axis=1, keepdims=True).astype(logits.dtype)
 
 
 def read_padding(logits: Any) -> Any:
-    """Trusted logits, with −∞ where a finite number stands for an absent option; themselves where there is none.
+    """Replace padding numbers in trusted logits by −∞; return the same object if there are none.
 
     >>> read_padding(np.array([[2.0, 1.0, -1e9]]))
     array([[  2.,   1., -inf]])
@@ -234,10 +235,10 @@ def read_padding(logits: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _padding_numbers() -> np.ndarray:
-    """Numbers that code pads with, also as the narrower types round them."""
-    written = [-(10.0**power) + nine for power in range(4, 39) for nine in ((0.0, 1.0) if power <= 9 else (0.0,))]
-    least = [float(np.finfo(kind).min) for kind in (np.float64, np.float32, np.float16)] + [-(2.0**128 - 2.0**120)]
-    numbers = np.array(least + written)
+    """Return the numbers that code pads with, also as narrower types round them."""
+    powers = [-(10.0**power) + offset for power in range(4, 39) for offset in ((0.0, 1.0) if power <= 9 else (0.0,))]
+    minima = [float(np.finfo(kind).min) for kind in (np.float64, np.float32, np.float16)] + [-(2.0**128 - 2.0**120)]
+    numbers = np.array(minima + powers)
     with np.errstate(over="ignore"):
         narrow = numbers.astype(np.float32)
         bits = narrow.view(np.uint32)  # the first half of a float32, rounded to even, is a bfloat16
@@ -247,21 +248,21 @@ def _padding_numbers() -> np.ndarray:
 
 
 def find_padding(z: np.ndarray) -> np.ndarray:
-    """Which finite logits stand for absent options."""
+    """Return a mask of the finite logits that stand for absent options."""
     low = (z <= -MIN_PADDING) & (z > -np.inf)
     padding = np.zeros_like(low)
     rows = np.flatnonzero(low.any(axis=1))
-    some = z[rows].astype(np.float64)
-    is_number = low[rows] & np.isin(some, _padding_numbers())
-    other = ~is_number & (some > -np.inf)
-    largest = np.where(other, np.abs(some), 0.0).max(axis=1, keepdims=True)
+    candidates = z[rows].astype(np.float64)
+    is_number = low[rows] & np.isin(candidates, _padding_numbers())
+    other = ~is_number & (candidates > -np.inf)
+    largest = np.where(other, np.abs(candidates), 0.0).max(axis=1, keepdims=True)
     several = other.sum(axis=1, keepdims=True) >= 2
-    padding[rows] = is_number & (np.abs(some) / _PADDING_RATIO >= largest) & several
+    padding[rows] = is_number & (np.abs(candidates) / _PADDING_RATIO >= largest) & several
     return padding
 
 
 def _read_padded_rows(z: np.ndarray) -> tuple[np.ndarray, int, float]:
-    """Logits with −∞ where finite ones stand for absent options; how many do, and one of them."""
+    """Return logits with −∞ for padding, the number of padded entries, and one of the padding numbers."""
     filled, padded, number = z, 0, 0.0
     for some in native.row_chunks(len(z), z.shape[1]):
         padding = find_padding(z[some])
@@ -275,15 +276,14 @@ def _read_padded_rows(z: np.ndarray) -> tuple[np.ndarray, int, float]:
 
 
 def _check_options(z: np.ndarray, name: str, *, padding: bool = True) -> tuple[np.ndarray, bool]:
-    """Logits in which −∞ alone is not finite, and whether there is one; padding becomes −∞, unless it is left."""
+    """Check that −∞ is the only infinite value, read padding, and return whether any option is absent."""
     if not z.max() < np.inf:
         check_finite(np.where(z == -np.inf, z.dtype.type(0), z), name)
-    # Some rows at a time: of a whole vocabulary a mask, and all the more a copy in float64, is large.
+    # Work on chunks of rows: with a whole vocabulary a mask or a float64 copy is large.
     z, padded, number = _read_padded_rows(z) if padding else (z, 0, 0.0)
     if padded:
         warn_users(
-            f"{padded:,} {name} are {number:g} or another number that code pads with; they are read as absent options, "
-            "as -inf is",
+            f"{padded:,} {name} are {number:g} or another padding number; they are read as absent options, as -inf is",
             PaddedOptions,
         )
     options = np.concatenate([(z[some] > -np.inf).sum(axis=1) for some in native.row_chunks(len(z), z.shape[1])])
@@ -295,7 +295,7 @@ def _check_options(z: np.ndarray, name: str, *, padding: bool = True) -> tuple[n
 
 
 def _look_like_probabilities(z: np.ndarray) -> bool:
-    """Whether rows are distributions: a few are looked at first, and one-hot rows alone say nothing."""
+    """Return whether rows are distributions. The first rows are read first; one-hot rows alone prove nothing."""
     between = False
     for few in (z[:3], z[:1000]):
         for some in native.row_chunks(len(few), z.shape[1]):
@@ -307,12 +307,12 @@ def _look_like_probabilities(z: np.ndarray) -> bool:
 
 
 def lies_in_unit_interval(x: np.ndarray) -> bool:
-    """Whether all numbers lie in [0, 1], and not only at its ends."""
+    """Return whether all numbers lie in [0, 1], and not only at its ends."""
     return bool(x.size and x.dtype.kind == "f" and x.min() >= 0 and x.max() <= 1 and ((x > 0) & (x < 1)).any())
 
 
 def warn_users(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line outside this package that called it, so that each such line warns once."""
+    """Warn at the line of the caller outside this package, so that each such line warns once."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("trueup."):
         frame, level = frame.f_back, level + 1
@@ -325,19 +325,19 @@ def as_vector(values: Any, name: str, *, length: int | None = None) -> np.ndarra
     if x.ndim != 1:
         raise ValueError(f"{name} must have shape (n,), got {shape_of(x)}")
     if length is not None and len(x) != length:
-        raise ValueError(f"{name} must have {length} entries, one a row, got {len(x)}")
+        raise ValueError(f"{name} must have {length} entries, one per row, got {len(x)}")
     return check_finite(x.astype(np.float64, copy=False), name)
 
 
 def check_share(value: float, name: str) -> float:
-    """A number strictly between 0 and 1."""
+    """Check a number strictly between 0 and 1."""
     if not (isinstance(value, Real) and 0 < value < 1):
         raise InputError(name, "lie between 0 and 1", repr(value))
     return float(value)
 
 
 def as_weights(sample_weight: Any, rows: int) -> np.ndarray | None:
-    """Check one weight a row, (n,): finite, not negative, not all zero; None stays None, which is a weight of 1 each.
+    """Check sample weights (n,): finite, not negative, not all zero. None, which means equal weights, stays None.
 
     >>> as_weights([1, 0, 2.5], 3)
     array([1. , 0. , 2.5])
@@ -358,7 +358,7 @@ def as_weights(sample_weight: Any, rows: int) -> np.ndarray | None:
 
 
 def effective_rows(sample_weight: np.ndarray | None, rows: int) -> float:
-    """How many rows of equal weight tell as much: (Σw)²/Σw².
+    """Return the number of equally weighted rows that carry the same information: (Σw)²/Σw².
 
     >>> effective_rows(np.array([2.0, 2.0, 0.0]), 3)
     2.0
@@ -370,7 +370,7 @@ def effective_rows(sample_weight: np.ndarray | None, rows: int) -> float:
 
 
 def as_matrix(values: Any, name: str, *, rows: int) -> np.ndarray:
-    """Check a finite matrix (rows, any width), such as features, keeping its dtype."""
+    """Check a finite matrix (rows, any width), such as features, and keep its dtype."""
     x = to_array(values, name)
     if x.ndim != 2 or len(x) != rows:
         raise ValueError(f"{name} must have shape ({rows}, width), got {shape_of(x)}")
@@ -378,9 +378,9 @@ def as_matrix(values: Any, name: str, *, rows: int) -> np.ndarray:
 
 
 def match_kind(result: np.ndarray, like: Any) -> Any:
-    """A result as the kind of array that came in: a torch tensor or a JAX array like it, else NumPy.
+    """Convert a result to the kind of array that came in: a torch tensor, a JAX array, or else NumPy.
 
-    Floating-point results take the type and the device of a tensor or a JAX array of floating point.
+    Floating-point results take the dtype and device of a floating-point tensor or JAX array.
     """
     if is_tensor(like):
         tensor = _to_torch(result).to(like.device)
@@ -388,16 +388,16 @@ def match_kind(result: np.ndarray, like: Any) -> Any:
     if _is_a("jax", "Array", like):
         floating = result.dtype.kind == "f" and sys.modules["jax"].numpy.issubdtype(like.dtype, np.floating)
         return sys.modules["jax"].numpy.asarray(result, dtype=like.dtype if floating else None)
-    return result if _mark_of(result) is None else result.view()  # whoever gets it may write to it
+    return result if _mark_of(result) is None else result.view()  # the caller may write to it
 
 
 def upcast_half(x: np.ndarray) -> np.ndarray:
-    """Half precision is computed in float32; other types stay as they are."""
+    """Convert half precision to float32; other types stay unchanged."""
     return x.astype(np.float32) if x.dtype == np.float16 else x
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether it is a torch tensor; torch is not imported for that."""
+    """Return whether an object is a torch tensor, without importing torch."""
     return _is_a("torch", "Tensor", x)
 
 
@@ -406,12 +406,12 @@ def _is_a(module: str, kind: str, x: Any) -> bool:
 
 
 def _to_torch(x: np.ndarray) -> Any:
-    """A tensor that shares the memory of an array, if that can be written to."""
+    """Return a tensor that shares the memory of a writable array, or a copy."""
     return sys.modules["torch"].from_numpy(x if x.flags.writeable and min(x.strides, default=0) >= 0 else x.copy())
 
 
 class _Mark(NamedTuple):
-    """What is known of an array that was checked."""
+    """Facts about an array that was checked."""
 
     array: weakref.ref[np.ndarray]
     classes: int
@@ -420,11 +420,11 @@ class _Mark(NamedTuple):
 
 
 _marks: dict[int, _Mark] = {}
-"""Of the arrays that were checked, by their identity; gone with them."""
+"""Marks of the arrays that were checked, by identity; a mark disappears with its array."""
 
 
 def _mark_checked(x: np.ndarray, classes: int, *, absent: bool = True) -> np.ndarray:
-    """Mark a view of an array as checked, for so many classes."""
+    """Return a view of an array marked as checked for this number of classes."""
     view = x.view()
     key = id(view)
     _marks[key] = _Mark(weakref.ref(view, lambda _: _marks.pop(key, None)), classes, absent)
@@ -437,27 +437,27 @@ def _mark_of(x: Any) -> _Mark | None:
 
 
 def is_checked(x: Any) -> bool:
-    """Whether an array came from here: its numbers need no second look."""
+    """Return whether an array was checked here before."""
     return _mark_of(x) is not None
 
 
 def _are_checked_labels(y: Any, z: np.ndarray, *, soft: bool) -> bool:
-    """Whether labels were checked against as many rows and no more classes."""
+    """Return whether labels were checked against logits with as many rows and no more classes."""
     labels, logits = _mark_of(y), _mark_of(z)
     if labels is None or logits is None or logits.absent or len(y) != len(z):
-        return False  # absent options: they may have been checked beside other logits
+        return False  # the labels may have been checked against logits with other absent options
     if y.ndim == 2:
         return soft and y.dtype == np.float64 and y.shape == z.shape
     return y.dtype == np.int64 and labels.classes <= z.shape[1]
 
 
 def shape_of(x: Any) -> str:
-    """The shape as errors write it."""
+    """Format a shape for errors."""
     return str(tuple(x.shape))
 
 
 def check_finite(x: np.ndarray, name: str) -> np.ndarray:
-    """An array of floating point in which every number is finite."""
+    """Check that an array is floating point and that every number is finite."""
     if x.dtype.kind != "f":
         raise ValueError(f"{name} must be floating point, got {x.dtype}")
     if x.size and not native.all_within(x, -np.inf):
@@ -475,7 +475,7 @@ def _check_labels(y: np.ndarray, z: np.ndarray) -> np.ndarray:
         raise InputError("labels", f"have shape ({n},)", shape_of(y), hint)
     if len(y) != n:
         raise ValueError(f"labels must have {n} entries, one for each row of logits, got {len(y)}")
-    if y.dtype.kind == "f" and n:  # an empty list has no type to speak of
+    if y.dtype.kind == "f" and n:  # an empty list becomes float64
         if missing := int(np.isnan(y).sum()):
             raise InputError("labels", "be integers", f"{missing} missing", "leave out those rows")
         raise ValueError(f"labels must be integers, got {y.dtype}")
@@ -491,7 +491,7 @@ def _check_labels(y: np.ndarray, z: np.ndarray) -> np.ndarray:
 
 
 def _check_offered(wrong: np.ndarray, y: np.ndarray) -> None:
-    """Refuse labels of absent options, by the mask (n,) of them."""
+    """Reject labels of absent options, given a mask (n,) of them."""
     if wrong.any():
         row = int(np.argmax(wrong))
         got = f"{y[row]} in row {row}, where that option is absent" if y.ndim == 1 else f"an absent one in row {row}"
@@ -511,7 +511,7 @@ def _check_soft_labels(y: np.ndarray, z: np.ndarray) -> np.ndarray:
 
 
 def to_array(x: Any, name: str) -> np.ndarray:
-    """View an array of any kind as NumPy's, by the name of the argument it came as.
+    """View an array of any kind as NumPy, naming the argument in errors.
 
     Whole numbers in lists become floating point, unless they are labels. bfloat16 becomes float32.
 
@@ -521,7 +521,7 @@ def to_array(x: Any, name: str) -> np.ndarray:
     Traceback (most recent call last):
         ...
     trueup._core.errors.InputError: logits must be an array of real numbers, got an ndarray of Python objects; \
-.astype(float) makes numbers of them
+    .astype(float) makes numbers of them
     """
     if is_tensor(x):
         return _from_torch(x, name)
@@ -529,7 +529,7 @@ def to_array(x: Any, name: str) -> np.ndarray:
     kind, size = a.dtype.kind, a.dtype.itemsize
     if kind == "f" and size > 8:
         a = a.astype(np.float64)
-    elif a.dtype.name == "bfloat16":  # of JAX, by way of ml_dtypes
+    elif a.dtype.name == "bfloat16":  # JAX's, from ml_dtypes
         return a.astype(np.float32)
     elif kind not in "fiub" or size > 8:
         raise InputError(name, _NUMBERS, _describe(a), _remedy(a, name))
@@ -545,7 +545,7 @@ def to_array(x: Any, name: str) -> np.ndarray:
 
 
 def _from_torch(x: Any, name: str) -> np.ndarray:
-    """A tensor as an array: of the same memory, or copied a part at a time from devices and from bfloat16."""
+    """View a tensor as an array; copy it in parts from other devices and from bfloat16."""
     torch = sys.modules["torch"]
     if x.layout is not torch.strided or x.is_quantized or x.is_nested:
         kind = "a quantised tensor" if x.is_quantized else "a nested tensor" if x.is_nested else f"layout {x.layout}"
@@ -568,7 +568,7 @@ def _from_torch(x: Any, name: str) -> np.ndarray:
 
 
 def _to_numpy(x: Any, name: str) -> np.ndarray:
-    """What an object says of itself as an array."""
+    """Convert an object through the array protocol that it supports."""
     if isinstance(x, np.ma.MaskedArray):
         _refuse_missing(np.ma.getmaskarray(x).sum(), name, "masked entries")
         return np.asarray(x)
@@ -577,7 +577,7 @@ def _to_numpy(x: Any, name: str) -> np.ndarray:
     if not hasattr(x, "__array__"):
         if hasattr(x, "__dlpack__"):
             return _from_dlpack(x, name)
-        if any(hasattr(x, way) for way in ("__arrow_array__", "__arrow_c_array__", "__arrow_c_stream__")):
+        if any(hasattr(x, method) for method in ("__arrow_array__", "__arrow_c_array__", "__arrow_c_stream__")):
             return _from_arrow(x, name)
     try:
         a = np.asarray(x)
@@ -595,7 +595,7 @@ def _to_numpy(x: Any, name: str) -> np.ndarray:
 
 
 def _from_dlpack(x: Any, name: str) -> np.ndarray:
-    """By way of DLPack; torch, where it is loaded, takes over where NumPy cannot follow, as on other devices."""
+    """Convert through DLPack; if NumPy cannot, torch does where it is loaded."""
     try:
         return np.from_dlpack(x)
     except (BufferError, RuntimeError, TypeError, ValueError):
@@ -626,7 +626,7 @@ def _refuse_missing(count: int, name: str, what: str = "missing") -> None:
 
 
 def _from_nullable(x: Any, a: np.ndarray, name: str) -> np.ndarray:
-    """A pandas object of nullable or mixed columns: numbers if nothing is missing."""
+    """Convert a pandas object with nullable or mixed columns, if no value is missing."""
     try:
         numbers: np.ndarray = x.to_numpy(dtype=np.float64, na_value=np.nan)
     except (TypeError, ValueError):
@@ -636,7 +636,7 @@ def _from_nullable(x: Any, a: np.ndarray, name: str) -> np.ndarray:
 
 
 def _from_arrow(x: Any, name: str) -> np.ndarray:
-    """An Arrow array of numbers, or of lists of one length, which are rows."""
+    """Convert an Arrow array of numbers, or of equally long lists, which become rows."""
     import pyarrow
 
     if not isinstance(x, (pyarrow.Array, pyarrow.ChunkedArray)):

@@ -1,8 +1,8 @@
-"""The only place that knows what a bin is.
+"""The definition of a bin, for the whole library.
 
-Equal-width bins are right-closed, (lo, hi], as in Guo et al. (2017), with 0 in the first; left-closed by option. Equal
-mass means chunks of sorted confidences whose sizes differ by at most one, except that equal confidences stay together.
-With weights a chunk's size is its weight.
+Equal-width bins are right-closed, (lo, hi], as in Guo et al. (2017), and 0 is in the first; left-closed bins are an
+option. Equal-mass bins are chunks of the sorted confidences whose sizes differ by at most one, but equal confidences
+stay in one bin. With weights, the mass of a chunk is its weight.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from scipy.special import ndtr
 from trueup._core.arrays import as_arrays, as_vector, as_weights
 from trueup._core.native import count_below
 from trueup._core.row_scores import ClassCells, is_event, score_rows_and_classes, scores_and_outcomes, top_label_tally
+from trueup._core.types import ArrayLike
 
 Closed = Literal["right", "left"]
 
 BINS = 15
-"""The number of bins by default: what the papers use."""
+"""The default number of bins, as in the literature."""
 
 EDGE_TOLERANCE = 4
-"""Confidences computed from logits that lie this many units of rounding beyond an edge count as lying on it: the
-probability 0.6 given as log 0.6 comes back as 0.6000000000000001, and belongs where 0.6 does."""
+"""Tolerance at the edges, in units of rounding, for confidences computed from logits. The probability 0.6, given as log
+0.6, comes back as 0.6000000000000001 and must fall into the bin of 0.6."""
 
 
 def equal_width(bins: int = BINS) -> np.ndarray:
-    """Edges b/B for b = 0..B, each the double nearest to the fraction.
+    """Return the edges b/B for b = 0..B, each the double nearest to the fraction.
 
     >>> equal_width(4)
     array([0.  , 0.25, 0.5 , 0.75, 1.  ])
@@ -40,20 +41,20 @@ def equal_width(bins: int = BINS) -> np.ndarray:
 
 
 def equal_mass(confidence: np.ndarray, bins: int = BINS, sample_weight: np.ndarray | None = None) -> np.ndarray:
-    """Edges midway between chunks of the sorted confidences; equal confidences are never parted.
+    """Return edges midway between chunks of the sorted confidences; equal confidences share a bin.
 
-    With weights, all positive, a chunk ends where its share of their sum is reached.
+    With weights, a chunk ends where its share of the total weight is reached.
 
     >>> equal_mass(np.array([0.1, 0.2, 0.3, 0.3, 0.3, 0.9]), 3)
     array([0. , 0.25, 0.6 , 1. ])
     """
-    equal_width(bins)  # the same demand on the number of bins
+    equal_width(bins)  # checks the number of bins
     if sample_weight is None:
         c, below = np.sort(confidence), None
     else:
-        some = sample_weight > 0  # a row without weight is not there
-        order = np.argsort(confidence[some], kind="stable")
-        c, below = confidence[some][order], np.concatenate([[0.0], np.cumsum(sample_weight[some][order])])
+        has_weight = sample_weight > 0
+        order = np.argsort(confidence[has_weight], kind="stable")
+        c, below = confidence[has_weight][order], np.concatenate([[0.0], np.cumsum(sample_weight[has_weight][order])])
     if len(c) == 0:
         return equal_width(1)
     starts = equal_mass_starts(c, bins, below)[1:]
@@ -63,9 +64,9 @@ def equal_mass(confidence: np.ndarray, bins: int = BINS, sample_weight: np.ndarr
 
 
 def equal_mass_starts(ordered: np.ndarray, bins: int, below: np.ndarray | None = None) -> np.ndarray:
-    """The places in ascending values at which bins of equal mass start; equal values are never parted.
+    """Return the indices in ascending values at which bins of equal mass start; equal values share a bin.
 
-    `below` is the weight below each place and, at its end, that of all; without it each value counts one.
+    `below` is the weight below each index, with the total weight at its end. Without it each value counts one.
 
     >>> equal_mass_starts(np.array([0.1, 0.2, 0.3, 0.3, 0.3, 0.9]), 3)
     array([0, 2, 5])
@@ -77,7 +78,7 @@ def equal_mass_starts(ordered: np.ndarray, bins: int, below: np.ndarray | None =
 
 
 def weighted_quantile_index(cumulative: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """The first place at which cumulative weights reach each share of their end, but for rounding.
+    """Return the first index at which cumulative weights reach each share of their total, up to rounding.
 
     >>> weighted_quantile_index(np.array([1.0, 1.5, 4.0]), np.array([0.25, 0.3, 1.0]))
     array([0, 1, 2])
@@ -86,9 +87,9 @@ def weighted_quantile_index(cumulative: np.ndarray, shares: np.ndarray) -> np.nd
 
 
 def equal_mass_chunks(below: np.ndarray, total: float, bins: int) -> np.ndarray:
-    """The chunk ⌊B·below/total⌋ of rows that have so much weight below them: sizes differ by at most one row.
+    """Return the chunk ⌊B·below/total⌋ of rows with this weight below them; sizes differ by at most one row.
 
-    Neither a factor in all weights nor a row given twice for twice its weight changes it.
+    A common factor in all weights changes nothing, nor does repeating a row instead of doubling its weight.
 
     >>> equal_mass_chunks(np.arange(5.0), 5.0, 2)
     array([0, 0, 0, 1, 1])
@@ -98,19 +99,19 @@ def equal_mass_chunks(below: np.ndarray, total: float, bins: int) -> np.ndarray:
 
 
 def tie_ends(ordered: np.ndarray) -> np.ndarray:
-    """Mark the last of each run of equal values in an ascending array (equal up to rounding)."""
-    last = np.ones(len(ordered), dtype=bool)
-    last[:-1] = np.diff(ordered) > EDGE_TOLERANCE * np.finfo(np.float64).eps * np.abs(ordered[1:])
-    return last
+    """Mark the end of each run of equal values (up to rounding) in an ascending array."""
+    ends = np.ones(len(ordered), dtype=bool)
+    ends[:-1] = np.diff(ordered) > EDGE_TOLERANCE * np.finfo(np.float64).eps * np.abs(ordered[1:])
+    return ends
 
 
 def rounding_error(logits: Any) -> float:
-    """The unit of rounding in which these logits are known; half precision is computed in float32."""
+    """Return the unit of rounding of these logits; half precision is computed in float32."""
     return float(np.finfo(np.float64 if logits.dtype.itemsize == 8 else np.float32).eps)
 
 
 def cut_points(edges: np.ndarray, *, closed: Closed = "right", rounding: float = 0.0) -> np.ndarray:
-    """The inner edges moved so that a value lies in bin #{cuts < value}, whichever side is closed."""
+    """Return the inner edges, shifted so that a value lies in bin #{cuts < value} whichever side is closed."""
     inner = edges[1:-1]
     if closed == "right":
         return np.ascontiguousarray(inner * (1 + EDGE_TOLERANCE * rounding))
@@ -120,40 +121,38 @@ def cut_points(edges: np.ndarray, *, closed: Closed = "right", rounding: float =
 
 
 def bin_index(values: np.ndarray, edges: np.ndarray, *, closed: Closed = "right", rounding: float = 0.0) -> np.ndarray:
-    """The bin of each value, 0..B−1; exact at the edges."""
+    """Return the bin of each value, 0..B−1; exact at the edges."""
     return count_below(cut_points(edges, closed=closed, rounding=rounding), values)
 
 
 def equal_mass_index(values: np.ndarray, bins: int) -> np.ndarray:
-    """The equal-mass bin of each positive value, of any range; equal values are never parted.
+    """Return the equal-mass bin of each positive value, of any range; equal values share a bin.
 
     >>> equal_mass_index(np.array([3.0, 1.0, 8.0, 2.0]), 2)
     array([1, 0, 1, 0])
     """
-    part = values / values.max(initial=np.finfo(np.float64).tiny)  # in [0, 1], where bins know what rounding is
-    return bin_index(part, equal_mass(part, bins))
+    scaled = values / values.max(initial=np.finfo(np.float64).tiny)  # in [0, 1], the range of bins
+    return bin_index(scaled, equal_mass(scaled, bins))
 
 
 def equal_width_index(values: np.ndarray, bins: int) -> np.ndarray:
-    """The bin of each value among bins of equal width between the least and the greatest.
+    """Return the bin of each value among equal-width bins between the smallest and the largest.
 
     >>> equal_width_index(np.array([3.0, 1.0, 9.0, 2.0]), 2)
     array([0, 0, 1, 0])
     """
     edges = equal_width(bins)
-    eps, least, greatest = np.finfo(np.float64).eps, values.min(initial=np.inf), values.max(initial=0.0)
-    if (
-        greatest - least <= EDGE_TOLERANCE * eps * greatest
-    ):  # constant but for rounding, which must not fill bins of its own
+    eps, low, high = np.finfo(np.float64).eps, values.min(initial=np.inf), values.max(initial=0.0)
+    if high - low <= EDGE_TOLERANCE * eps * high:  # constant up to rounding: one bin
         return np.zeros(len(values), dtype=np.int64)
-    return bin_index((values - least) / (greatest - least), edges, rounding=eps)
+    return bin_index((values - low) / (high - low), edges, rounding=eps)
 
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """A mergeable tally of confidence against hits in bins: of an event or a prediction (B,), or class-wise (K, B).
+    """A mergeable tally of confidences and hits in bins: of an event or a prediction (B,), or class-wise (K, B).
 
-    The laws: `+` is associative and commutative, and the parts of a data set add up to the whole.
+    `+` is associative and commutative, and the parts of a data set add up to the whole.
 
     >>> half = Bins.of_scores([0.9, 0.7], [1, 0], bins=2)
     >>> whole = half + Bins.of_scores([0.2, 0.6], [0, 1], bins=2)
@@ -166,25 +165,47 @@ class Bins:
     confidence: np.ndarray
     """Sum of the confidences in each bin."""
     hits: np.ndarray
-    """How often the event came true in each bin."""
+    """Number of times the event occurred in each bin."""
     closed: Closed = "right"
 
     @classmethod
     def of(
         cls,
-        logits: Any,
-        labels: Any,
+        logits: ArrayLike,
+        labels: ArrayLike,
         *,
         bins: int | np.ndarray = BINS,
         closed: Closed = "right",
         classwise: bool = False,
         top_label: bool = False,
-        sample_weight: Any = None,
+        sample_weight: ArrayLike | None = None,
     ) -> Bins:
-        """Tally a pair of logits and labels; `bins` is a number of equal-width bins, or the edges themselves.
+        """Tally a pair of logits and labels in bins.
 
-        Of two classes it is the probability of class 1 against how often that happens; with `top_label`, and of more
-        classes, the confidence of the predicted class against how often it is right.
+        With two classes the score is the probability of class 1, and a hit is a label of class 1. With more classes, or
+        `top_label=True`, the score is the confidence of the predicted class, and a hit is a correct prediction.
+
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities, shape (n, classes).
+        labels
+            Class of each row, shape (n,).
+        bins
+            Number of equal-width bins, or the edges.
+        closed
+            Side on which a bin includes its edge.
+        classwise
+            Tally the probability of each class separately, shape (classes, bins).
+        top_label
+            Tally the predicted class also with two classes.
+        sample_weight
+            Weight of each row, shape (n,).
+
+        Returns
+        -------
+        Bins
+            The tally.
         """
         z, y = as_arrays(logits, labels)
         w = as_weights(sample_weight, len(z))
@@ -202,14 +223,33 @@ class Bins:
     @classmethod
     def of_scores(
         cls,
-        scores: Any,
-        hits: Any,
+        scores: ArrayLike,
+        hits: ArrayLike,
         *,
         bins: int | np.ndarray = BINS,
         closed: Closed = "right",
-        sample_weight: Any = None,
+        sample_weight: ArrayLike | None = None,
     ) -> Bins:
-        """Tally confidences in [0, 1] with what came true (1 or 0)."""
+        """Tally confidences in [0, 1] with their outcomes.
+
+        Parameters
+        ----------
+        scores
+            Confidence of each row, shape (n,).
+        hits
+            Outcome of each row, 1 or 0, shape (n,).
+        bins
+            Number of equal-width bins, or the edges.
+        closed
+            Side on which a bin includes its edge.
+        sample_weight
+            Weight of each row, shape (n,).
+
+        Returns
+        -------
+        Bins
+            The tally.
+        """
         c = as_vector(scores, "scores")
         a = as_vector(hits, "hits", length=len(c))
         if len(c) and (c.min() < -1e-6 or c.max() > 1 + 1e-6):
@@ -265,22 +305,22 @@ class Bins:
 
     @property
     def n(self) -> float:
-        """How many rows were tallied, or their weight."""
+        """The number of rows, or their total weight."""
         return float(self.count.sum(axis=-1).max())
 
     @property
     def accuracy(self) -> np.ndarray:
-        """Share of hits in each bin; NaN where it is empty."""
+        """Share of hits in each bin; NaN in empty bins."""
         return self.hits / self._filled
 
     @property
     def mean_confidence(self) -> np.ndarray:
-        """Mean confidence in each bin; NaN where it is empty."""
+        """Mean confidence in each bin; NaN in empty bins."""
         return self.confidence / self._filled
 
     @property
     def gap(self) -> np.ndarray:
-        """Accuracy − mean confidence in each bin; NaN where it is empty."""
+        """Accuracy − mean confidence in each bin; NaN in empty bins."""
         return (self.hits - self.confidence) / self._filled
 
     @property
@@ -288,60 +328,60 @@ class Bins:
         return np.where(self.count > 0, self.count, np.nan)
 
     def error(self, name: str) -> float:
-        """One of `BINNED_ERRORS`, averaged over the classes if class-wise; NaN of nothing."""
+        """Return one of `BINNED_ERRORS`, averaged over the classes if class-wise; NaN without rows."""
         if not self.n:
             return float("nan")
         return float(np.mean(BINNED_ERRORS[name](self.count, self.confidence, self.hits)))
 
     def ece(self) -> float:
-        """Expected calibration error."""
+        """Return the expected calibration error."""
         return self.error("ece")
 
     def mce(self) -> float:
-        """Maximum calibration error."""
+        """Return the maximum calibration error."""
         return self.error("mce")
 
     def rmsce(self) -> float:
-        """Root mean square calibration error."""
+        """Return the root mean square calibration error."""
         return self.error("rmsce")
 
     def average_ce(self) -> float:
-        """Average calibration error."""
+        """Return the average calibration error."""
         return self.error("average_ce")
 
 
 def _ece(count: np.ndarray, confidence: np.ndarray, hits: np.ndarray) -> np.ndarray:
-    """Σ_b (n_b/n) |acc_b − conf_b|."""
+    """Compute Σ_b (n_b/n) |acc_b − conf_b|."""
     return _per_row(np.abs(hits - confidence), count)
 
 
 def _overconfidence(count: np.ndarray, confidence: np.ndarray, hits: np.ndarray) -> np.ndarray:
-    """Σ_b (n_b/n) max(conf_b − acc_b, 0)."""
+    """Compute Σ_b (n_b/n) max(conf_b − acc_b, 0)."""
     return _per_row(np.maximum(confidence - hits, 0.0), count)
 
 
 def _underconfidence(count: np.ndarray, confidence: np.ndarray, hits: np.ndarray) -> np.ndarray:
-    """Σ_b (n_b/n) max(acc_b − conf_b, 0)."""
+    """Compute Σ_b (n_b/n) max(acc_b − conf_b, 0)."""
     return _per_row(np.maximum(hits - confidence, 0.0), count)
 
 
 def _rmsce(count: np.ndarray, confidence: np.ndarray, hits: np.ndarray) -> np.ndarray:
-    """The root of Σ_b (n_b/n) (acc_b − conf_b)²."""
+    """Compute the root of Σ_b (n_b/n) (acc_b − conf_b)²."""
     return np.sqrt(_per_row((hits - confidence) ** 2 / _divisor(count), count))
 
 
 def _mce(count: np.ndarray, confidence: np.ndarray, hits: np.ndarray) -> np.ndarray:
-    """The largest |acc_b − conf_b|; empty bins have none."""
+    """Compute the largest |acc_b − conf_b| over the bins that are not empty."""
     return (np.abs(hits - confidence) / _divisor(count)).max(axis=-1)
 
 
 def _average_ce(count: np.ndarray, confidence: np.ndarray, hits: np.ndarray) -> np.ndarray:
-    """The mean |acc_b − conf_b| over the bins that are not empty."""
+    """Compute the mean |acc_b − conf_b| over the bins that are not empty."""
     return (np.abs(hits - confidence) / _divisor(count)).sum(axis=-1) / (count > 0).sum(axis=-1)
 
 
 def _divisor(count: np.ndarray) -> np.ndarray:
-    """1 where a bin is empty; weights may be of any size."""
+    """Replace empty bins by 1, since weights may have any size."""
     return np.where(count > 0, count, 1.0)
 
 
@@ -353,12 +393,12 @@ BINNED_ERRORS: Mapping[str, Callable[[np.ndarray, np.ndarray, np.ndarray], np.nd
     error.__name__.removeprefix("_"): error
     for error in (_ece, _mce, _rmsce, _average_ce, _overconfidence, _underconfidence)
 }
-"""What is computed from sums (count, confidence, hits) over the bins on the last axis; other axes stay, so that one
-formula serves a data set, its classes, and a thousand resamples of it."""
+"""Errors computed from sums (count, confidence, hits) over the bins on the last axis. Other axes are kept, so one
+formula serves a data set, its classes and a thousand resamples of it."""
 
 
 def folded_mean(mean: np.ndarray, sigma: np.ndarray) -> np.ndarray:
-    """The mean of |N(mean, sigma²)|: what an absolute gap becomes on average when noise is added to it."""
+    """Return E|N(mean, sigma²)|, the expectation of an absolute gap under added noise."""
     t = np.clip(np.divide(mean, sigma, out=np.zeros_like(mean), where=sigma > 0), -40.0, 40.0)  # exp(−800) is 0
     noisy = sigma * np.sqrt(2 / np.pi) * np.exp(-(t**2) / 2) + mean * (1 - 2 * ndtr(-t))
     return np.where(sigma > 0, noisy, np.abs(mean))

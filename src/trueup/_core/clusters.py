@@ -1,7 +1,7 @@
 """Clusters: rows that are correlated with each other, such as the pixels of an image or the visits of a patient.
 
-Intervals and tests then rest on how the clusters differ, not the rows. Sums are kept by block, which is a cluster or,
-where there are very many, several whole clusters: memory does not grow with their number.
+Intervals and tests then rest on the differences between clusters, not between rows. Sums are kept by block. A block is
+one cluster or, with very many clusters, several whole clusters, so memory does not grow with their number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trueup._core.errors import InputError
 from trueup._core.types import ArrayLike
 
 MAX_BLOCKS = 1024
-"""At most so many blocks; what they do not show of the noise is less than 5 %."""
+"""Largest number of blocks; grouping clusters into this many hides less than 5 % of the noise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,25 +30,25 @@ class Clusters:
     """(n,): 0..count − 1."""
     names: list[Hashable]
     name: str = "cluster"
-    """What a cluster is: "image", "patient"."""
+    """The kind of cluster, such as "image" or "patient"."""
 
     @property
     def count(self) -> int:
-        """How many clusters there are."""
+        """The number of clusters."""
         return len(self.names)
 
     @property
     def block(self) -> np.ndarray:
-        """The block of each row: its own cluster's up to `MAX_BLOCKS` clusters, else those of several in turn."""
+        """The block of each row: its cluster, or a group of clusters if there are more than `MAX_BLOCKS`."""
         return self.code % MAX_BLOCKS if self.count > MAX_BLOCKS else self.code
 
     def hash_blocks(self, blocks: int = MAX_BLOCKS) -> np.ndarray:
-        """The block of each row by a hash of its cluster's name: the same in every chunk of a stream."""
+        """Return the block of each row by a hash of its cluster's name, the same in every chunk of a stream."""
         of_name = np.array([crc32(str(name).encode()) % blocks for name in self.names], dtype=np.int64)
         return of_name[self.code] if len(of_name) else self.code
 
     def one_row_each(self, seed: int) -> np.ndarray:
-        """One row of each cluster, drawn at random: rows that are independent of each other, in their order.
+        """Draw one row of each cluster at random. The rows are independent of each other and stay in order.
 
         >>> len(Clusters(np.array([0, 1, 0]), ["a", "b"]).one_row_each(0))
         2
@@ -57,7 +57,7 @@ class Clusters:
         return np.sort(order[np.unique(self.code[order], return_index=True)[1]])
 
     def take(self, rows: np.ndarray) -> Clusters:
-        """Those of some rows."""
+        """Select the clusters of some rows."""
         kept, code = np.unique(self.code[rows], return_inverse=True)
         return Clusters(code, [self.names[k] for k in kept.tolist()], self.name)
 
@@ -67,7 +67,7 @@ ClustersLike: TypeAlias = ArrayLike | Mapping[str, ArrayLike] | Clusters | None
 
 
 def as_clusters(clusters: Any, rows: int, *, min_clusters: int = 1) -> Clusters | None:
-    """Check one hashable value a row; None stays None. A mapping of one name to them says what a cluster is.
+    """Check one hashable value per row; None stays None. A mapping {kind: values} names the kind of cluster.
 
     >>> as_clusters({"image": ["a", "b", "a"]}, 3)
     Clusters(code=array([0, 1, 0]), names=['a', 'b'], name='image')
@@ -82,28 +82,28 @@ def as_clusters(clusters: Any, rows: int, *, min_clusters: int = 1) -> Clusters 
     if isinstance(clusters, Mapping):
         if len(clusters) != 1:
             got = f"{len(clusters)} columns"
-            raise InputError("clusters", "be one column", got, "pairs of values, say tuples, are clusters of several")
+            raise InputError("clusters", "be one column", got, "combine several columns into tuples of values")
         ((name, clusters),) = clusters.items()
     if isinstance(clusters, Clusters):
-        found = clusters
+        checked = clusters
     elif isinstance(clusters, (str, bytes)) or not isinstance(clusters, Iterable):
         raise InputError("clusters", "have one value for each row", f"the single value {clusters!r}")
     else:
-        found = replace(_encode(clusters), name=str(name))
-    if len(found.code) != rows:
-        raise InputError("clusters", f"have {rows} entries, one for each row", f"{len(found.code)}")
-    if rows and found.count < min_clusters:
-        got = f"{found.count}: all rows are of {found.names[0]!r}" if found.count == 1 else f"{found.count}"
-        raise InputError("clusters", f"be at least {min_clusters}", got, "a single cluster shows no noise")
-    return found
+        checked = replace(_encode(clusters), name=str(name))
+    if len(checked.code) != rows:
+        raise InputError("clusters", f"have {rows} entries, one for each row", f"{len(checked.code)}")
+    if rows and checked.count < min_clusters:
+        got = f"{checked.count}: all rows are of {checked.names[0]!r}" if checked.count == 1 else f"{checked.count}"
+        raise InputError("clusters", f"be at least {min_clusters}", got, "intervals need several clusters")
+    return checked
 
 
 def weighted_clusters(clusters: Any, sample_weight: Any, rows: int, *, min_clusters: int = 1) -> Clusters | None:
-    """The clusters of the rows that have weight, as `as_weighted` keeps them."""
-    found = as_clusters(clusters, rows)
-    if found is not None and sample_weight is not None:
-        found = found.take(np.asarray(sample_weight) > 0)
-    return None if found is None else as_clusters(found, len(found.code), min_clusters=min_clusters)
+    """Check clusters and keep those of the rows that have weight, as `as_weighted` does."""
+    checked = as_clusters(clusters, rows)
+    if checked is not None and sample_weight is not None:
+        checked = checked.take(np.asarray(sample_weight) > 0)
+    return None if checked is None else as_clusters(checked, len(checked.code), min_clusters=min_clusters)
 
 
 def _encode(clusters: Any) -> Clusters:
@@ -126,18 +126,18 @@ def _encode(clusters: Any) -> Clusters:
     if any(value is None or value != value for value in number):
         row = next(i for i, value in enumerate(values) if value is None or value != value)
         raise InputError("clusters", "have a value in every row", f"{values[row]} in row {row}")
-    # By their names, so that the order of the rows does not matter.
+    # Sorted by name, so that the order of the rows does not matter.
     order = sorted(range(len(number)), key=[str(name) for name in number].__getitem__)
-    place = np.argsort(order)
+    rank = np.argsort(order)
     listed = list(number)
-    return Clusters(place[code] if len(place) else code, [listed[k] for k in order])
+    return Clusters(rank[code] if len(rank) else code, [listed[k] for k in order])
 
 
 def jackknife(whole: Any, without: np.ndarray) -> np.ndarray:
-    """What each cluster adds to the noise of an estimate, (clusters, …): their squares sum up to its variance.
+    """Return each cluster's contribution to the error of an estimate, (clusters, …); their squares sum to its variance.
 
-    `without` are the estimates that leave out each cluster in turn. Quenouille (1956); Tukey (1958). For few clusters
-    it is the safest of the common variances; MacKinnon, Nielsen & Webb (2023).
+    `without` are the estimates that leave out each cluster in turn. Quenouille (1956); Tukey (1958). With few clusters
+    it is the most conservative of the common variances (MacKinnon, Nielsen & Webb 2023).
 
     >>> x = np.array([1.0, 2.0, 6.0])
     >>> parts = jackknife(x.mean(), (x.sum() - x) / 2)
@@ -148,7 +148,7 @@ def jackknife(whole: Any, without: np.ndarray) -> np.ndarray:
 
 
 def mean_error(sums: np.ndarray, weight: np.ndarray) -> float:
-    """The standard error of ΣS/ΣW, sums and weights of each cluster; NaN of fewer than two.
+    """Return the standard error of ΣS/ΣW from each cluster's sum S and weight W; NaN with fewer than two clusters.
 
     >>> round(mean_error(np.array([1.0, 2.0, 6.0]), np.ones(3)) ** 2, 6)
     2.333333
@@ -162,7 +162,7 @@ def mean_error(sums: np.ndarray, weight: np.ndarray) -> float:
 def block_sums(
     values: np.ndarray, sample_weight: np.ndarray | None, clusters: Clusters
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sums by block of one number a row, and the weight of each block that has any."""
+    """Sum one number per row by block, and return the sums and weights of the blocks that have weight."""
     block = clusters.block
     weight = np.bincount(block, sample_weight).astype(np.float64)
     sums = np.bincount(block, values if sample_weight is None else sample_weight * values)
@@ -170,9 +170,9 @@ def block_sums(
 
 
 def degrees_of_freedom(weight: np.ndarray) -> float:
-    """How many numbers a variance over clusters of these weights is as good as, less one: G − 1 of G equal ones.
+    """Return the degrees of freedom of a variance over clusters with these weights: G − 1 for G equal ones.
 
-    (ΣW²)²/ΣW⁴ − 1, Satterthwaite's where whole clusters go up and down together; at least 1.
+    The formula (ΣW²)²/ΣW⁴ − 1 is Satterthwaite's for clusters that vary as a whole. The result is at least 1.
 
     >>> degrees_of_freedom(np.ones(20))
     19.0
@@ -182,11 +182,11 @@ def degrees_of_freedom(weight: np.ndarray) -> float:
 
 
 def t_quantile(tail: float, df: float) -> float:
-    """How many standard errors an interval reaches, with so many degrees of freedom."""
+    """Return the half-width of an interval in standard errors, by Student's t."""
     return float(-stdtrit(df, tail))
 
 
 def z_of_t(t: float, df: float) -> float:
-    """The standard normal number that is as rare as Student's t."""
+    """Return the standard normal value with the same tail probability as Student's t."""
     tail = stdtr(df, -abs(t))
     return float(np.copysign(-ndtri(max(tail, 1e-300)), t)) if t == t else t

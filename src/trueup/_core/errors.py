@@ -1,6 +1,6 @@
-"""Errors and warnings as data, so that a command line or a web page can word them for its own readers.
+"""Errors and warnings as data, so that a command line or a web page can phrase them for its own readers.
 
-An error carries what happened as fields; warnings are recorded, silenced, or written where a user reads them.
+An error keeps its parts as fields. Warnings are recorded, silenced, or written where a user reads them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DEFAULT_WORDS: Mapping[Any, str] = MappingProxyType({})
 
 
 class Hint(StrEnum):
-    """What to do instead, in the library's words; each interface may have words of its own for it."""
+    """Remedies in the library's words; each interface may replace them by its own words."""
 
     BINARY_SCORE = "a binary score goes through from_log_odds, a network with one logit through models.TwoClasses"
     CONFIDENCE = "probabilities of one event go through from_probs, log-odds through from_log_odds"
@@ -48,9 +48,9 @@ class Hint(StrEnum):
 
 
 class InputError(ValueError):
-    """Bad input: which argument it was, what was requirement, what came, and a hint where there is one.
+    """Bad input: the argument, its requirement, the value received, and a hint if there is one.
 
-    `choices` fill the {} of a hint; `file` is the file that was read, and `where` the part of it, such as "row 5".
+    `choices` fill the {} of a hint. `file` is the file that was read; `where` is the part of it, such as "row 5".
 
     >>> error = InputError("probs", "be at most 1", "85 at [0]", Hint.PER_CENT)
     >>> print(error)
@@ -77,13 +77,13 @@ class InputError(ValueError):
         super().__init__(argument, requirement, got, hint)
 
     def replace(self, **fields: object) -> Self:
-        """The same error with some fields changed."""
+        """Return the same error with some fields changed."""
         changed = copy(self)
         vars(changed).update(fields)
         return changed
 
     def message(self, hints: Mapping[Hint, str] = _DEFAULT_WORDS, names: Mapping[str, str] = _DEFAULT_WORDS) -> str:
-        """The sentence, with an interface's own words for hints and arguments; a hint worded as "" is left out."""
+        """Format the sentence with an interface's words for hints and arguments; a hint mapped to "" is omitted."""
         hint = hints.get(self.hint, self.hint) if isinstance(self.hint, Hint) else self.hint
         if hint and self.choices:
             hint = hint.format(" or ".join(self.choices))
@@ -99,7 +99,7 @@ class InputError(ValueError):
 def error_message(
     error: BaseException, hints: Mapping[Hint, str] = _DEFAULT_WORDS, names: Mapping[str, str] = _DEFAULT_WORDS
 ) -> str:
-    """What any error says, in an interface's own words where the error carries fields.
+    """Format any error, in an interface's words where the error carries fields.
 
     >>> error_message(ValueError("no rows"))
     'no rows'
@@ -109,20 +109,20 @@ def error_message(
 
 
 class LooksLikeProbabilities(UserWarning):
-    """What was read as logits or log-odds looks like probabilities."""
+    """Logits or log-odds that look like probabilities."""
 
 
 class PaddedOptions(UserWarning):
-    """Finite logits were read as absent options."""
+    """Finite logits that were read as absent options."""
 
 
 _RECORDING = threading.RLock()
-"""The warning filters are one state for all threads: only one block at a time may record."""
+"""Lock: the warning filters are shared by all threads, so only one block at a time may record."""
 
 
 @contextmanager
 def record_warnings() -> Iterator[list[str]]:
-    """Collect the messages of the warnings inside, each once and in one line; the list is filled when the block ends.
+    """Collect the messages of warnings raised inside, each once and on one line; the list is filled at the end.
 
     >>> with record_warnings() as messages:
     ...     warnings.warn("the fit ended at its bound")
@@ -140,7 +140,7 @@ def record_warnings() -> Iterator[list[str]]:
 
 @contextmanager
 def silence_warnings(*, message: str = "", enabled: bool = True) -> Iterator[None]:
-    """Show no warnings inside, or none whose text begins with a pattern.
+    """Show no warnings inside the block, or none whose text begins with a pattern.
 
     >>> with silence_warnings():
     ...     warnings.warn("nobody reads this")
@@ -153,10 +153,10 @@ def silence_warnings(*, message: str = "", enabled: bool = True) -> Iterator[Non
 
 @contextmanager
 def write_warnings(write: Callable[[str], None]) -> Iterator[None]:
-    """Write warnings for users with `write`, in one line without the place in the code; leave out all others.
+    """Write warnings for users with `write`, on one line without the code location; drop all others.
 
-    The doubt whether logits are probabilities is left out as well: a command line looks at the file itself, and knows
-    which option to name.
+    Warnings that logits look like probabilities are dropped too: a command line checks files itself and names its
+    option.
 
     >>> with write_warnings(print):
     ...     warnings.warn("40 exact zeros were raised to 0.05")

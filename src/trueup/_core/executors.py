@@ -13,11 +13,14 @@ if TYPE_CHECKING:
 
 
 def executor_for(name: str, *, gpus: int = 0) -> AbstractContextManager[Executor | None]:
-    """An executor by its name, closed at the end of the block.
+    """Open an executor by name; it is closed at the end of the block.
 
-    "none" is this process, "processes" or "processes:4" a pool on this machine, "local" or "local:4" a Dask cluster of
-    its own on this machine, "tcp://host:port" or "tls://host:port" a Dask cluster that is there already. With `gpus`
-    the processes on this machine are dealt to so many of them, each seeing one alone.
+    - "none": this process.
+    - "processes" or "processes:4": a pool of processes on this machine.
+    - "local" or "local:4": a new Dask cluster on this machine.
+    - "tcp://host:port" or "tls://host:port": a running Dask cluster.
+
+    With `gpus`, each process on this machine sees one GPU; the GPUs are assigned in turn.
 
     >>> with executor_for("none") as executor:
     ...     print(executor)
@@ -43,7 +46,7 @@ def _processes(workers: int, gpus: int) -> Iterator[Executor]:
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
-    # Not by fork, which copies locks that threads of this process hold.
+    # Fork would copy locks that threads of this process hold.
     context = multiprocessing.get_context("spawn")
     end, lifeline = context.Pipe(duplex=False)
     arguments = (end, context.Value("i", 0), gpus)
@@ -51,7 +54,7 @@ def _processes(workers: int, gpus: int) -> Iterator[Executor]:
     try:
         yield pool
     except BaseException:
-        lifeline.close()  # what still runs has nobody to bring its result to
+        lifeline.close()  # ends the workers: nobody waits for their results
         raise
     finally:
         pool.shutdown(cancel_futures=True)
@@ -60,7 +63,7 @@ def _processes(workers: int, gpus: int) -> Iterator[Executor]:
 
 
 def _start_worker(lifeline: Connection, started: Any, gpus: int) -> None:
-    """Prepare a process of the pool: it leaves Ctrl-C to its parent, and ends when its parent has ended."""
+    """Prepare a process of the pool: it ignores Ctrl-C and ends when its parent has ended."""
     import signal
     import threading
 
@@ -73,14 +76,14 @@ def _start_worker(lifeline: Connection, started: Any, gpus: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def follow() -> None:
-        lifeline.poll(None)  # nothing is ever sent: what comes is the end, also of a parent that was killed
+        lifeline.poll(None)  # returns when the pipe closes, also because the parent was killed
         os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()
 
 
 def _select_gpu(number: int, gpus: int) -> None:
-    """Let this process see one of so many GPUs alone, by its number among the processes."""
+    """Let this process see only one of `gpus` GPUs, chosen by the number of the process."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
     names = visible.split(",")[:gpus]
     os.environ["CUDA_VISIBLE_DEVICES"] = names[number % len(names)]  # read when torch first asks for a GPU
@@ -99,7 +102,7 @@ def _dask(address: str | None, workers: int = 1, gpus: int = 0) -> Iterator[Exec
             client = stack.enter_context(Client(cluster))  # type: ignore[no-untyped-call]
             if gpus:
 
-                class SelectGPU(WorkerPlugin):  # also for a worker that starts in the place of one that was lost
+                class SelectGPU(WorkerPlugin):  # also runs in workers that replace lost ones
                     def setup(self, worker: Any) -> None:
                         _select_gpu(int(worker.name), gpus)
 
@@ -114,5 +117,5 @@ def _dask(address: str | None, workers: int = 1, gpus: int = 0) -> Iterator[Exec
 
 
 def count_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

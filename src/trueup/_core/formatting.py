@@ -1,4 +1,4 @@
-"""Tables as aligned text and as HTML."""
+"""Numbers and tables as aligned text and as HTML."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ Row = list[str]
 
 
 class TableCell(NamedTuple):
-    """A cell of an HTML table that is more than its text."""
+    """A cell of an HTML table with more than its text."""
 
     text: str
     value: float | str | None = None
-    """What a sortable table sorts it by; without one, its text."""
+    """Sort key in a sortable table; the text by default."""
     note: str = ""
-    """A second line, in small print."""
+    """A second line in small print."""
     rank: Literal[0, 1, 2] = 0
-    """1 for the best of its column, in bold; 2 for the second best, underlined."""
+    """1 for the best of its column, in bold; 2 for the second best, in italics."""
     mark: str = ""
-    """A sign behind the text."""
+    """A sign after the text."""
     warn: bool = False
-    """Whether the sign is in the colour of warnings."""
+    """Whether the sign has the colour of warnings."""
 
 
 def format_percent(share: float, digits: int | None = None) -> str:
-    """A share in per cent."""
+    """Format a share in per cent."""
     return f"{100 * share:g} %" if digits is None else f"{100 * share:.{digits}f} %"
 
 
 def format_number(x: float, *, sign: bool = False, digits: int = 4) -> str:
-    """Four digits behind the point, or so many; a dash for what is not defined."""
+    """Format a number with four decimals, or `digits`; NaN becomes a dash."""
     if math.isnan(x):
         return "–"
     return f"{x:+.{digits}f}" if sign else f"{x:.{digits}f}"
 
 
 def format_p(p: float) -> str:
-    """A p-value, or the least that is worth telling.
+    """Format a p-value, rounded below 0.0001.
 
     >>> format_p(0.0312), format_p(0.0)
     ('p ≤ 0.031', 'p < 0.0001')
@@ -48,7 +48,7 @@ def format_p(p: float) -> str:
 
 
 def format_evidence(wealth: float) -> str:
-    """How many times a bet has grown, or the most that is worth telling.
+    """Format the growth factor of a bet, rounded above a million.
 
     >>> format_evidence(12.34), format_evidence(1e304)
     ('12.3', 'more than a million')
@@ -57,21 +57,21 @@ def format_evidence(wealth: float) -> str:
 
 
 def format_interval(low: float, high: float, *, sign: bool = False, digits: int = 4) -> str:
-    """An interval in brackets."""
+    """Format an interval in brackets."""
     if math.isnan(low):
         return "–"
     return f"[{format_number(low, sign=sign, digits=digits)}, {format_number(high, sign=sign, digits=digits)}]"
 
 
 def text_table(rows: list[Row]) -> str:
-    """The first column to the left, the others to the right."""
+    """Align the first column to the left and the others to the right."""
     first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
     lines = ("  ".join([row[0].ljust(first), *map(str.rjust, row[1:], others)]) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
 
 
 def html_summary(title: str, figures: Mapping[str, str], note: str = "") -> str:
-    """A small table for notebooks: what it is, its figures by name, and a sentence.
+    """Format a small table for notebooks: a title, numbers by name, and a note.
 
     >>> html_summary("Tally", {"rows": "20"})
     '<div class="trueup"><p>Tally</p><table><thead><tr><th scope="col">rows</th></tr></thead>...</table></div>'
@@ -81,7 +81,7 @@ def html_summary(title: str, figures: Mapping[str, str], note: str = "") -> str:
 
 
 def escape(text: object) -> str:
-    """Escape for the content and the quoted attributes of an HTML element.
+    """Escape text for the content and the quoted attributes of an HTML element.
 
     >>> escape('<b> & "co"')
     '&lt;b&gt; &amp; &quot;co&quot;'
@@ -97,10 +97,10 @@ def html_table(
     sortable: bool = False,
     chosen: int | None = None,
 ) -> str:
-    """An HTML table whose first column names the rows; a row that is one string is the title of those below it.
+    """Format an HTML table whose first column names the rows; a row that is one string is a heading.
 
-    The head of a `sortable` table has buttons, which the script of a page has to listen to; `chosen` is the place of
-    the row to be highlighted.
+    The head of a `sortable` table has buttons, which a script of the page must handle. `chosen` is the index of a row
+    to highlight.
 
     >>> html_table(["method", "ece"], [["raw", TableCell("5.00", rank=2)]])
     '<table><thead><tr><th scope="col">method</th><th scope="col">ece</th></tr></thead>...<td><em>5.00</em></td>...'

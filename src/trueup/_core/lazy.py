@@ -1,4 +1,4 @@
-"""Lazy packages: the names of a package's stub (`__init__.pyi`) are imported when they are first used."""
+"""Lazy packages: names in a package's stub (`__init__.pyi`) are imported on first use."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import lazy_loader
 
 
 def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """The `__getattr__`, `__dir__` and `__all__` of a package, from the stub next to its file.
+    """Return `__getattr__`, `__dir__` and `__all__` of a package, from the stub next to its file.
 
-    Modules of the package that are not in the stub are attributes too, but not listed.
+    Modules of the package that are not in the stub are attributes too, but are not listed.
     """
     resolve, list_names, names = lazy_loader.attach_stub(package, file)
 

@@ -1,4 +1,4 @@
-"""Sums over the rows of the losses that scaling minimises, with their derivatives."""
+"""Losses that scaling minimises, summed over the rows, with their derivatives."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from trueup._core.native import Chunks, address, map_threads, pair_arguments, su
 def temperature_sums(
     logits: Any, labels: Any, beta: float, sample_weight: Any = None, *, quick: bool = False
 ) -> tuple[float, float, float]:
-    """Σ_i w_i (ln Σ_k exp(β z_ik) − β z_iy), and its first two derivatives in β, in one pass; without weights w = 1.
+    """Sum w_i (ln Σ_k exp(β z_ik) − β z_iy) over rows i, with its first two derivatives in β, in one pass.
 
-    A quick pass works on float32 in float32: right to about 1e-6, which is enough to find where to look closely.
+    Without weights w = 1. A quick pass computes float32 logits in float32, with a relative error of about 1e-6. That is
+    enough to find the region of the minimum.
     """
     z, y, w = _as_contiguous(logits, labels, sample_weight)
     if native.compiled is None:
@@ -44,9 +45,9 @@ def vector_sums(
     sample_weight: Any = None,
     quick: bool = False,
 ) -> np.ndarray:
-    """Loss of softmax(w ⊙ u + b) with u = scale·z − shift, summed over the rows, and its gradient: (1 + 2K,).
+    """Sum the loss of softmax(w ⊙ u + b) with u = scale·z − shift over the rows, with its gradient: (1 + 2K,).
 
-    Of `sample_weight` each row has one. A quick pass works on float32 in float32.
+    `sample_weight` has one weight per row. A quick pass computes float32 logits in float32.
     """
     z, y, w = _as_contiguous(logits, labels, sample_weight)
     if native.compiled is None:

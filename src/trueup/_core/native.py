@@ -1,6 +1,7 @@
-"""The compiled passes, and how rows are shared out: to threads, and to chunks of so many numbers at a time.
+"""The compiled passes, and how rows are divided among threads and into chunks.
 
-`compiled` is None where no C compiler was at hand at installation; NumPy then does the same work, only slower.
+`compiled` is None if no C compiler was available at installation; NumPy then does the same work more slowly. The chunk
+sizes below count numbers (rows × columns).
 """
 
 from __future__ import annotations
@@ -25,27 +26,27 @@ except ImportError:
     compiled = None
 
 CACHE_CHUNK = 1 << 18
-"""Several small steps on the same numbers: they stay in the second-level cache."""
+"""For several small steps on the same numbers, which stay in the second-level cache."""
 PRODUCT_CHUNK = 1 << 19
-"""Matrix products of a likelihood."""
+"""For matrix products of a likelihood."""
 DEFAULT_CHUNK = 1 << 20
-"""Work in float64 that makes a few copies."""
+"""For work in float64 that makes a few copies."""
 FIT_CHUNK = 1 << 21
-"""Columns of classes that are fitted together."""
+"""For columns of classes that are fitted at the same time."""
 LARGE_CHUNK = 1 << 22
-"""Curves, distances and probabilities of many classes."""
+"""For curves, distances and probabilities with many classes."""
 MAX_CACHED_NUMBERS = 1 << 25
-"""What is kept between the steps of a search; more is computed anew each time."""
+"""Numbers kept between the steps of a search; larger arrays are computed again in each step."""
 TILE_ROWS = 1024
-"""Rows and columns of the part of an n × n matrix that is in memory at once."""
+"""Rows and columns of the tile of an n × n matrix that is in memory at a time."""
 MIN_PARALLEL_NUMBERS = 1 << 20
-"""Below this many numbers, waking a second core costs more than it saves."""
+"""With fewer numbers, starting a second thread costs more than it saves."""
 
 
 def row_chunks(n: int, width: int, numbers: int = DEFAULT_CHUNK, *, start: int = 0) -> Iterator[slice]:
-    """Slices of start..n, each of as many rows of this width as hold so many numbers, at least one row.
+    """Divide start..n into slices of as many rows as hold `numbers` numbers, at least one row.
 
-    Without rows it is one empty slice, so that what is made of the chunks can be concatenated.
+    Without rows there is one empty slice, so that results of the chunks can be concatenated.
 
     >>> list(row_chunks(5, 10, numbers=20))
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
@@ -59,7 +60,7 @@ _thread_limit: ContextVar[int | None] = ContextVar("thread_limit", default=None)
 
 @contextmanager
 def limit_threads(count: int) -> Iterator[None]:
-    """Keep `map_threads` to so many threads inside, as a worker beside others does."""
+    """Limit `map_threads` to this number of threads inside the block, as in a worker process."""
     before = _thread_limit.set(count)
     try:
         yield
@@ -68,7 +69,7 @@ def limit_threads(count: int) -> Iterator[None]:
 
 
 def count_threads() -> int:
-    """How many threads work on one array: OMP_NUM_THREADS if it is set, else as many as there are cores."""
+    """Return the number of threads per array: OMP_NUM_THREADS if it is set, else the number of cores."""
     setting = os.environ.get("OMP_NUM_THREADS", "")
     threads = int(setting) if setting.isdecimal() and int(setting) > 0 else count_cores()
     return min(threads, _thread_limit.get() or threads)
@@ -80,7 +81,7 @@ Chunks: TypeAlias = Iterator[tuple[int, np.ndarray]]
 
 
 def map_threads(logits: np.ndarray, part: Callable[[Chunks], T], *, max_threads: int | None = None) -> Iterator[T]:
-    """Call `part` with the chunks of a share of the rows, on `count_threads` threads, or at most so many."""
+    """Call `part` on each thread with chunks of its share of the rows, and yield the results in order."""
     workers = 1 if logits.size < MIN_PARALLEL_NUMBERS else count_threads()
     workers = workers if max_threads is None else min(workers, max_threads)
     bounds = [len(logits) * i // workers for i in range(workers + 1)]
@@ -94,7 +95,7 @@ def map_threads(logits: np.ndarray, part: Callable[[Chunks], T], *, max_threads:
         except BaseException as error:  # raised again below, in the caller's thread
             errors.append(error)
 
-    # Plain threads: an executor costs as much again as a pass over a million numbers takes.
+    # Plain threads: starting an executor costs as much as a pass over a million numbers.
     others = [Thread(target=run, args=(number,)) for number in range(1, workers)]
     for thread in others:
         thread.start()
@@ -107,9 +108,9 @@ def map_threads(logits: np.ndarray, part: Callable[[Chunks], T], *, max_threads:
 
 
 def _contiguous_chunks(logits: np.ndarray, start: int, stop: int) -> Chunks:
-    """Rows start..stop as contiguous float32 or float64, each chunk with the number of its first row.
+    """Yield rows start..stop as contiguous float32 or float64, each chunk with the number of its first row.
 
-    They come whole if they are that already, else copied a chunk at a time.
+    Rows that are contiguous already come in one chunk; others are copied chunk by chunk.
     """
     kind = np.float32 if logits.dtype == np.float16 else logits.dtype
     if logits.flags.c_contiguous and logits.dtype == kind:
@@ -120,7 +121,7 @@ def _contiguous_chunks(logits: np.ndarray, start: int, stop: int) -> Chunks:
 
 
 def count_below(cuts: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """How many of the sorted cuts lie below each value."""
+    """Count the sorted cuts that lie below each value."""
     if compiled is None or not (values.flags.c_contiguous and values.dtype == np.float64):
         return np.searchsorted(cuts, values, side="left")
     count = np.empty(len(values), np.int64)
@@ -129,7 +130,7 @@ def count_below(cuts: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def all_within(numbers: np.ndarray, least: float) -> bool:
-    """Whether all numbers are finite and above the least, read once."""
+    """Return whether all numbers are finite and above `least`, in one pass."""
 
     def part(chunks: Chunks) -> bool:
         return all(_is_within(rows, least) for _, rows in chunks)
@@ -138,7 +139,7 @@ def all_within(numbers: np.ndarray, least: float) -> bool:
 
 
 def sum_chunks(logits: np.ndarray, shape: Any, add: Callable[[int, np.ndarray, np.ndarray], None]) -> np.ndarray:
-    """Sums of this shape, to which `add(first, rows, sums)` adds each chunk; every thread has its own."""
+    """Sum over chunks: `add(first, rows, sums)` adds a chunk to an array of this shape; each thread has its own."""
 
     def part(chunks: Chunks) -> np.ndarray:
         sums = np.zeros(shape)
@@ -156,7 +157,7 @@ def _is_within(numbers: np.ndarray, least: float) -> bool:
 
 
 def hash_rows(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, bool] | None:
-    """The quick hash of each row (see splits.py), and whether any two rows share one; None where C cannot read them."""
+    """Return a quick hash of each row (see splits.py) and whether any two rows share one; None if C cannot."""
     if compiled is None or not logits.flags.c_contiguous or logits.dtype not in (np.float32, np.float64):
         return None
     mixed = np.empty(len(logits), np.uint64)
@@ -165,11 +166,11 @@ def hash_rows(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, bool]
 
 
 def pair_arguments(logits: np.ndarray, labels: np.ndarray, start: int = 0) -> tuple[int, bool, int, int, int]:
-    """Contiguous logits and their labels, from a row on, as the compiled passes take them."""
+    """Return the arguments for contiguous logits and their labels from a row on, as the compiled passes expect them."""
     n, classes = logits.shape
     return address(logits), logits.dtype == np.float64, address(labels, start), n, classes
 
 
 def address(array: np.ndarray | None, start: int = 0) -> int:
-    """Where a row of an array begins in memory; 0 of no array."""
+    """Return the memory address of a row of an array; 0 for None."""
     return 0 if array is None else int(array.ctypes.data) + start * array.strides[0]

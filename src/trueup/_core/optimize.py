@@ -1,4 +1,4 @@
-"""The only minimisers: a safeguarded Newton in one dimension, and L-BFGS in many. Each returns a certificate."""
+"""The two minimisers: a safeguarded Newton method in one dimension, and L-BFGS in many. Each returns a certificate."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Certificate:
-    """How a fit ended, and what it cost."""
+    """How a fit ended, and its cost."""
 
     status: Literal["converged", "bound"]
     gradient: float
-    """Size of the gradient of the mean loss at the end."""
+    """Norm of the gradient of the mean loss at the end."""
     iterations: int
     passes: int
-    """How often the data were read whole."""
+    """Number of passes over all data."""
     loss: float
-    """The objective at the end, per row."""
+    """Objective per row at the end."""
 
 
 _NEARLY = 1000
-"""So many tolerances of gradient are near enough to a minimum where no further step helps."""
+"""A gradient within this many tolerances counts as converged if no further step helps."""
 _HUGE = 1e10
 _TOO_LARGE = "; are some of the numbers too large?"
 
@@ -52,14 +52,14 @@ def newton(
 ) -> tuple[float, Certificate]:
     """Minimise a convex function of one positive number, given its value, slope and curvature.
 
-    Newton's step in ln x, kept inside a bracket of the slope's root that every evaluation tightens; where it leaves the
-    bracket, or the slope has hardly fallen, the bracket is cut in the middle (of the logarithm). Ends with a step of
-    less than `tolerance`, or at an end of [low, high]. The last step is Halley's, the third derivative taken from the
-    two curvatures seen last, and leaves an error of much less than its square.
+    The step is Newton's in ln x, kept inside a bracket of the slope's root that every evaluation narrows. If the step
+    leaves the bracket, or the slope has hardly decreased, the bracket is halved on the log scale. The search ends with
+    a step below `tolerance`, or at an end of [low, high]. The final step is Halley's, with the third derivative taken
+    from the two latest curvatures. Its error is far below the square of the tolerance.
     """
     left, right = low, high
     x = min(max(start, low), high)
-    last_slope, before = math.inf, (x, 0.0)
+    previous_slope, previous = math.inf, (x, 0.0)
     for iteration in range(1, max_iter + 1):
         value, slope, curvature = derivatives(x)
         if not math.isfinite(value + slope + curvature):
@@ -71,22 +71,22 @@ def newton(
         if slope == 0 or abs(step) <= tolerance:
             end = x * math.exp(step if slope else 0.0)
             if iteration > 1 and slope:
-                last = halley(slope, curvature, (curvature - before[1]) / (x - before[0]))
-                end = x + last if abs(last) <= 2 * tolerance * x else end
+                final_step = halley(slope, curvature, (curvature - previous[1]) / (x - previous[0]))
+                end = x + final_step if abs(final_step) <= 2 * tolerance * x else end
             return end, Certificate("converged", abs(slope), iteration, iteration, value)
         if right <= left * (1 + tolerance):
             status: Literal["converged", "bound"] = "bound" if left <= low or right >= high else "converged"
             return x, Certificate(status, abs(slope), iteration, iteration, value)
         following = x * math.exp(min(max(step, -50.0), 50.0))
-        if not left < following < right or abs(slope) > 0.9 * last_slope:
+        if not left < following < right or abs(slope) > 0.9 * previous_slope:
             following = math.sqrt(left * right)
-        last_slope, before = abs(slope), (x, curvature)
+        previous_slope, previous = abs(slope), (x, curvature)
         x = following
     raise FitError(f"no minimum was found in {max_iter} steps: slope {slope:g} at {x:g}")
 
 
 def halley(slope: float, curvature: float, third: float) -> float:
-    """The step to where the slope vanishes if the third derivative stays as it is: it leaves about its own cube.
+    """Return the step to the root of the slope for a constant third derivative; its error is about its own cube.
 
     >>> f"{halley(-0.39, 3.8, 2.0):.4f}"  # of x³/3 + x² − 3x at 0.9, whose minimum is at 1
     '0.0999'
@@ -96,23 +96,26 @@ def halley(slope: float, curvature: float, third: float) -> float:
 
 
 Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
-"""Value and gradient at a point."""
+"""Returns value and gradient at a point."""
 Curvature = Callable[[np.ndarray], np.ndarray]
-"""Its inverse times a gradient."""
-_MEMORY = 20  # steps whose curvature is remembered
-_MAX_IDLE_STEPS = 10  # steps in a row that lowered the value by no more than its rounding
-_REFRESH_EVERY = 40  # steps after which the curvature known at the start says little
+"""Multiplies a gradient by the inverse curvature."""
+_MEMORY = 20
+"""Number of steps whose curvature is kept."""
+_MAX_IDLE_STEPS = 10
+"""Consecutive steps without descent beyond rounding after which the search ends."""
+_REFRESH_EVERY = 40
+"""Number of steps after which the preconditioner is computed again."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """An objective, and how far its precision carries."""
+    """An objective and its numerical precision."""
 
     objective: Objective
     ftol: float = 0.0
-    """The search is over where the next step promises to lower the value by no more than this."""
+    """The search ends when the next step is predicted to lower the value by no more than this."""
     f_noise: float = 1e-15
-    """Relative rounding of the value."""
+    """Relative rounding error of the value."""
 
 
 def lbfgs(
@@ -128,14 +131,14 @@ def lbfgs(
 ) -> tuple[np.ndarray, Certificate]:
     """Minimise a smooth function of many numbers, given its value and gradient, to a gradient norm of `tolerance`.
 
-    A `Stage` says how far the precision of an objective carries. `coarse`, a cheaper one of less precision, does the
-    descent until its own end.
-    `precondition` multiplies a gradient by an approximate inverse of the curvature, if one is known; `refresh` makes
-    another at the point to which a search of many steps has come. `step_growth` is how many times the last step's
-    length the next one is tried at first, for functions that are far from quadratic.
-    Limited-memory BFGS with a line search that satisfies the Wolfe conditions. Ends converged, also where rounding
-    allows no further descent and the gradient is within a thousand tolerances, or has allowed none for ten steps;
-    anything else raises.
+    Limited-memory BFGS with a line search that satisfies the Wolfe conditions. `coarse` is a cheaper objective with
+    less precision, used until its `ftol` is reached. `precondition` multiplies a gradient by an approximate inverse of
+    the curvature; `refresh` computes a new one at the current point of a long search. `step_growth` limits the first
+    trial step relative to the previous step, for functions that are far from quadratic.
+
+    The search has also converged if rounding allows no further descent and the gradient is within a thousand
+    tolerances, or if ten steps in a row brought no descent. Anything else raises.
+
     Nocedal & Wright, "Numerical optimization" (2006), chapters 3 and 7.
     """
     exact = objective if isinstance(objective, Stage) else Stage(objective)
@@ -143,7 +146,7 @@ def lbfgs(
     stage = coarse or exact
     x = start.astype(np.float64).copy()
     value, gradient = stage.objective(x)
-    passes, last, idle = 1, math.inf, 0
+    passes, previous_length, idle = 1, math.inf, 0
     steps: list[np.ndarray] = []
     changes: list[np.ndarray] = []
     for iteration in range(max_iter + 1):
@@ -162,39 +165,39 @@ def lbfgs(
             return x, Certificate("converged", size, iteration, passes, value)
         if not done:
             first = 1.0 if steps or precondition else min(1.0, 1.0 / size)
-            if step_growth * last < first * _norm(direction):
-                first = step_growth * last / _norm(direction)
+            if step_growth * previous_length < first * _norm(direction):
+                first = step_growth * previous_length / _norm(direction)
             trial = _line_search(stage, x, value, gradient, direction, first)
             passes += trial.evaluations
             if stage is not exact and value - trial.value <= stage.ftol:
-                # What it promised was rounding, so its precision has come to its end.
+                # The decrease is below the precision of this stage; switch to the exact one.
                 x, done = x + trial.length * direction, True
         if done:
-            stage, passes = exact, passes + 1  # the curvature seen so far is still good
+            stage, passes = exact, passes + 1  # the estimated curvature remains valid
             value, gradient = stage.objective(x)
             continue
         if trial.value >= value and trial.length == 0:
-            if steps or precondition:  # the curvature collected may be stale: once more along the gradient
+            if steps or precondition:  # the estimated curvature may be stale: retry along the gradient
                 steps, changes, precondition = [], [], None
                 continue
             if size <= _NEARLY * tolerance or size**2 <= 1000 * f_noise * abs(value):
                 return x, Certificate("converged", size, iteration, passes, value)
             large = _TOO_LARGE if size > _HUGE else ""
-            raise FitError(f"no descent is possible at a gradient norm of {size:g}, wanted {tolerance:g}{large}")
+            raise FitError(f"no descent is possible at a gradient norm of {size:g}, required {tolerance:g}{large}")
         idle = idle + 1 if value - trial.value <= f_noise * abs(value) else 0
         if idle == _MAX_IDLE_STEPS:
             return x, Certificate("converged", size, iteration, passes, value)
         step, change = trial.length * direction, trial.gradient - gradient
         if _dot(step, change) > 1e-12 * _norm(step) * _norm(change):
             steps, changes = [*steps, step][-_MEMORY:], [*changes, change][-_MEMORY:]
-        x, value, gradient, last = x + step, trial.value, trial.gradient, _norm(step)
-    if size <= _NEARLY * tolerance:  # rows that are all but separable: the loss falls for ever, by next to nothing
+        x, value, gradient, previous_length = x + step, trial.value, trial.gradient, _norm(step)
+    if size <= _NEARLY * tolerance:  # nearly separable rows: the loss keeps falling by tiny amounts
         return x, Certificate("converged", size, max_iter, passes, value)
-    raise FitError(f"no minimum was found in {max_iter} steps: the gradient norm is {size:g}, wanted {tolerance:g}")
+    raise FitError(f"no minimum was found in {max_iter} steps: the gradient norm is {size:g}, required {tolerance:g}")
 
 
 def _dot(a: np.ndarray, b: np.ndarray) -> float:
-    """A sum of products on one core: waking another takes longer than the sum, the more so if it has other work."""
+    """Sum products on one core; starting another core takes longer than the sum."""
     return float(np.einsum("i,i", a, b))
 
 
@@ -205,7 +208,7 @@ def _norm(a: np.ndarray) -> float:
 def _two_loops(
     gradient: np.ndarray, steps: list[np.ndarray], changes: list[np.ndarray], precondition: Curvature | None
 ) -> np.ndarray:
-    """The inverse Hessian, as the last steps show it, times the gradient."""
+    """Multiply the gradient by the inverse Hessian estimated from recent steps."""
     q = gradient.copy()
     weights = []
     for step, change in zip(reversed(steps), reversed(changes), strict=True):
@@ -231,7 +234,7 @@ class _LineSearchResult(NamedTuple):
 def _line_search(
     stage: Stage, x: np.ndarray, value: float, gradient: np.ndarray, direction: np.ndarray, length: float
 ) -> _LineSearchResult:
-    """A length that lowers the value enough and flattens the slope enough; 0 if none does within rounding."""
+    """Return a length with enough decrease in value and slope; 0 if there is none within rounding."""
     slope, rounding = _dot(gradient, direction), stage.f_noise * abs(value)
     low, high = 0.0, math.inf
     best = _LineSearchResult(0.0, value, gradient, 0)
@@ -247,7 +250,7 @@ def _line_search(
         low, high = (length, high) if lower and new_slope < 0 else (low, length)
         if math.isinf(high):
             length *= 2
-        elif low == 0 and new_value > value:  # where a parabola through both ends has its lowest point
+        elif low == 0 and new_value > value:  # go to the minimum of a parabola through both ends
             length *= min(max(-slope * length / (2 * (new_value - value - slope * length)), 0.05), 0.5)
         else:
             length = (low + high) / 2

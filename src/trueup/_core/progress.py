@@ -1,4 +1,4 @@
-"""How far a long loop has come, or how long a step takes: one line on a terminal, or now and then a line in a log."""
+"""Progress of a long loop or a long step: one line on a terminal, or occasional lines in a log."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from time import monotonic
 from typing import Any, TypeVar
 
 FIRST_LINE_SECONDS = 2.0
-"""Seconds before the line appears: what is shorter needs none."""
+"""Delay before the line appears, so that short work shows none."""
 REDRAW_SECONDS = 0.1
-"""Seconds between two drawings of it."""
+"""Time between two updates of the line."""
 LOG_SECONDS = 10.0
-"""Seconds before the first line in a log, and between two lines."""
+"""Delay before the first line in a log, and between two lines."""
 MAX_SILENT_SECONDS = 60.0
-"""Seconds after which a log has a line though no item is done: what takes hours is not to look like what hangs."""
+"""Time without a finished item after which a log shows that the work continues."""
 _logging: list[bool] = []
 _shown: dict[str, Any] = {"text": "", "at": 0.0}
-"""What stands on the terminal's line, and when something was last drawn or logged."""
+"""The text on the terminal's line, and the time of the latest output."""
 
 T = TypeVar("T")
 
@@ -34,13 +34,13 @@ def track(
     note: Callable[[], str] | None = None,
     remaining: Callable[[], str] | None = None,
 ) -> Iterator[T]:
-    """Yield the items, telling from two seconds on how many are done: `label 12/40  note  about 30 s left`.
+    """Yield the items and show how many are done: `label 12/40  note  about 30 s left`.
 
-    What is left is told by the mean time of an item; `remaining` says it better where items are unlike.
+    The remaining time is estimated from the mean time per item; `remaining` gives a better estimate if items differ.
 
-    On a terminal, or with `TRUEUP_PROGRESS=1`, it is one line of stderr that is gone when the loop ends, also by an
-    exception. Inside `log_lines`, where stderr is no terminal, there is a plain line every ten seconds instead, and one
-    every minute while a single item takes longer.
+    On a terminal, or with `TRUEUP_PROGRESS=1`, progress is one line of stderr, shown after two seconds and removed at
+    the end. Inside `log_lines`, if stderr is no terminal, a plain line appears every ten seconds. It appears every
+    minute while a single item takes longer.
 
     >>> [2 * i for i in track([1, 2, 3], label="doubling")]
     [2, 4, 6]
@@ -51,19 +51,19 @@ def track(
         return
     patience, pause = (FIRST_LINE_SECONDS, REDRAW_SECONDS) if show is _draw else (LOG_SECONDS, LOG_SECONDS)
     total = _length(iterable) if total is None else total
-    started = last = monotonic()
+    started = latest = monotonic()
     done, drawn = 0, False
 
     def counted() -> str:
         return f"{label} {done}{'' if total is None else f'/{total}'}".strip()
 
     def break_silence() -> float:
-        nonlocal last
-        remaining = last + MAX_SILENT_SECONDS - monotonic()
-        if remaining > 0:
-            return remaining
-        _log(f"{counted()}  still at work")
-        last = monotonic()
+        nonlocal latest
+        silent_left = latest + MAX_SILENT_SECONDS - monotonic()
+        if silent_left > 0:
+            return silent_left
+        _log(f"{counted()}  still working")
+        latest = monotonic()
         return MAX_SILENT_SECONDS
 
     due = started + patience
@@ -77,7 +77,7 @@ def track(
                     if total is not None and done < total:
                         rest = remaining() if remaining else format_time_left((now - started) / done * (total - done))
                     show("  ".join(filter(None, (counted(), note() if note else "", rest))))
-                    last, due, drawn = now, now + pause, show is _draw
+                    latest, due, drawn = now, now + pause, show is _draw
     finally:
         if drawn:
             _draw("")
@@ -85,7 +85,7 @@ def track(
 
 @contextmanager
 def _ticking(tick: Callable[[], float], wait: float) -> Iterator[None]:
-    """Call `tick` in a thread after so many seconds, then after as many as it returns, until the block ends."""
+    """Call `tick` in a thread after `wait` seconds, then after each number of seconds that it returns."""
     over = Event()
 
     def run() -> None:
@@ -104,9 +104,9 @@ def _ticking(tick: Callable[[], float], wait: float) -> Iterator[None]:
 
 @contextmanager
 def show_elapsed(label: str, enabled: bool = True) -> Iterator[None]:
-    """Tell from two seconds on how long a step without a count takes: `label  12 s`.
+    """Show how long a step without a count has taken: `label  12 s`.
 
-    It keeps still while a loop inside tells how far it has come. Where and when there is a line is as in `track`.
+    The line disappears while a loop inside shows its own. It appears in the same places as that of `track`.
     """
     show = _writer(enabled)
     if show is None:
@@ -133,14 +133,14 @@ def show_elapsed(label: str, enabled: bool = True) -> Iterator[None]:
 
 
 def clear_line() -> None:
-    """Take the line off the terminal, so that something else can be written there."""
+    """Remove the line from the terminal, so that other text can be written."""
     if _shown["text"]:
         _draw("")
 
 
 @contextmanager
 def log_lines() -> Iterator[None]:
-    """Tell of progress in plain lines inside, where stderr is no terminal: what a command does, a library does not."""
+    """Show progress as plain lines if stderr is no terminal, as a command does but a library does not."""
     _logging.append(True)
     try:
         yield
@@ -149,7 +149,7 @@ def log_lines() -> Iterator[None]:
 
 
 def format_time_left(seconds: float) -> str:
-    """How long it will take still, roughly.
+    """Format a remaining time.
 
     >>> format_time_left(0.4), format_time_left(42), format_time_left(600), format_time_left(9000)
     ('about 1 s left', 'about 42 s left', 'about 10 min left', 'about 2.5 h left')
@@ -173,7 +173,7 @@ def _draw(text: str) -> None:
 
 
 def _writer(enabled: bool) -> Callable[[str], None] | None:
-    """The function that shows a line: on a terminal, or in a log inside `log_lines`; None where there is neither."""
+    """Return the function that shows a line, on a terminal or inside `log_lines`; None otherwise."""
     if not enabled or sys.stderr is None:  # a process without a console
         return None
     if os.environ.get("TRUEUP_PROGRESS") == "1" or sys.stderr.isatty():

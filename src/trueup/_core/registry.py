@@ -1,4 +1,4 @@
-"""Names of metrics, methods and losses, resolved on first use: listing them imports nothing heavy."""
+"""Names of metrics, methods and losses, imported on first use, so that listing them is cheap."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib import import_module
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
-if TYPE_CHECKING:  # for checkers alone: this module imports nothing heavy, and nothing above it
+if TYPE_CHECKING:  # for type checkers only: this module imports nothing heavy
     from torch import nn
 
     from trueup.calibrators.base import Calibrator
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def unknown_name_message(kind: str, name: object, known: Iterable[str]) -> str:
-    """What to say of a name that is not there: the nearest ones, and all there are.
+    """Return an error message for an unknown name: the nearest names and all names.
 
     >>> unknown_name_message("metric", "ecee", ["ece", "nll"])
     "no metric is called 'ecee'; did you mean 'ece'? there are: ece, nll"
@@ -34,26 +34,26 @@ class Entry(NamedTuple):
 
     name: str
     title: str
-    """How textbooks call it."""
+    """The name in textbooks."""
     where: str
-    """Where it is defined: "module:attribute"."""
+    """The location "module:attribute"."""
 
 
 class Registry(Mapping[str, T]):
-    """A read-only mapping from names to objects that are imported when they are first asked for.
+    """A read-only mapping from names to objects that are imported on first access.
 
     >>> METHODS.title("temperature")
     'Temperature scaling'
     """
 
     def __init__(self, kind: str, entries: Iterable[Entry] | Mapping[str, str]) -> None:
-        if isinstance(entries, Mapping):  # of things that have no title but their name
+        if isinstance(entries, Mapping):  # the names serve as titles
             entries = [Entry(name, name, where) for name, where in entries.items()]
         self._kind = kind
         self._entries = {entry.name: entry for entry in entries}
 
     def title(self, name: str) -> str:
-        """How textbooks call an entry; a name that is no entry stays as it is."""
+        """Return the title of an entry; a name that is no entry is returned unchanged."""
         return self._entries[name].title if name in self._entries else name
 
     def __getitem__(self, name: str) -> T:
@@ -64,11 +64,11 @@ class Registry(Mapping[str, T]):
         return cast(T, attrgetter(attribute)(import_module(module)))
 
     def locations(self) -> dict[str, str]:
-        """Where each entry is defined, by name."""
+        """Return the location of each entry, by name."""
         return {name: entry.where for name, entry in self._entries.items()}
 
     def classes(self) -> dict[str, str]:
-        """The classes whose methods are in the mapping, by name: "Temperature" for "…:Temperature.fit"."""
+        """Return the classes whose methods are in the mapping, by name: "Temperature" for "…:Temperature.fit"."""
         methods = (entry.where for entry in self._entries.values() if "." in entry.where.split(":")[1])
         owners = (where.rpartition(".")[0] for where in methods)
         return {owner.split(":")[1]: owner for owner in owners}
@@ -88,7 +88,7 @@ class Registry(Mapping[str, T]):
 
 
 def _in(module: str, names: str) -> dict[str, str]:
-    """Where names are defined that a module has under the same names; spaces separate them."""
+    """Return the locations of names in a module; spaces separate the names."""
     return {name: f"trueup.{module}:{name}" for name in names.split()}
 
 
@@ -165,7 +165,7 @@ METHODS: Registry[Callable[..., Calibrator]] = Registry(
         _method("auto", "Automatic choice", "auto:auto"),
     ],
 )
-"""Method → `fit(logits, labels) -> Calibrator`."""
+"""Calibration methods by name: `METHODS[name](logits, labels)` returns a calibrator."""
 
 CALIBRATORS: Registry[type[Calibrator]] = Registry(
     "calibrator",
@@ -178,7 +178,7 @@ CALIBRATORS: Registry[type[Calibrator]] = Registry(
         **_in("calibrators.multilabel", "PerLabel"),
     },
 )
-"""Class → itself: every calibrator that a file can hold; those of METHODS are there by themselves."""
+"""Calibrator classes that a file can hold, by name; those of METHODS are included."""
 
 
 def _losses(module: str, **names: str) -> dict[str, str]:
@@ -195,7 +195,7 @@ LOSSES: Registry[type[nn.Module]] = Registry(
         **_losses("_batch", soft_binned_ece="SoftBinnedECE"),
     },
 )
-"""Loss → Module class; its `.function` gives the loss of each row."""
+"""Training losses by name, as modules; `.function` computes the loss of each row."""
 
 
 FORECAST_METHODS: Registry[Callable[..., Any]] = Registry(
@@ -205,19 +205,19 @@ FORECAST_METHODS: Registry[Callable[..., Any]] = Registry(
         _method("quantiles", "Isotonic recalibration of quantiles", "forecasts:IsotonicQuantiles.fit"),
     ],
 )
-"""Method of recalibrating forecasts → `fit(mean, std, targets)`."""
+"""Methods that recalibrate forecasts, by name: `fit(mean, std, targets)`."""
 
 
 class ArtifactKind(NamedTuple):
-    """What a file of something fitted may hold."""
+    """A kind of fitted value that a file may hold."""
 
     title: str
     classes: Mapping[str, str]
-    """Class name → "module:class"; those inside such a value belong to it."""
+    """Class name → "module:class". Classes inside such a value belong to its kind."""
     codec: str | None = None
     """The module with `to_artifact` and `from_artifact`; without one, the file holds the constructor's arguments."""
     needs_model: bool = False
-    """Whether the file is read around a network, whose weights are not in it."""
+    """Whether loading needs a network, whose weights are not in the file."""
 
 
 ARTIFACTS: Mapping[str, ArtifactKind] = {

@@ -1,7 +1,7 @@
-"""One pass over the logits: everything that is scored per row, and the class-wise tally, while a row is in the cache.
+"""One pass over the logits: the scores of each row and the class-wise tally, while a row is in the cache.
 
-The compiled pass (`_native.c`) and the NumPy pass give the same numbers; the latter runs where nothing was compiled.
-Results are float64 arrays: n numbers each, small beside the logits.
+The compiled pass (`_native.c`) and the NumPy pass give the same numbers; NumPy is used if nothing was compiled. Results
+are float64 arrays with n numbers each, which is small compared with the logits.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from trueup._core.native import Chunks, address, map_threads, pair_arguments, su
 from trueup._core.splits import hash_groups
 
 _MOST_NAMED = 12
-"""Of so many classes an error lists them all."""
+"""Largest number of class names that an error lists."""
 _SUMS = 1 << 22  # numbers in the class-wise sums of all threads together
 
 
 class RowScores(NamedTuple):
-    """What the pass says of each row."""
+    """Scores of each row."""
 
     confidence: np.ndarray
     """The largest probability."""
     predicted: np.ndarray
-    """Its class; of equal ones the lowest."""
+    """The class with the largest probability; the lowest one in a tie."""
     nll: np.ndarray
     brier: np.ndarray
     entropy: np.ndarray
     label_prob: np.ndarray
     """The probability of the label."""
     group: np.ndarray
-    """The group of the row, where class-wise tallies were asked for."""
+    """The group of the row, for class-wise tallies."""
     correct: np.ndarray
-    """1.0 where predicted equals the label, else 0.0."""
+    """1.0 if `predicted` equals the label, else 0.0."""
     score: np.ndarray
-    """The probability that is held against what happened: that of class 1 where there are two classes, the confidence
-    where there are more, or where the two are folded."""
+    """The probability compared with the outcome: P(class 1) with two classes; the confidence with more, or with
+    `top_label`."""
     outcome: np.ndarray
-    """1.0 where it happened, else 0.0: the label is class 1, or the prediction is right."""
+    """1.0 if the event occurred, else 0.0: the label is class 1, or the prediction is correct."""
 
     @classmethod
     def empty(cls, n: int) -> RowScores:
-        """Room for n rows."""
+        """Allocate arrays for n rows."""
         confidence, correct, nll, brier, entropy, label_prob = (np.empty(n) for _ in range(6))
         predicted, group = np.empty(n, np.int64), np.zeros(n, np.int64)
         return cls(confidence, predicted, nll, brier, entropy, label_prob, group, correct, confidence, correct)
@@ -56,13 +56,13 @@ class RowScores(NamedTuple):
 
 @dataclass(frozen=True)
 class ClassCells:
-    """What a class-wise tally counts: p lies in bin #{cuts < p}; rows go to groups by their hash, or come with them."""
+    """Cells of a class-wise tally: p lies in bin #{cuts < p}; groups of rows are given or follow from a hash."""
 
     cuts: np.ndarray
     groups: int = 1
     group: np.ndarray | None = None
     weights: np.ndarray | None = None
-    """Of the rows; each counts 1 without them."""
+    """Weight of each row; 1 by default."""
 
 
 class ClassTally(NamedTuple):
@@ -72,11 +72,11 @@ class ClassTally(NamedTuple):
     confidence: np.ndarray
     hits: np.ndarray
     gap: np.ndarray
-    """Sum of hits − probability, apart for each group of rows: (groups, classes, bins)."""
+    """Sum of hits − probability for each group of rows, (groups, classes, bins)."""
 
 
 class _Sums(NamedTuple):
-    """Class-wise sums as the passes add them up: bins before classes, so that bin 0 is one run of memory."""
+    """Class-wise sums as the passes add them: bins before classes, so that bin 0 is contiguous in memory."""
 
     counts: np.ndarray
     hits: np.ndarray
@@ -89,36 +89,36 @@ class _Sums(NamedTuple):
 
 
 def score_rows(logits: Any, labels: Any, *, top_label: bool = False) -> RowScores:
-    """Score each row of a trusted pair; `top_label` takes two classes by the predicted one, as more are."""
+    """Score each row of a trusted pair; `top_label` scores the predicted class also with two classes."""
     z, y = to_array(logits, "logits"), to_array(labels, "labels")
     return _with_event(_run(z, y)[0], z, y, top_label)
 
 
 def is_event(logits: Any, top_label: bool) -> bool:
-    """Whether a pair is about the probability of class 1: of two classes, unless they are folded."""
+    """Return whether the score is the probability of class 1: two classes, without `top_label`."""
     return logits.shape[1] == 2 and not top_label
 
 
 def event_class(event: int | str, classes: int, class_names: Sequence[str] | None = None) -> int:
-    """The number of the class that is meant: by its number, or by its name where the classes have names.
+    """Return the number of a class, given by its number or, where the classes have names, by its name.
 
     >>> event_class("ill", 2, ["well", "ill"])
     1
     """
     if class_names is not None and len(class_names) != classes:
-        raise InputError("class_names", f"have {classes} entries, one a class", str(len(class_names)))
+        raise InputError("class_names", f"have {classes} entries, one per class", str(len(class_names)))
     if class_names is not None and isinstance(event, str) and event in class_names:
         return list(class_names).index(event)
     if isinstance(event, bool) or not isinstance(event, (int, np.integer)) or not 0 <= event < classes:
-        few = ", ".join(map(str, (class_names or ())[:_MOST_NAMED]))
-        known = "" if class_names is None else f": {few}{', …' if len(class_names) > _MOST_NAMED else ''}"
+        listed = ", ".join(map(str, (class_names or ())[:_MOST_NAMED]))
+        known = "" if class_names is None else f": {listed}{', …' if len(class_names) > _MOST_NAMED else ''}"
         hint = "class_names= names the classes" if isinstance(event, str) and class_names is None else None
         raise InputError("event", f"be a class, 0..{classes - 1}{known}", repr(event), hint)
     return int(event)
 
 
 def event_name(event: int | str | None, classes: int, class_names: Sequence[str] | None = None) -> str:
-    """How the event is called; None is class 1 of two.
+    """Return the name of the event; None is class 1 of two.
 
     >>> event_name(3, 5), event_name(None, 2, ["well", "ill"])
     ('class 3', 'ill')
@@ -128,7 +128,10 @@ def event_name(event: int | str | None, classes: int, class_names: Sequence[str]
 
 
 def event_log_odds(logits: Any) -> np.ndarray:
-    """The log-odds of class 1 of two, in float64: a difference of logits, exact where probabilities round to 0 or 1."""
+    """Return the log-odds of class 1 of two, in float64.
+
+    The difference of logits is exact even where probabilities round to 0 or 1.
+    """
     z = to_array(logits, "logits")
     return z[:, 1].astype(np.float64) - z[:, 0].astype(np.float64)
 
@@ -136,10 +139,10 @@ def event_log_odds(logits: Any) -> np.ndarray:
 def scores_and_outcomes(
     logits: Any, labels: Any, *, top_label: bool = False, quick: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The probability of each row that is held against what happened, and 1.0 where it did, else 0.0.
+    """Return the score of each row and its outcome, 1.0 or 0.0.
 
-    P(class 1) and 1[y = 1] for two classes; confidence and whether the prediction is right for more, or with
-    `top_label`.
+    With two classes these are P(class 1) and 1[y = 1]. With more, or with `top_label`, they are the confidence and
+    whether the prediction is correct.
     """
     if not is_event(logits, top_label):
         return confidences_and_hits(logits, labels, quick=quick)
@@ -155,13 +158,13 @@ def _with_event(scored: RowScores, logits: np.ndarray, labels: np.ndarray, top_l
 
 
 def confidences(logits: Any, *, beta: float = 1.0, quick: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Confidence and predicted class of each row of softmax(β z); quick is right to 4e-7 for float32 logits."""
+    """Return confidence and predicted class of each row of softmax(β z); `quick` has an error of 4e-7 for float32."""
     scored = _run(logits, None, beta=beta, quick=quick)[0]
     return scored.confidence, scored.predicted
 
 
 def score_and_class(logits: Any, event: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """The score of each row, its confidence or the probability of an event, and the predicted class."""
+    """Return the score of each row (its confidence, or the probability of an event) and the predicted class."""
     z = to_array(logits, "logits")
     confidence, predicted = confidences(z)
     if event is None:
@@ -170,17 +173,17 @@ def score_and_class(logits: Any, event: int | None) -> tuple[np.ndarray, np.ndar
 
 
 def confidences_and_hits(logits: Any, labels: Any, *, quick: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Confidence of each row, and 1.0 where its class is the label's, else 0.0."""
+    """Return the confidence of each row, and 1.0 where the predicted class is the label, else 0.0."""
     z = to_array(logits, "logits")
     if quick and native.compiled is not None and z.dtype != np.float64:
-        scored = _run(z, labels, quick=True)[0]  # whether it is the label is cheaper than which it is
+        scored = _run(z, labels, quick=True)[0]  # comparing with the label is cheaper than finding the class
         return scored.confidence, scored.correct
     confidence, predicted = confidences(z, quick=quick)
     return confidence, (predicted == to_array(labels, "labels")).astype(np.float64)
 
 
 def top_label_tally(logits: Any, labels: Any, cuts: np.ndarray) -> np.ndarray:
-    """Count, confidence and hits of the predicted class in the bins between cuts, (3, bins), by the quick pass."""
+    """Tally count, confidence and hits of the predicted class between cuts, (3, bins), by the quick pass."""
     z, y = to_array(logits, "logits"), np.ascontiguousarray(to_array(labels, "labels"), np.int64)
     bins = len(cuts) + 1
     if native.compiled is None:
@@ -200,11 +203,11 @@ def score_rows_and_classes(
     """Score each row and tally every class."""
     z, y = to_array(logits, "logits"), to_array(labels, "labels")
     scored, (count, hits, gap) = _run(z, y, cells)
-    # The passes leave bin 0, where nearly everything lies, to be had by subtraction.
+    # Nearly all probabilities lie in bin 0; the passes skip it, and it follows by subtraction.
     total = len(z) if cells.weights is None else cells.weights.sum()
     count[0] = total - count[1:].sum(axis=0)
     confidence = np.maximum(hits - gap.sum(axis=0), 0.0)
-    if cells.weights is not None:  # whose sums round: an empty bin must stay empty
+    if cells.weights is not None:  # weighted sums round, but an empty bin must stay empty
         empty = (count[0] < 1e-12 * total) & (hits[0] == 0)
         count[0, empty] = confidence[0, empty] = 0.0
     tally = ClassTally(count.T, confidence.T, hits.T, gap.transpose(0, 2, 1))
@@ -212,14 +215,14 @@ def score_rows_and_classes(
 
 
 def log_sum_exp(logits: Any) -> np.ndarray:
-    """ln Σ_k exp z_k of each row, so that a class's log-probability is its logit less this."""
+    """Compute ln Σ_k exp z_k of each row; a logit minus this is the log-probability of its class."""
     z = to_array(logits, "logits")
     confidence, predicted = confidences(z)
     return _take(z, predicted) - np.log(confidence)
 
 
 def class_probs(logits: Any) -> Iterator[tuple[int, np.ndarray]]:
-    """The probabilities in float64, some classes at a time: the first class's number, and an array (classes, rows)."""
+    """Yield float64 probabilities in blocks of classes: the first class's number and an array (classes, rows)."""
     z = to_array(logits, "logits")
     confidence, predicted = confidences(z)
     top = _take(z, predicted)
@@ -232,7 +235,7 @@ def class_probs(logits: Any) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def _take(z: np.ndarray, column: np.ndarray) -> np.ndarray:
-    """One logit of each row, in float64."""
+    """Select one logit per row, in float64."""
     return z[np.arange(len(z)), column].astype(np.float64)
 
 
@@ -257,28 +260,28 @@ def _native_pass(
     z: np.ndarray,
     y: np.ndarray | None,
     cells: ClassCells | None,
-    how: tuple[bool, float],
+    mode: tuple[bool, float],
     scored: RowScores,
     sums: _Sums,
 ) -> None:
-    """Score the rows and add up their sums; `how` says whether the pass is quick, and β."""
-    unused = [sums]  # the first thread adds to what is returned
+    """Score the rows and add up their sums; `mode` is whether the pass is quick, and β."""
+    unused = [sums]  # the first thread adds to the sums that are returned
     cuts, weights = (None, None) if cells is None else (cells.cuts, cells.weights)
-    options = len(sums.counts), len(sums.gap), cells is not None and cells.group is None, *how
+    options = len(sums.counts), len(sums.gap), cells is not None and cells.group is None, *mode
 
     def part(chunks: Chunks) -> _Sums:
-        try:  # once a thread: with many classes the sums are larger than a chunk
-            mine = unused.pop()
+        try:  # once per thread: with many classes the sums are larger than a chunk
+            thread_sums = unused.pop()
         except IndexError:
-            mine = _Sums.zero(z.shape[1], cells)
-        tallies = [0 if cells is None else address(array) for array in mine]
+            thread_sums = _Sums.zero(z.shape[1], cells)
+        tallies = [0 if cells is None else address(array) for array in thread_sums]
         for at, chunk in chunks:
             logits = address(chunk), chunk.dtype == np.float64, *chunk.shape
             *columns, group, weight = (address(column, at) for column in (y, *scored[:7], weights))
             native.compiled.run_pass(*logits, *options, *columns, address(cuts), group, *tallies, weight)
-        return mine
+        return thread_sums
 
-    # Each thread has sums of its own: with many classes let few threads hold them.
+    # Each thread holds its own sums, so the number of threads is limited with many classes.
     for part_sums in map_threads(z, part, max_threads=max(2, _SUMS // max(sums.gap.size, 1))):
         if part_sums is not sums:
             for total, of_part in zip(sums, part_sums, strict=True):
@@ -322,8 +325,8 @@ def _tally_classes(
     members = ((np.arange(len(gap))[:, None] == group) * weight).astype(probs.dtype)
     gap[:, 0] -= members @ probs
     if len(cuts):
-        # Few probabilities of a row can exceed the first cut: everything else stays in bin 0. (The comparison rounds
-        # the cut to the type of the probabilities, so ask a little less of it; the search decides in float64.)
+        # Few probabilities of a row can exceed the first cut; all others stay in bin 0. (The comparison rounds the
+        # cut to the type of the probabilities, so the cut is lowered slightly; the search decides in float64.)
         row, k = (probs > probs.dtype.type(cuts[0] * (1 - 1e-6))).nonzero()
         p = probs[row, k].astype(np.float64)
         b = np.searchsorted(cuts, p, side="left")

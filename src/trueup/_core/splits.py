@@ -1,4 +1,4 @@
-"""Train, test and fold splits: the only rules by which rows are divided."""
+"""Training, test and fold splits: the only rules by which rows are divided."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from trueup._core.native import hash_rows
 
 
 def stratified_folds(logits: Any, labels: Any, n_folds: int) -> np.ndarray:
-    """The fold of each row: each class is spread evenly over the folds, and copies of a row at random.
+    """Return the fold of each row: each class is spread evenly over the folds, and copies of a row at random.
 
-    Within a label, rows are sorted by a hash of all that they hold and of the number of their copy, and take the folds
-    in turn. The order of the rows does not matter, since only equal rows can change places. Folds by the hash alone
-    would put all copies of a row in one fold, and cross-validation of discrete scores would break. Copies in turn would
-    make every fold alike, and steps that follow the noise would seem to predict it.
+    Within a label, rows are sorted by a hash of their content and of the number of their copy, and are assigned to
+    folds in turn. The order of the rows does not matter, since only equal rows can change places. Hashing the content
+    alone would put all copies of a row in one fold, which breaks cross-validation of discrete scores. Assigning copies
+    in turn would make all folds alike, and steps that follow noise would seem to predict it.
 
     >>> z, y = np.float32([[2.0, 0.0], [2.0, 0.0], [0.0, 1.0], [2.0, 0.0]]), np.array([0, 0, 1, 0])
     >>> stratified_folds(z, y, 2)
@@ -32,10 +32,10 @@ def stratified_folds(logits: Any, labels: Any, n_folds: int) -> np.ndarray:
 
 
 def cluster_folds(labels: Any, clusters: Clusters, n_folds: int) -> np.ndarray:
-    """The fold of each row, all rows of a cluster in one: correlated rows on both sides would flatter every fit.
+    """Return the fold of each row with all rows of a cluster in one fold; otherwise every fit would look too good.
 
-    Clusters are sorted by their most frequent label and their size, and take the folds in turn, there and back. There
-    are never more folds than clusters.
+    Clusters are sorted by their most frequent label and their size, and are assigned to folds in turn, forwards and
+    backwards. There are never more folds than clusters.
 
     >>> clusters = Clusters(np.array([0, 0, 1, 1, 2]), ["a", "b", "c"])
     >>> cluster_folds(np.array([0, 0, 1, 1, 0]), clusters, 2)
@@ -43,10 +43,10 @@ def cluster_folds(labels: Any, clusters: Clusters, n_folds: int) -> np.ndarray:
     """
     y, n = to_array(labels, "labels"), clusters.count
     classes = int(y.max(initial=0)) + 1
-    place, count = np.unique(clusters.code * classes + y, return_counts=True)
-    order = np.lexsort((place, -count, place // classes))
-    first = np.unique(place[order] // classes, return_index=True)[1]
-    common = place[order][first] % classes
+    pair, count = np.unique(clusters.code * classes + y, return_counts=True)  # of a cluster and a label
+    order = np.lexsort((pair, -count, pair // classes))
+    first = np.unique(pair[order] // classes, return_index=True)[1]
+    common = pair[order][first] % classes
     size = np.bincount(clusters.code, minlength=n)
     n_folds = min(n_folds, n)
     turn = np.arange(n) % (2 * n_folds)
@@ -56,11 +56,10 @@ def cluster_folds(labels: Any, clusters: Clusters, n_folds: int) -> np.ndarray:
 
 
 def random_groups(logits: Any, labels: Any, groups: int) -> np.ndarray:
-    """A group of each row as if drawn at random, yet whatever the order of the rows: the spread of sums over groups
-    shows the noise of independent rows.
+    """Assign rows to groups as if at random, independent of their order.
 
-    A group follows from the hash of a row and the number of its copy. (`stratified_folds` would hide the noise of the
-    labels.)
+    The spread of sums over groups then shows the noise of independent rows. The group follows from the hash of a row
+    and the number of its copy. `stratified_folds` would hide the noise of the labels.
 
     >>> z, y = np.float32([[2.0, 0.0], [0.0, 1.0], [2.0, 0.0]]), np.array([0, 1, 0])
     >>> random_groups(z, y, 5)
@@ -70,10 +69,10 @@ def random_groups(logits: Any, labels: Any, groups: int) -> np.ndarray:
 
 
 def hash_groups(logits: Any, labels: Any, groups: int) -> np.ndarray:
-    """The group of each row by a hash of three of its numbers: for streams, where copies of a row cannot be counted.
+    """Assign rows to groups by a hash of three of their numbers, for streams, where copies cannot be counted.
 
-    Neither the order of the rows nor their chunks matter; copies of a row share a group. The compiled pass has the same
-    hash.
+    Neither the order of the rows nor their chunks matter, and copies of a row share a group. The compiled pass uses the
+    same hash.
 
     >>> z, y = np.float32([[2.0, 0.0], [0.0, 1.0], [2.0, 0.0]]), np.array([0, 1, 0])
     >>> hash_groups(z, y, 5)
@@ -83,7 +82,7 @@ def hash_groups(logits: Any, labels: Any, groups: int) -> np.ndarray:
 
 
 def row_uniform(logits: Any, seed: int = 0) -> np.ndarray:
-    """A number of [0, 1) for each row, as if drawn at random, yet the same for the same row wherever it stands.
+    """Return a pseudo-random number in [0, 1) for each row; equal rows get equal numbers.
 
     >>> row_uniform(np.float32([[2.0, 0.0], [0.0, 1.0], [2.0, 0.0]])).round(3)
     array([0.874, 0.468, 0.874])
@@ -99,7 +98,7 @@ _FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x27D4EB2F165667C5)
 
 
 def _quick_hash(logits: Any, labels: Any) -> np.ndarray:
-    """A hash of the label and of the first, the label's and the last logit."""
+    """Hash the label and three logits: the first, the label's and the final one."""
     z, y = to_array(logits, "logits"), to_array(labels, "labels")
     mixed = y.astype(np.uint64) * np.uint64(0x165667B19E3779F9)
     columns = (z[:, 0], z[np.arange(len(z)), y], z[:, -1])
@@ -109,36 +108,36 @@ def _quick_hash(logits: Any, labels: Any) -> np.ndarray:
 
 
 def _copy_hash(logits: Any, labels: Any) -> np.ndarray:
-    """A hash of the label, the whole row and the number of its copy: the quick one, refined where rows share it."""
+    """Hash the label, the whole row and the number of its copy; rows without copies keep their quick hash."""
     z, y = to_array(logits, "logits"), to_array(labels, "labels")
     hashed = hash_rows(z, y)
     mixed, repeat = (_quick_hash(z, y), True) if hashed is None else hashed
     shared = _find_repeats(mixed) if repeat else np.zeros(0, np.int64)
     if not len(shared):
         return mixed
-    for some in native.row_chunks(len(shared), z.shape[1], native.LARGE_CHUNK):
-        rows = shared[some]
+    for chunk in native.row_chunks(len(shared), z.shape[1], native.LARGE_CHUNK):
+        rows = shared[chunk]
         mixed[rows] = _mix_columns(mixed[rows], z[rows])
     order = shared[np.argsort(mixed[shared], kind="stable")]
-    place = np.arange(len(order))
+    position = np.arange(len(order))
     first = np.concatenate([[True], np.diff(mixed[order]) != 0])
-    copy = (place - np.maximum.accumulate(np.where(first, place, 0))).astype(np.uint64)
-    # A row without copies, or the first of them, goes where a stream would put it.
-    again, copy = order[copy > 0], copy[copy > 0]
-    mixed[again] = _mix(_mix(mixed[again], copy, _FACTORS[0]), copy, _FACTORS[1])
+    copy = (position - np.maximum.accumulate(np.where(first, position, 0))).astype(np.uint64)
+    # The first copy of a row keeps its hash, so that streams assign it to the same group.
+    copies, copy = order[copy > 0], copy[copy > 0]
+    mixed[copies] = _mix(_mix(mixed[copies], copy, _FACTORS[0]), copy, _FACTORS[1])
     return mixed
 
 
 def _find_repeats(values: np.ndarray) -> np.ndarray:
-    """Where the values stand that occur more than once; only those that share their last bits are sorted."""
-    last_bits = (values & np.uint64((1 << (4 * len(values)).bit_length()) - 1)).view(np.int64)
-    places = np.flatnonzero(np.bincount(last_bits)[last_bits] > 1)
-    _, number_of, count = np.unique(values[places], return_inverse=True, return_counts=True)
-    return places[count[number_of] > 1]
+    """Return the indices of values that occur more than once, sorting only values that share their low bits."""
+    low_bits = (values & np.uint64((1 << (4 * len(values)).bit_length()) - 1)).view(np.int64)
+    candidates = np.flatnonzero(np.bincount(low_bits)[low_bits] > 1)
+    _, number_of, count = np.unique(values[candidates], return_inverse=True, return_counts=True)
+    return candidates[count[number_of] > 1]
 
 
 def _remainder(values: np.ndarray, groups: int) -> np.ndarray:
-    """values % groups; NumPy has a fast division by a scalar, but no fast remainder."""
+    """Compute values % groups; NumPy divides fast by a scalar, but has no fast remainder."""
     return (values - values // np.uint64(groups) * np.uint64(groups)).astype(np.int64)
 
 
@@ -163,7 +162,7 @@ def _bits(values: np.ndarray) -> np.ndarray:
 
 
 def k_fold(logits: Any, labels: Any, n_folds: int, clusters: Clusters | None = None) -> list[tuple[Any, Any]]:
-    """Masks of the training and the held-out rows of each of the `stratified_folds` that leaves neither empty.
+    """Return masks of training and held-out rows of each of the `stratified_folds` that leaves neither empty.
 
     With clusters the folds are `cluster_folds`.
 
@@ -180,9 +179,9 @@ def k_fold(logits: Any, labels: Any, n_folds: int, clusters: Clusters | None = N
 def is_significant_gain(
     gain: np.ndarray, sample_weight: Any = None, *, min_z: float = 1.0, clusters: Clusters | None = None
 ) -> bool:
-    """Whether the mean of what rows gain is more than so many standard errors; n is (Σw)²/Σw² of the weights.
+    """Return whether the mean gain of the rows exceeds `min_z` standard errors; n is (Σw)²/Σw².
 
-    With clusters the standard error is that of clusters.
+    With clusters the standard error is that of the clusters.
 
     >>> is_significant_gain(np.array([1.0, 0.5, 0.0])), is_significant_gain(np.array([1.0, -0.5, -0.4]))
     (True, False)
@@ -196,7 +195,7 @@ def is_significant_gain(
 
 
 def stratified_order(values: Any, labels: Any, ties: Any) -> Any:
-    """The rows sorted by a value, equal ones by their label, then by `ties`: folds taken from it in turn are alike.
+    """Sort the rows by a value, then by label, then by `ties`: folds taken from it in turn are alike.
 
     >>> stratified_order([0.3, 0.1, 0.1], [0, 1, 0], [0.0, 0.0, 0.0])
     array([2, 1, 0])
@@ -205,7 +204,7 @@ def stratified_order(values: Any, labels: Any, ties: Any) -> Any:
 
 
 def fold_mask(order: Any, fold: int, n_folds: int) -> Any:
-    """A mask of the rows of one fold, which takes every `n_folds`-th place of an order.
+    """Return a mask of the rows of one fold, which takes every `n_folds`-th entry of an order.
 
     >>> fold_mask(np.array([3, 0, 2, 1]), 1, 2)
     array([ True,  True, False, False])
@@ -216,7 +215,7 @@ def fold_mask(order: Any, fold: int, n_folds: int) -> Any:
 
 
 def random_order(n: int, seed: int | Sequence[int] | np.random.Generator) -> np.ndarray:
-    """A random permutation of 0..n−1, by a seed or by a generator of NumPy.
+    """Return a random permutation of 0..n−1, from a seed or a NumPy generator.
 
     A seed goes to `RandomState`, whose stream is the same in every version of NumPy.
 
@@ -228,7 +227,7 @@ def random_order(n: int, seed: int | Sequence[int] | np.random.Generator) -> np.
 
 
 def split_indices(n: int, *, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split 0..n−1 at random into training and held-out rows: the latter are `share` of them, at least one of each.
+    """Split 0..n−1 at random into training and held-out rows; `share` of them are held out, at least one of each.
 
     >>> split_indices(5, share=0.4, seed=0)
     (array([2, 0, 1]), array([3, 4]))
@@ -241,7 +240,7 @@ def split_indices(n: int, *, share: float, seed: int) -> tuple[np.ndarray, np.nd
 
 
 def split_by_sizes(order: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-    """Consecutive parts of an order, one of each size, and last the rest.
+    """Cut an order into consecutive parts of these sizes, followed by the rest.
 
     >>> split_by_sizes(np.array([2, 0, 1, 3, 4]), [2, 1])
     [array([2, 0]), array([1]), array([3, 4])]

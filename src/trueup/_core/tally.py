@@ -1,4 +1,4 @@
-"""Tallies: small frozen sums that add up over chunks, files and machines, and give the whole table in the end."""
+"""Tallies: small frozen sums that add up over chunks, files and machines and give the whole table at the end."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ from trueup._core.bins import (
 from trueup._core.clusters import MAX_BLOCKS, as_clusters
 from trueup._core.formatting import format_number, html_summary
 from trueup._core.row_scores import ClassCells, ClassTally, RowScores, score_rows_and_classes
+from trueup._core.types import ArrayLike
 
 T = TypeVar("T", bound=Any)
 
 MEAN_METRICS = ("accuracy", "confidence", "predicted", "observed", "nll", "brier", "entropy")
-"""What is a mean over the rows."""
+"""Metrics that are means over the rows."""
 
 TABLE_METRICS = (*MEAN_METRICS, *BINNED_ERRORS, "aece", "sce")
-"""All that a tally can give."""
+"""All metrics that a tally can compute."""
 
 _GRID_CELLS = 4096
-"""Cells of the confidence grid, about: a multiple of the number of bins."""
+"""Approximate number of cells of the confidence grid; the exact number is a multiple of the bins."""
 
 
 def _add_fields(one: T, other: T, kept: tuple[str, ...] = (), **changes: Any) -> T:
-    """A record whose fields are the sums of two records' fields, but for those that stay as they are or are given."""
+    """Add two records field by field, except for fields that are kept from the first or given in `changes`."""
     summed = (f.name for f in fields(one) if f.name not in (*kept, *changes))
     return replace(one, **{name: getattr(one, name) + getattr(other, name) for name in summed}, **changes)
 
@@ -53,7 +54,7 @@ class Mean:
     """
 
     count: float
-    """How many rows, or their weight Σw."""
+    """Number of rows, or their total weight Σw."""
     total: float
     squares: float
     squared_weights: float
@@ -61,7 +62,7 @@ class Mean:
 
     @classmethod
     def of(cls, values: np.ndarray, sample_weight: np.ndarray | None = None) -> Mean:
-        """Tally one number a row."""
+        """Tally one number per row."""
         if sample_weight is None:
             n = float(len(values))
             return cls(n, float(values.sum()), float(values @ values), n)
@@ -71,7 +72,7 @@ class Mean:
 
     @classmethod
     def empty(cls) -> Mean:
-        """Of no rows."""
+        """Return the mean of no rows."""
         return cls(0.0, 0.0, 0.0, 0.0)
 
     def __add__(self, other: Mean) -> Mean:
@@ -79,17 +80,17 @@ class Mean:
 
     @property
     def value(self) -> float:
-        """The mean; NaN of nothing."""
+        """The mean; NaN without rows."""
         return self.total / self.count if self.count else float("nan")
 
     @property
     def effective_rows(self) -> float:
-        """(Σw)²/Σw²: how many rows of equal weight tell as much."""
+        """The number of equally weighted rows with the same information, (Σw)²/Σw²."""
         return self.count**2 / self.squared_weights if self.squared_weights else 0.0
 
     @property
     def error(self) -> float:
-        """The standard error of the mean; NaN for fewer than two rows."""
+        """The standard error of the mean; NaN with fewer than two rows."""
         n = self.effective_rows
         if n < 1 + 1e-9:
             return float("nan")
@@ -99,21 +100,21 @@ class Mean:
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Scores on a fine fixed grid, outcomes 0 and 1 apart: all that resampling and equal mass need.
+    """Scores on a fine fixed grid, separately for outcomes 0 and 1: enough for resampling and for equal-mass bins.
 
-    The grid divides each equal-width bin evenly, so coarser bins come out exactly; next to 0, where rare events are,
-    and next to 1, where networks crowd, its cells are divided further, geometrically.
+    The grid divides each equal-width bin evenly, so coarser bins are exact. Cells become geometrically smaller towards
+    0, where rare events are, and towards 1, where confidences of networks concentrate.
     """
 
     edges: np.ndarray
     bins: int
-    """How many equal-width bins the grid divides."""
+    """Number of equal-width bins that the grid divides."""
     count: np.ndarray
-    """(2, cells): how many rows, or their weight; outcome 0, outcome 1."""
+    """(2, cells): number of rows, or their weight, with outcome 0 and outcome 1."""
     confidence: np.ndarray
-    """(2, cells): sums."""
+    """(2, cells): sums of the scores."""
     squared_weights: np.ndarray
-    """(2, cells): Σw², which is the count where all weights are 1."""
+    """(2, cells): Σw², which equals the count if all weights are 1."""
 
     @classmethod
     def of(
@@ -138,11 +139,11 @@ class Grid:
     @staticmethod
     @lru_cache(maxsize=4)
     def fine_edges(bins: int) -> np.ndarray:
-        """About four thousand even cells, and eight an octave next to 0 and 1, to the resolution of float64."""
+        """Return the edges of about four thousand even cells, and of eight cells per octave towards 0 and 1."""
         even = equal_width(bins * math.ceil(_GRID_CELLS / bins))
         distance = (even[1] - even[0]) * 2.0 ** (-np.arange(1, 8 * 41) / 8)
         edges: np.ndarray = np.unique(np.concatenate([even, distance, 1.0 - distance]))
-        edges.flags.writeable = False  # all grids of so many bins share it
+        edges.flags.writeable = False  # shared by all grids with this number of bins
         return edges
 
     def __add__(self, other: Grid) -> Grid:
@@ -152,36 +153,35 @@ class Grid:
 
     @property
     def rows(self) -> np.ndarray:
-        """Rows in each cell, or their weight."""
+        """Number of rows in each cell, or their weight."""
         return self.count.sum(axis=0)
 
     def bin_of_cell(self) -> np.ndarray:
-        """The equal-width bin that each cell lies in."""
+        """Return the equal-width bin of each cell."""
         return bin_index(self.edges[1:], equal_width(self.bins))
 
     def equal_mass_of_cell(self) -> np.ndarray:
-        """The equal-mass bin that each cell lies in: a cut inside a cell moves to the cell's end."""
-        last = self._cells_cut()
-        return np.searchsorted(last, np.arange(len(self.edges) - 1), side="left")
+        """Return the equal-mass bin of each cell; a cut inside a cell moves to the cell's end."""
+        return np.searchsorted(self._cells_cut(), np.arange(len(self.edges) - 1), side="left")
 
     def binned(self, index: np.ndarray) -> Bins:
         """Gather the cells into bins; exact for equal-width ones."""
         size = int(index.max()) + 1 if len(index) else 1
-        last = np.flatnonzero(np.diff(index, append=index[-1] + 1))
-        edges = np.concatenate([[0.0], self.edges[last + 1]])
+        bin_ends = np.flatnonzero(np.diff(index, append=index[-1] + 1))
+        edges = np.concatenate([[0.0], self.edges[bin_ends + 1]])
         sums = self.rows, self.confidence.sum(axis=0), self.count[1]
         count, confidence, hits = (np.bincount(index, weights=w, minlength=size).astype(np.float64) for w in sums)
         return Bins(edges, count, confidence, hits)
 
     def aece(self) -> float:
-        """Adaptive ECE from the grid; `aece_error` bounds how far it is from the exact one."""
+        """Return the adaptive ECE of the grid; `aece_error` bounds its distance from the exact one."""
         return self.binned(self.equal_mass_of_cell()).ece()
 
     def aece_error(self) -> float:
-        """The most by which `aece` can differ from the exact adaptive ECE of the same rows.
+        """Return the largest possible distance between `aece` and the exact adaptive ECE of the same rows.
 
-        Exact cuts part the rows of a cell that the grid keeps together. Moving a set of rows from one bin to another
-        changes Σ|Σ(a − c)| by at most twice |Σ(a − c)| over the set, which is at most the cell's Σ|a − c|.
+        Exact cuts may split a cell that the grid keeps whole. Moving a set of rows between bins changes Σ|Σ(a − c)| by
+        at most twice |Σ(a − c)| over the set. That is at most Σ|a − c| over the cell.
         """
         n = self.count.sum()
         if not n:
@@ -189,25 +189,25 @@ class Grid:
         cut = self._cells_cut()
         wrong, right = self.confidence[0, cut], self.count[1, cut] - self.confidence[1, cut]
         squared = self.squared_weights[:, cut].sum(axis=0)
-        parted = self.rows[cut] ** 2 > (1 + 1e-9) * squared  # a single row cannot be parted
-        return float(2 * ((wrong + right) * parted).sum() / n)
+        divisible = self.rows[cut] ** 2 > (1 + 1e-9) * squared  # a single row cannot be divided
+        return float(2 * ((wrong + right) * divisible).sum() / n)
 
     def _cells_cut(self) -> np.ndarray:
-        """The cells after which an equal-mass bin ends: those in which the next one begins."""
-        some = np.flatnonzero(self.rows > 0)
-        rows = self.rows[some]
+        """Return the cells in which an equal-mass bin ends, because the next cell starts another bin."""
+        filled = np.flatnonzero(self.rows > 0)
+        rows = self.rows[filled]
         total = float(rows.sum())
         below = np.concatenate([[0.0], np.cumsum(rows)[:-1]])
         chunk = equal_mass_chunks(below, total, self.bins) if total else np.zeros(0, np.int64)
-        return some[:-1][np.diff(chunk) > 0]
+        return filled[:-1][np.diff(chunk) > 0]
 
 
 _ROW_COLUMNS = {"accuracy": "correct", "predicted": "score", "observed": "outcome"}
-"""Where what is scored per row has another name than its mean."""
+"""Columns of `RowScores` for metrics with another name."""
 
 
 def row_values(rows: RowScores, metric: str) -> np.ndarray:
-    """One number a row, whose mean is a metric of `MEAN_METRICS`, or `calibration_gap`."""
+    """Return one number per row whose mean is a metric of `MEAN_METRICS`, or `calibration_gap`."""
     if metric == "calibration_gap":
         return (rows.outcome - rows.score) * (1 - 2 * rows.score)
     return getattr(rows, _ROW_COLUMNS.get(metric, metric))
@@ -215,12 +215,12 @@ def row_values(rows: RowScores, metric: str) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class ClusterSums:
-    """Sums by block of clusters: what intervals need where rows of one cluster are correlated."""
+    """Sums by block of clusters, for intervals where the rows of a cluster are correlated."""
 
     weight: np.ndarray
-    """(blocks,): how many rows, or their weight."""
+    """(blocks,): number of rows, or their weight."""
     means: np.ndarray
-    """(blocks, names): sums of what `NAMES` are means of."""
+    """(blocks, names): sums of the quantities in `NAMES`."""
     count: np.ndarray
     """(blocks, bins)."""
     gap: np.ndarray
@@ -238,12 +238,12 @@ class ClusterSums:
         rounding: float,
         sample_weight: np.ndarray | None,
     ) -> ClusterSums:
-        """Sum what the pass gave, by the block of each row."""
+        """Sum the scores of rows by the block of each row."""
         w = np.ones(len(block)) if sample_weight is None else sample_weight
         means = [np.bincount(block, w * row_values(rows, name), blocks) for name in cls.NAMES]
-        place = block * bins + bin_index(rows.score, equal_width(bins), rounding=rounding)
+        cell = block * bins + bin_index(rows.score, equal_width(bins), rounding=rounding)
         count, gap = (
-            np.bincount(place, x, blocks * bins).reshape(blocks, bins) for x in (w, w * (rows.outcome - rows.score))
+            np.bincount(cell, x, blocks * bins).reshape(blocks, bins) for x in (w, w * (rows.outcome - rows.score))
         )
         return cls(np.bincount(block, w, blocks), np.stack(means, axis=1), count, gap)
 
@@ -251,18 +251,18 @@ class ClusterSums:
         return _add_fields(self, other)
 
     def drop_empty(self) -> ClusterSums:
-        """Without blocks that have no rows."""
-        some = self.weight > 0
-        return ClusterSums(*(getattr(self, f.name)[some] for f in fields(self)))
+        """Drop blocks without rows."""
+        has_rows = self.weight > 0
+        return ClusterSums(*(getattr(self, f.name)[has_rows] for f in fields(self)))
 
     def mean(self, metric: str) -> np.ndarray:
-        """The sums of one of `NAMES`, (blocks,)."""
+        """Return the sums of one of `NAMES`, shape (blocks,)."""
         return self.means[:, self.NAMES.index(metric)]
 
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """Everything that the table of `evaluate` needs, in memory that does not grow with the number of rows.
+    """All sums behind the table of `evaluate`, in memory that does not grow with the number of rows.
 
     >>> import trueup
     >>> first, second = np.array([[2.0, 0.0], [0.0, 1.0]]), np.array([[0.5, 0.0]])
@@ -272,31 +272,32 @@ class Tally:
     """
 
     rows: float
-    """How many rows."""
+    """Number of rows."""
     accuracy: Mean
     confidence: Mean
     predicted: Mean
-    """The score: P(class 1) of two classes, the confidence of more or of folded ones."""
+    """The score: P(class 1) with two classes; the confidence with more, or with `top_label`."""
     observed: Mean
-    """What happened: the label is class 1, or the prediction is right."""
+    """The outcome: the label is class 1, or the prediction is correct."""
     nll: Mean
     brier: Mean
     entropy: Mean
     calibration_gap: Mean
     """(a − c)(1 − 2c) with score c and outcome a: Spiegelhalter's numerator."""
     calibration_variance: Mean
-    """(1 − 2c)² c (1 − c), each row by the square of its weight: its variance."""
+    """(1 − 2c)² c (1 − c), the variance of `calibration_gap`, with squared weights."""
     score_variance: Mean
-    """c (1 − c), each row by the square of its weight: the variance of Σ(a − c) under calibration."""
+    """c (1 − c), the variance of Σ(a − c) under calibration, with squared weights."""
     grid: Grid
     classes: Bins
     gap: np.ndarray
-    """Class-wise sums of hits − probability by group of rows, (groups, K, B): the spread of the class-wise error."""
+    """Class-wise sums of hits − probability by group of rows, (groups, K, B). They show the noise of the class-wise
+    error."""
     weight_of_group: np.ndarray
     top_label: bool
-    """Whether two classes were tallied by the predicted one instead of by class 1."""
+    """Whether two classes were tallied by the predicted class instead of class 1."""
     clusters: ClusterSums | None = None
-    """Sums by block of clusters, where rows have them."""
+    """Sums by block of clusters, if the rows have clusters."""
 
     def __repr__(self) -> str:
         return f"Tally({', '.join(f'{name} {value}' for name, value in self._figures().items())})"
@@ -312,24 +313,41 @@ class Tally:
     @classmethod
     def of(
         cls,
-        logits: Any,
-        labels: Any,
+        logits: ArrayLike,
+        labels: ArrayLike,
         *,
         bins: int = BINS,
         top_label: bool = False,
-        sample_weight: Any = None,
+        sample_weight: ArrayLike | None = None,
         clusters: Any = None,
     ) -> Tally:
-        """Tally a pair in one pass.
+        """Tally a pair of logits and labels in one pass.
 
-        Of two classes the bins are those of P(class 1); with `top_label` those of the predicted class's confidence.
-        `clusters`, one hashable value a row, say which rows are correlated: a cluster may go on in another tally.
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities, shape (n, classes).
+        labels
+            Class of each row, shape (n,).
+        bins
+            Number of equal-width bins.
+        top_label
+            With two classes, tally the confidence of the predicted class instead of P(class 1).
+        sample_weight
+            Weight of each row, shape (n,).
+        clusters
+            Cluster of each row, shape (n,), where rows are correlated. A cluster may continue in another tally.
+
+        Returns
+        -------
+        Tally
+            The tally; tallies add up with `+`.
         """
         z, y = as_arrays(logits, labels)
         w, unit = as_weights(sample_weight, len(z)), rounding_error(z)
         cells = replace(class_cells(z.shape[1], bins, unit), weights=w)
         of_row = as_clusters(clusters, len(z))
-        if of_row is not None:  # a cluster goes to one group as a whole
+        if of_row is not None:  # all rows of a cluster go to one group
             cells = replace(cells, group=of_row.hash_blocks(cells.groups))
         scored, classes = score_rows_and_classes(z, y, cells, top_label=top_label)
         tally = cls.from_rows(scored, classes, bins, unit, top_label=top_label, sample_weight=w)
@@ -348,7 +366,7 @@ class Tally:
         top_label: bool = False,
         sample_weight: np.ndarray | None = None,
     ) -> Tally:
-        """Tally what the pass gave."""
+        """Tally the scores of rows."""
         w, squared = sample_weight, None if sample_weight is None else sample_weight**2
         score, variance = rows.score, rows.score * (1 - rows.score)
         same = {"predicted": "confidence", "observed": "accuracy"} if score is rows.confidence else {}
@@ -374,7 +392,7 @@ class Tally:
             shapes = f"{self.gap.shape[1:]} and {other.gap.shape[1:]}"
             raise ValueError(f"tallies must have the same classes and bins to be added, got {shapes}")
         if self.is_event != other.is_event:
-            raise ValueError("tallies must both be folded or neither, to be added")
+            raise ValueError("tallies must both have top_label or neither, to be added")
         if (self.clusters is None) != (other.clusters is None) and self.rows and other.rows:
             raise ValueError("tallies must both have clusters or neither, to be added")
         both = [one.clusters for one in (self, other) if one.clusters is not None]
@@ -383,21 +401,21 @@ class Tally:
 
     @property
     def n(self) -> int:
-        """How many rows were tallied."""
+        """The number of rows."""
         return int(self.rows)
 
     @property
     def is_event(self) -> bool:
-        """Whether it is about the probability of class 1: of two classes, unless they are folded."""
+        """Whether the score is the probability of class 1: two classes, without `top_label`."""
         return len(self.classes.count) == 2 and not self.top_label
 
     @property
     def effective_rows(self) -> float:
-        """(Σw)²/Σw²: how many rows of equal weight tell as much."""
+        """The number of equally weighted rows with the same information, (Σw)²/Σw²."""
         return self.accuracy.effective_rows
 
     def value(self, metric: str) -> float:
-        """A number of the table, by its name in `TABLE_METRICS`."""
+        """Return a number of the table, by its name in `TABLE_METRICS`."""
         if metric in MEAN_METRICS:
             mean: Mean = getattr(self, metric)
             return mean.value
@@ -409,12 +427,12 @@ class Tally:
 
     @cached_property
     def score_bins(self) -> Bins:
-        """The equal-width bins of P(class 1) where there are two classes, of the confidence where more or folded."""
+        """Equal-width bins of the score: P(class 1) with two classes; the confidence with more, or with `top_label`."""
         return self.grid.binned(self.grid.bin_of_cell())
 
 
 def class_cells(classes: int, bins: int, rounding: float) -> ClassCells:
-    """What a tally counts class-wise; fewer groups where there are very many classes, to bound memory."""
+    """Return the cells of class-wise tallies; with very many classes there are fewer groups, to limit memory."""
     inner = cut_points(equal_width(bins), rounding=rounding)
     groups = max(8, min(32, (1 << 21) // (classes * (len(inner) + 1))))
     return ClassCells(inner, groups)

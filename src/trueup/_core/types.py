@@ -7,7 +7,7 @@ from typing import TypeAlias, TypeVar
 from numpy.typing import ArrayLike
 
 ArrayT = TypeVar("ArrayT")
-"""An array of any library: what comes out is of the kind that went in."""
+"""An array of any library. Functions return the same kind of array that they were given."""
 
 WeightsLike: TypeAlias = ArrayLike | None
 """One weight per row, shape (n,); with None all rows count the same."""

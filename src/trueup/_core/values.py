@@ -1,4 +1,4 @@
-"""Frozen values that are made of their parameters: what a constructor takes is what `config` gives and a file holds."""
+"""Frozen values made of their parameters: the constructor's arguments are what `config` returns and a file holds."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from trueup._core.arrays import to_array
 from trueup._core.namespace import Namespace
 
 Leaf = Callable[[str, Any], Any]
-"""A function of a parameter's path, such as "steps.0.temperature", and the parameter: an array or a number."""
+"""A function of a parameter's path, such as "steps.0.temperature", and the parameter, which is an array or a number."""
 
 
 class Frozen(ABCMeta):
-    """The type of classes whose objects cannot be changed once their constructor is done."""
+    """Metaclass of classes whose objects cannot be changed after their constructor."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Construct an object and seal it."""
-        made = super().__call__(*args, **kwargs)
-        object.__setattr__(made, "_sealed", True)
-        return made
+        """Construct an object and freeze it."""
+        value = super().__call__(*args, **kwargs)
+        object.__setattr__(value, "_sealed", True)
+        return value
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        """That of the constructor."""
+        """Return the constructor's signature."""
         constructor = inspect.signature(cls.__init__)  # type: ignore[misc]
         return constructor.replace(parameters=list(constructor.parameters.values())[1:])
 
 
 class Value(metaclass=Frozen):
-    """A frozen object whose constructor takes its parameters, by the names under which it keeps them.
+    """A frozen object that keeps its constructor's arguments as attributes of the same names.
 
     >>> class Scale(Value):
     ...     def __init__(self, factor):
@@ -46,29 +46,29 @@ class Value(metaclass=Frozen):
     _sealed: bool = False
 
     def set_parameter(self, name: str, value: Any) -> None:
-        """Store a parameter, in the constructor: a float64 array that cannot be written to, or one Python float."""
+        """Store a parameter, in the constructor, as a read-only float64 array or one Python float."""
         array = np.array(to_array(value, name), dtype=np.float64)
         array.flags.writeable = False
         setattr(self, name, float(array) if array.ndim == 0 else array)
         self._parameter_names = (*self._parameter_names, name)
 
     def config(self) -> dict[str, Any]:
-        """The constructor's arguments: `type(c)(**c.config())` equals `c`."""
+        """Return the constructor's arguments: `type(c)(**c.config())` equals `c`."""
         named = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters = inspect.signature(type(self)).parameters.values()
         return {p.name: getattr(self, p.name) for p in parameters if p.kind is named}
 
     def bind(self, xp: Namespace, like: Any) -> Self:
-        """A copy whose arrays are of another package, on the device of `like`; itself for NumPy."""
+        """Return a copy with arrays of another package, on the device of `like`; for NumPy, the object itself."""
         if xp.is_numpy:
             return self
         return map_parameters(self, lambda _, x: xp.constant(x, like) if isinstance(x, np.ndarray) else x)
 
     def _replace(self, **attributes: Any) -> Self:
-        """A copy with other attributes."""
-        made = object.__new__(type(self))
-        made.__dict__.update(self.__dict__, **attributes)
-        return made
+        """Return a copy with other attributes."""
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__, **attributes)
+        return copied
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._sealed:
@@ -95,24 +95,24 @@ class Value(metaclass=Frozen):
 
 
 def map_parameters(value: Any, leaf: Leaf, path: str = "") -> Any:
-    """A copy of a value in which `leaf(path, x)` takes the place of each parameter x, in nested values too."""
+    """Return a copy of a value with each parameter x replaced by `leaf(path, x)`, in nested values too."""
 
-    def inside(name: Any, part: Any, is_parameter: bool = False) -> Any:
-        below = f"{path}.{name}" if path else str(name)
-        return leaf(below, part) if is_parameter else map_parameters(part, leaf, below)
+    def replace(name: Any, part: Any, is_parameter: bool = False) -> Any:
+        inner_path = f"{path}.{name}" if path else str(name)
+        return leaf(inner_path, part) if is_parameter else map_parameters(part, leaf, inner_path)
 
     if isinstance(type(value), Frozen):
-        parts = {name: inside(name, part, name in value._parameter_names) for name, part in vars(value).items()}
+        parts = {name: replace(name, part, name in value._parameter_names) for name, part in vars(value).items()}
         return value._replace(**parts)
     if type(value) in (tuple, list):
-        return type(value)(inside(number, part) for number, part in enumerate(value))
+        return type(value)(replace(number, part) for number, part in enumerate(value))
     if type(value) is dict:
-        return {key: inside(key, part) for key, part in value.items()}
+        return {key: replace(key, part) for key, part in value.items()}
     return leaf(path, value) if isinstance(value, np.ndarray) else value
 
 
 def parameters(value: Any) -> dict[str, Any]:
-    """The parameters of a value and of the values in it, by their paths: arrays and numbers.
+    """Return the parameters of a value and of the values inside it, arrays and numbers, by path.
 
     >>> class Scale(Value):
     ...     def __init__(self, factor):
@@ -126,7 +126,7 @@ def parameters(value: Any) -> dict[str, Any]:
 
 
 def _brief(value: Any) -> str:
-    """Small parameters in full, large ones by their shape."""
+    """Format small parameters in full and large ones by their shape."""
     if isinstance(value, np.ndarray):
         return f"array{value.shape}"
     return f"{value:.6g}" if type(value) is float else repr(value)

@@ -146,7 +146,7 @@ def _check_clusters(clusters: ClusterSums) -> ClusterSums:
     """The sums of clusters that have rows; a single cluster shows no noise."""
     sums = clusters.drop_empty()
     if len(sums.weight) < 2:
-        raise InputError("clusters", "be at least 2", f"{len(sums.weight)}", "a single cluster shows no noise")
+        raise InputError("clusters", "be at least 2", f"{len(sums.weight)}", "intervals need several clusters")
     return sums
 
 
