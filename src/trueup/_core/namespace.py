@@ -38,7 +38,7 @@ class Namespace:
         return getattr(self._module, name)
 
     def is_traced(self, x: Any) -> bool:
-        """Return whether operations are being compiled, exported or transformed; branches on data are then impossible."""
+        """Return whether operations are compiled, exported or transformed, so that branches on data are impossible."""
         if self.is_torch:
             torch = sys.modules["torch"]
             is_traced = torch.compiler.is_compiling() or torch._C._is_tracing()
