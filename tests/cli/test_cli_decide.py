@@ -47,7 +47,7 @@ def test_decide_without_labels(larger, command, asked):
 
 def test_sets(larger, command, asked):
     text = command("sets", "val.npz", "test.npz", "-o", "sets.safetensors").stdout
-    assert "The sets hold the truth in" in text
+    assert "The sets contain the true class in" in text
     assert "Written: sets.safetensors" in text
     rule = trueup.load("sets.safetensors")
     assert rule(trueup.load("test.npz").logits).shape == (1000, 3)
@@ -76,7 +76,7 @@ def grouped(larger, draw):
 
 def test_groups(grouped, command, asked):
     text = command("decide", "val.csv", "--max-risk", 0.3, "--groups", "region").stdout
-    assert "All promises hold together with 95 % certainty" in text
+    assert "All promises hold at once with 95 % certainty" in text
     assert [line[:3] for line in text.splitlines()[1:]] == ["a: ", "b: ", "c: "]
     assert set(asked("decide", "val.csv", "--max-risk", 0.3, "--groups", "region")["threshold"]["groups"]) == set("abc")
     text = command("sets", "val.csv", "test.csv", "--groups", "region").stdout

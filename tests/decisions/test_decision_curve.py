@@ -12,11 +12,11 @@ from trueup.decisions import net_benefit
 def test_by_hand():
     p = np.array([0.9, 0.7, 0.4, 0.2])
     z = np.stack([np.log1p(-p), np.log(p)], axis=1)
-    found = net_benefit(z, [1, 0, 1, 0], thresholds=[0.25, 0.5, 0.8])
-    assert found.value == pytest.approx([2 / 4 - 1 / 4 / 3, 1 / 4 - 1 / 4, 1 / 4])
-    assert found.treat_all == pytest.approx([0.5 - 0.5 / 3, 0.0, 0.5 - 0.5 * 4])
+    result = net_benefit(z, [1, 0, 1, 0], thresholds=[0.25, 0.5, 0.8])
+    assert result.value == pytest.approx([2 / 4 - 1 / 4 / 3, 1 / 4 - 1 / 4, 1 / 4])
+    assert result.treat_all == pytest.approx([0.5 - 0.5 / 3, 0.0, 0.5 - 0.5 * 4])
     other = net_benefit(z[:, ::-1].copy(), [0, 1, 0, 1], event=0, thresholds=[0.25, 0.5, 0.8])
-    assert other.value == pytest.approx(found.value)
+    assert other.value == pytest.approx(result.value)
 
 
 def test_intervals_cover_and_a_coin_is_useless():
@@ -31,7 +31,7 @@ def test_intervals_cover_and_a_coin_is_useless():
     held = [(one.low <= truth) & (truth <= one.high) for one in (curve(300) for _ in range(200))]
     assert np.mean(held) > 0.91
     coin = net_benefit(rng.normal(size=(500, 2)), rng.integers(0, 2, 500))
-    assert "At no threshold" in str(coin)
+    assert "show no threshold" in str(coin)
     assert curve(2000).useful == [(0.2, 0.5)]
     json.dumps(coin.to_dict(), allow_nan=False)
 

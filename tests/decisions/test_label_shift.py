@@ -25,11 +25,13 @@ OLD, NEW = np.full(4, 0.25), np.array([0.55, 0.3, 0.1, 0.05])
 def test_intervals_cover_the_new_frequencies(method):
     inside, off = [], []
     for seed in range(12):
-        found = estimate_prior(draw(1500, 100 + seed, NEW)[0], val=draw(1500, seed, OLD), method=method, n_resamples=60)
-        inside.append((found.low <= NEW) & (found.high >= NEW))
-        off.append(found.prior - NEW)
-        assert found.prior.sum() == pytest.approx(1)
-        assert found.moved
+        result = estimate_prior(
+            draw(1500, 100 + seed, NEW)[0], val=draw(1500, seed, OLD), method=method, n_resamples=60
+        )
+        inside.append((result.low <= NEW) & (result.high >= NEW))
+        off.append(result.prior - NEW)
+        assert result.prior.sum() == pytest.approx(1)
+        assert result.moved
     assert np.mean(inside) > 0.85
     assert np.abs(np.mean(off, axis=0)).max() < 0.02
 
@@ -38,8 +40,8 @@ def test_correction_gains_accuracy_and_does_no_harm_without_shift():
     val, shifted, same = draw(3000, 0, OLD), draw(4000, 1, NEW), draw(4000, 2, OLD)
     gain = {}
     for name, (z, y) in {"shifted": shifted, "same": same}.items():
-        found = estimate_prior(z, val=val, n_resamples=20)
-        gain[name] = (found.calibrator(z).argmax(axis=1) == y).mean() - (z.argmax(axis=1) == y).mean()
+        result = estimate_prior(z, val=val, n_resamples=20)
+        gain[name] = (result.calibrator(z).argmax(axis=1) == y).mean() - (z.argmax(axis=1) == y).mean()
     assert gain["shifted"] > 0.03
     assert gain["same"] > -0.01
 
@@ -56,7 +58,7 @@ def test_em_finds_the_maximum():
     rng = np.random.default_rng(0)
     p = rng.dirichlet(np.ones(3), size=300)
     old = np.array([0.2, 0.3, 0.5])
-    found = em_prior(p, old)
+    result = em_prior(p, old)
 
     def likelihood(prior):
         return np.log(p @ (prior / old)).mean()
@@ -65,8 +67,8 @@ def test_em_finds_the_maximum():
     for _ in range(5000):
         w = p * (slow / old)
         slow = (w / w.sum(axis=1, keepdims=True)).mean(axis=0)
-    assert likelihood(found) >= likelihood(slow) - 1e-10
-    assert np.abs(found - slow).max() < 1e-3
+    assert likelihood(result) >= likelihood(slow) - 1e-10
+    assert np.abs(result - slow).max() < 1e-3
 
 
 def test_calibrated_rows_need_only_the_old_frequencies():
@@ -74,11 +76,11 @@ def test_calibrated_rows_need_only_the_old_frequencies():
     y = rng.choice(2, size=4000, p=[0.8, 0.2])
     x = rng.normal(size=4000) + 2 * y
     z = np.stack([np.zeros(4000), 2 * x - 2], axis=1)  # exact where both are as frequent
-    found = estimate_prior(z, old=[0.5, 0.5], n_resamples=50)
-    assert found.low[1] < 0.2 < found.high[1]
-    assert np.isnan(found.p_value)
-    json.dumps(found.to_dict(), allow_nan=False)
-    assert "only the frequencies" in str(found)
+    result = estimate_prior(z, old=[0.5, 0.5], n_resamples=50)
+    assert result.low[1] < 0.2 < result.high[1]
+    assert np.isnan(result.p_value)
+    json.dumps(result.to_dict(), allow_nan=False)
+    assert "only the class frequencies" in str(result)
 
 
 def test_a_shift_is_a_calibrator_in_a_file(tmp_path):

@@ -18,13 +18,13 @@ def draw(n, seed, scale=2.0):
 
 def test_the_stated_error_is_detected_with_the_stated_power():
     z, y = draw(4000, 0)
-    found = detectable_error(z, y, rows=800)
+    result = detectable_error(z, y, rows=800)
     p = np.exp(z - z.max(axis=1, keepdims=True))
     c = (p / p.sum(axis=1, keepdims=True)).max(axis=1)
     odds = np.log(c / (1 - c))
     slopes = np.linspace(0.1, 1, 400)
     gaps = np.array([np.abs(1 / (1 + np.exp(-s * odds)) - c).mean() for s in slopes])
-    slope = slopes[np.argmin(np.abs(gaps - found.overconfident))]
+    slope = slopes[np.argmin(np.abs(gaps - result.overconfident))]
     rng = np.random.default_rng(1)
     seen = 0
     for trial in range(150):
@@ -47,18 +47,18 @@ def test_more_rows_see_less():
 def test_every_question_has_its_rows():
     z, y = draw(1500, 2)
     asked = {"detection": Detection(rows=500, error=0.02), "promise": Promise(0.2, coverage=0.3)}
-    found = plan(z, y, precision=0.01, comparison=Comparison(2 * z), **asked)
-    assert found.detectable.rows == 500
-    assert detectable_error(z, y, rows=found.rows_to_detect).error == pytest.approx(0.02, rel=0.2)
-    assert found.rows_for_comparison < 1500  # twice too sure is plain to see
-    assert found.rows_for_promise > 30
-    text = str(found)
+    result = plan(z, y, precision=0.01, comparison=Comparison(2 * z), **asked)
+    assert result.detectable.rows == 500
+    assert detectable_error(z, y, rows=result.rows_to_detect).error == pytest.approx(0.02, rel=0.2)
+    assert result.rows_for_comparison < 1500  # twice too sure is plain to see
+    assert result.rows_for_promise > 30
+    text = str(result)
     assert "With 500 rows a calibration error below" in text
-    assert text.count("takes about") == 4
-    json.dumps(found.to_dict(), allow_nan=False)
+    assert text.count("you need about") == 4
+    json.dumps(result.to_dict(), allow_nan=False)
     hopeless = plan(z, y, promise=Promise(0.001, coverage=1.0 - 1e-9))
     assert hopeless.rows_for_promise is None
-    assert "no number of rows would promise" in str(hopeless)
+    assert "no number of rows is enough to promise" in str(hopeless)
 
 
 def test_bad_input():

@@ -19,8 +19,8 @@ def draw(n, seed, classes=4, scale=3.0):
     return z, (z + rng.gumbel(size=z.shape)).argmax(axis=1)
 
 
-def event_pair(chance, happened):
-    return np.stack([np.log1p(-chance), np.log(chance)], axis=1), happened.astype(int)
+def event_pair(probs, happened):
+    return np.stack([np.log1p(-probs), np.log(probs)], axis=1), happened.astype(int)
 
 
 def population(size=100_000, seed=5):
@@ -41,11 +41,11 @@ def test_a_promise_fails_no_more_often_than_stated(rounded):
     failed, promised, trials = 0, 0, 300
     for _ in range(trials):
         at = rng.integers(0, len(c), 600)
-        found = threshold(
+        result = threshold(
             *event_pair(c[at], rng.random(600) < right[at]), risk="false_discovery_rate", max_risk=0.1, level=0.9
         )
-        kept = np.searchsorted(-c[order], -found.threshold * (1 - 1e-9), side="right")
-        promised += found.promised
+        kept = np.searchsorted(-c[order], -result.threshold * (1 - 1e-9), side="right")
+        promised += result.promised
         failed += bool(kept and risk[kept - 1] > 0.1)
     assert promised > 0.9 * trials
     assert failed <= binom.ppf(0.999, trials, 0.1)
@@ -54,27 +54,27 @@ def test_a_promise_fails_no_more_often_than_stated(rounded):
 
 def test_false_positives_are_bounded_by_the_exact_quantile():
     rng = np.random.default_rng(0)
-    chance = rng.random(3000)
-    happened = rng.random(3000) < chance
-    found = threshold(*event_pair(chance, happened), risk="false_positive_rate", max_risk=0.05)
-    negatives = np.sort(chance[~happened])[::-1]
+    probs = rng.random(3000)
+    happened = rng.random(3000) < probs
+    result = threshold(*event_pair(probs, happened), risk="false_positive_rate", max_risk=0.05)
+    negatives = np.sort(probs[~happened])[::-1]
     allowed = int(binom.ppf(0.05, len(negatives), 0.05)) - 1
-    passed = (negatives >= found.threshold - 1e-12).sum()
+    passed = (negatives >= result.threshold - 1e-12).sum()
     assert allowed - 1 <= passed <= allowed + 1
     assert binom.cdf(passed, len(negatives), 0.05) <= 0.05
 
 
 def test_the_threshold_is_a_score_and_its_rows_are_answered():
     z, y = draw(3000, 0)
-    found = threshold(z, y, max_risk=0.1)
-    answers = found.answers(z)
+    result = threshold(z, y, max_risk=0.1)
+    answers = result.answers(z)
     assert answers.dtype == bool
-    assert answers.sum() == found.answered
-    assert found.observed == pytest.approx((z.argmax(axis=1) != y)[answers].mean())
-    assert found.observed < found.bound <= 0.1 + 1e-9
-    assert isinstance(found.answers(torch.from_numpy(z)), torch.Tensor)
-    assert found.coverage + found.review == 1
-    json.dumps(found.to_dict(), allow_nan=False)
+    assert answers.sum() == result.answered
+    assert result.observed == pytest.approx((z.argmax(axis=1) != y)[answers].mean())
+    assert result.observed < result.bound <= 0.1 + 1e-9
+    assert isinstance(result.answers(torch.from_numpy(z)), torch.Tensor)
+    assert result.coverage + result.review == 1
+    json.dumps(result.to_dict(), allow_nan=False)
 
 
 def test_discrete_scores_are_one_step():
@@ -82,20 +82,20 @@ def test_discrete_scores_are_one_step():
     wrong = np.zeros(800, bool)
     wrong[:8] = True  # 2 % of the first
     wrong[400:520] = True  # 30 % of the others
-    found = threshold(*event_pair(c, ~wrong), risk="false_discovery_rate", max_risk=0.05)
-    assert found.answered == 400
-    assert found.threshold == pytest.approx(0.9)
+    result = threshold(*event_pair(c, ~wrong), risk="false_discovery_rate", max_risk=0.05)
+    assert result.answered == 400
+    assert result.threshold == pytest.approx(0.9)
 
 
 def test_nothing_to_promise_is_said_with_the_labels_it_takes():
     z, y = draw(60, 1)
-    found = threshold(z, y, max_risk=0.01)
-    assert not found.promised
-    assert math.isinf(found.threshold)
-    assert found.answered == 0
-    assert not found.answers(z).any()
-    assert found.labels_needed is None or found.labels_needed > 60
-    assert "Nothing can be promised from 60 rows" in str(found)
+    result = threshold(z, y, max_risk=0.01)
+    assert not result.promised
+    assert math.isinf(result.threshold)
+    assert result.answered == 0
+    assert not result.answers(z).any()
+    assert result.labels_needed is None or result.labels_needed > 60
+    assert "Nothing can be promised from 60 rows" in str(result)
     useless = threshold(np.zeros((500, 2)), np.arange(500) % 2, max_risk=0.05)
     assert useless.labels_needed is None
     assert "not likely to help" in str(useless)
@@ -141,10 +141,10 @@ def test_costs_of_two_values_are_errors_and_others_are_bounded():
     assert scaled.threshold == errors.threshold
     uneven = 1 - np.eye(4)
     uneven[0] *= 10
-    found = threshold(z, y, risk=uneven, max_risk=0.5)
+    result = threshold(z, y, risk=uneven, max_risk=0.5)
     cost = uneven[y, z.argmax(axis=1)]
-    assert found.promised
-    assert cost[found.answers(z)].mean() < 0.5
+    assert result.promised
+    assert cost[result.answers(z)].mean() < 0.5
     assert threshold(z, y, risk=uneven, max_risk=11.0).coverage == 1
 
 
@@ -198,9 +198,9 @@ def test_bad_input(options, words):
 
 
 def test_no_rows_promise_nothing():
-    found = threshold(np.zeros((0, 3)), np.zeros(0, int))
-    assert not found.promised
-    assert "Nothing can be promised from 0 rows" in str(found)
+    result = threshold(np.zeros((0, 3)), np.zeros(0, int))
+    assert not result.promised
+    assert "Nothing can be promised from 0 rows" in str(result)
 
 
 def test_correlated_rows_do_not_carry_a_promise_as_if_they_were_many():
@@ -212,10 +212,10 @@ def test_correlated_rows_do_not_carry_a_promise_as_if_they_were_many():
         score = np.repeat(rng.uniform(0.6, 0.99, 150), 20)
         pair = event_pair(score, np.repeat(~wrong, 20))
         patient = np.repeat(np.arange(150), 20)
-        found = threshold(*pair, risk="false_discovery_rate", max_risk=0.1, clusters={"patient": patient}, seed=seed)
-        failed.append(found.promised)  # no threshold keeps the risk below 0.1
-        assert found.rows == 150
-        assert "One row of each of 150 patients" in str(found)
+        result = threshold(*pair, risk="false_discovery_rate", max_risk=0.1, clusters={"patient": patient}, seed=seed)
+        failed.append(result.promised)  # no threshold keeps the risk below 0.1
+        assert result.rows == 150
+        assert "One row of each of 150 patients" in str(result)
     assert np.mean(failed) < 0.15
 
 
@@ -232,18 +232,18 @@ def test_a_promise_kept_for_long_is_not_called_broken():
 def test_costs_of_one_and_two_are_not_counted_as_none_and_one():
     z, y = draw(3000, 3)
     error = threshold(z, y, max_risk=0.1)
-    found = threshold(z, y, risk=2 - np.eye(z.shape[1]), max_risk=1.1)
-    assert 0 < found.answered <= error.answered
-    assert 1 < found.observed <= 1.1
+    result = threshold(z, y, risk=2 - np.eye(z.shape[1]), max_risk=1.1)
+    assert 0 < result.answered <= error.answered
+    assert 1 < result.observed <= 1.1
 
 
 def test_few_rows_do_not_say_that_more_are_no_help():
     z, y = draw(60, 0)
     y[z.max(axis=1).argmax()] = (z[z.max(axis=1).argmax()].argmax() + 1) % z.shape[1]
-    found = threshold(z, y, max_risk=0.02)
-    assert found.labels_needed is None
-    assert "too few to tell" in str(found)
-    assert "too few to tell" in str(threshold(z[:0], y[:0]))
+    result = threshold(z, y, max_risk=0.02)
+    assert result.labels_needed is None
+    assert "too few rows to say" in str(result)
+    assert "too few rows to say" in str(threshold(z[:0], y[:0]))
 
 
 def test_rows_that_tie_at_the_top_are_no_matter_of_labels():

@@ -29,7 +29,7 @@ def test_intervals_hold_what_labels_show():
     for seed in range(40):
         z, y = draw(900, seed)
         asked = PerformanceMetrics(("accuracy", "error_above", "f1", "roc_auc"), 0.8)
-        found = estimate_performance(
+        result = estimate_performance(
             z[:600], val=(z[600:], y[600:]), metrics=asked,
             n_resamples=60, seed=seed,
         )  # fmt: skip
@@ -42,21 +42,21 @@ def test_intervals_hold_what_labels_show():
             "f1": 2 * (event & (predicted == 1)).sum() / (event.sum() + (predicted == 1).sum()),
             "roc_auc": roc_area(p[:, 1], event.astype(float)),
         }
-        held.append([found[name].low <= truth[name] <= found[name].high for name in truth])
+        held.append([result[name].low <= truth[name] <= result[name].high for name in truth])
     assert np.mean(held) > 0.86
     assert (np.mean(held, axis=0) > 0.8).all()
 
 
 def test_point_estimates_are_the_expected_counts():
     p = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8]])
-    found = estimate_performance(np.log(p), metrics=("accuracy", "error_above", "f1", "roc_auc"), n_resamples=5)
-    assert found["accuracy"].value == pytest.approx((0.9 + 0.6 + 0.8) / 3)
-    assert found["error_above"].value == pytest.approx(1 - (0.9 + 0.6 + 0.8) / 3)
-    assert found["f1"].value == pytest.approx(2 * 0.8 / (1 + 1.3))
+    result = estimate_performance(np.log(p), metrics=("accuracy", "error_above", "f1", "roc_auc"), n_resamples=5)
+    assert result["accuracy"].value == pytest.approx((0.9 + 0.6 + 0.8) / 3)
+    assert result["error_above"].value == pytest.approx(1 - (0.9 + 0.6 + 0.8) / 3)
+    assert result["f1"].value == pytest.approx(2 * 0.8 / (1 + 1.3))
     high = estimate_performance(np.log(p), metrics=PerformanceMetrics("error_above", 0.85), n_resamples=5)
     assert high["error_above"].value == pytest.approx(0.1)
-    json.dumps(found.to_dict(), allow_nan=False)
-    assert "taken as calibrated" in str(found)
+    json.dumps(result.to_dict(), allow_nan=False)
+    assert "assuming calibrated" in str(result)
 
 
 def test_hard_labels_give_the_usual_area():
@@ -71,17 +71,17 @@ def test_one_newton_step_is_nearly_a_new_fit(method):
     refits = Refits(method, z, y)
     again, rows = refits.draw(np.random.default_rng(0))
     exact = METHODS[method](z[rows], y[rows])
-    moved, wanted, start = (softmax(one(z), axis=1) for one in (again, exact, refits.calibrator))
-    assert np.abs(moved - wanted).max() < 0.15 * np.abs(wanted - start).max()
+    moved, expected, start = (softmax(one(z), axis=1) for one in (again, exact, refits.calibrator))
+    assert np.abs(moved - expected).max() < 0.15 * np.abs(expected - start).max()
 
 
 def test_other_methods_are_fitted_anew_and_shift_is_corrected():
     z, y = draw(800, 2)
-    found = estimate_performance(z[:400], val=(z[400:], y[400:]), calibrate="vector", n_resamples=5)
-    assert 0.5 < found["accuracy"].value < 0.9
+    result = estimate_performance(z[:400], val=(z[400:], y[400:]), calibrate="vector", n_resamples=5)
+    assert 0.5 < result["accuracy"].value < 0.9
     shifted = estimate_performance(z[:400], val=(z[400:], y[400:]), shift=True, n_resamples=5)
     assert shifted.shifted
-    assert "class frequencies estimated anew" in str(shifted)
+    assert "with new class frequencies" in str(shifted)
 
 
 def test_bad_input():
@@ -112,8 +112,8 @@ def test_what_cannot_be_estimated_is_said_without_warnings():
     z = np.zeros((5, 3))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = estimate_performance(z, metrics=PerformanceMetrics(("error_above", "roc_auc"), 0.99), n_resamples=5)
-    assert math.isnan(found["error_above"].value)
+        result = estimate_performance(z, metrics=PerformanceMetrics(("error_above", "roc_auc"), 0.99), n_resamples=5)
+    assert math.isnan(result["error_above"].value)
     with pytest.raises(InputError, match="val must have the 3 classes of logits, got 4"):
         estimate_performance(z, val=(np.zeros((5, 4)), np.arange(5) % 4))
     with pytest.raises(InputError, match="threshold must lie between 0 and 1"):

@@ -36,28 +36,28 @@ def test_folds_are_two_or_more(n_folds):
 
 
 @pytest.fixture(scope="module")
-def found():
+def result():
     return report(drawn(), drawn(seed=1), methods=["temperature", "svs", "histogram"], progress=False).audit
 
 
-def test_choice_is_that_of_choose(found):
+def test_choice_is_that_of_choose(result):
     fitted = choose(["identity", "temperature", "svs", "histogram"])(*drawn())
-    assert found.chosen == fitted.choice.chosen == "temperature"
+    assert result.chosen == fitted.choice.chosen == "temperature"
     for name, mean in fitted.choice.scores.items():
-        assert found.losses[RAW if name == "identity" else name][0] == pytest.approx(mean, abs=1e-9)
+        assert result.losses[RAW if name == "identity" else name][0] == pytest.approx(mean, abs=1e-9)
 
 
-def test_scores_are_those_of_the_calibrators_on_the_test_rows(found):
+def test_scores_are_those_of_the_calibrators_on_the_test_rows(result):
     test = drawn(seed=1)
-    after = {name: Predictions(METHODS[name](*drawn())(test.logits), test.labels) for name in found.calibrators}
+    after = {name: Predictions(METHODS[name](*drawn())(test.logits), test.labels) for name in result.calibrators}
     expected = compare({RAW: test, **after})
-    assert found.scores.methods == (RAW, "temperature", "svs", "histogram")
+    assert result.scores.methods == (RAW, "temperature", "svs", "histogram")
     for name in expected.methods:
-        assert found.scores[name, "ece"].value == pytest.approx(expected[name, "ece"].value, abs=1e-6)
-        np.testing.assert_allclose(found.predictions[name].logits, {RAW: test, **after}[name].logits, atol=1e-5)
-    assert found.predictions["svs"].logits.dtype == np.float32
-    assert not found.cross_fitted
-    assert found.calibration_rows == 1000
+        assert result.scores[name, "ece"].value == pytest.approx(expected[name, "ece"].value, abs=1e-6)
+        np.testing.assert_allclose(result.predictions[name].logits, {RAW: test, **after}[name].logits, atol=1e-5)
+    assert result.predictions["svs"].logits.dtype == np.float32
+    assert not result.cross_fitted
+    assert result.calibration_rows == 1000
 
 
 def test_the_test_rows_have_no_part_in_the_choice():
@@ -69,21 +69,21 @@ def test_the_test_rows_have_no_part_in_the_choice():
 
 def test_one_file_is_cross_fitted():
     pair = drawn()
-    found = report(pair, methods=["vector"], progress=False, n_folds=4).audit
+    result = report(pair, methods=["vector"], progress=False, n_folds=4).audit
     held_out = cross_fit("vector", n_folds=4)(*pair)
-    np.testing.assert_allclose(found.predictions["vector"].logits, held_out, atol=1e-6)
+    np.testing.assert_allclose(result.predictions["vector"].logits, held_out, atol=1e-6)
     # The calibrator delivered has seen all rows.
     np.testing.assert_allclose(
-        found.calibrators["vector"](pair.logits), METHODS["vector"](*pair)(pair.logits), atol=1e-6
+        result.calibrators["vector"](pair.logits), METHODS["vector"](*pair)(pair.logits), atol=1e-6
     )
-    assert found.cross_fitted
-    assert found.n_folds == 4
+    assert result.cross_fitted
+    assert result.n_folds == 4
 
 
 def test_calibrated_network_is_left_alone():
-    found = report(drawn(sharper=1.0), drawn(sharper=1.0, seed=1), methods=["temperature"], progress=False).audit
-    assert found.chosen == RAW
-    assert "No miscalibration of this network is statistically significant" in found.verdict()
+    result = report(drawn(sharper=1.0), drawn(sharper=1.0, seed=1), methods=["temperature"], progress=False).audit
+    assert result.chosen == RAW
+    assert "No miscalibration of this network is statistically significant" in result.verdict()
 
 
 def test_a_failing_method_is_recorded_and_the_rest_go_on():
@@ -97,25 +97,25 @@ def test_a_failing_method_is_recorded_and_the_rest_go_on():
         return lambda z: z * float("nan")
 
     methods = {"broken": broken, "needy": needy, "lost": lost, "temperature": METHODS["temperature"]}
-    found = report(drawn(), drawn(seed=1), methods=methods, progress=False).audit
-    assert dict(found.failures) == {
+    result = report(drawn(), drawn(seed=1), methods=methods, progress=False).audit
+    assert dict(result.failures) == {
         "broken": "RuntimeError: no luck",
         "needy": "needs 10,000 rows, got 1000",
-        "lost": found.failures["lost"],
+        "lost": result.failures["lost"],
     }
-    assert "must be finite" in found.failures["lost"]
-    assert found.scores.methods == (RAW, "temperature")
-    assert set(found.losses) == {RAW, "temperature"}
-    assert set(found.seconds) == set(methods)
+    assert "must be finite" in result.failures["lost"]
+    assert result.scores.methods == (RAW, "temperature")
+    assert set(result.losses) == {RAW, "temperature"}
+    assert set(result.seconds) == set(methods)
 
 
 def test_nothing_that_can_be_fitted_leaves_the_network():
     def broken(logits, labels):
         raise ValueError("no")
 
-    found = report(drawn(), drawn(seed=1), methods={"broken": broken}, progress=False).audit
-    assert found.chosen == RAW
-    assert "No method could be tried" in found.verdict()
+    result = report(drawn(), drawn(seed=1), methods={"broken": broken}, progress=False).audit
+    assert result.chosen == RAW
+    assert "No method could be tried" in result.verdict()
 
 
 def test_interruption_passes_through():
@@ -133,8 +133,8 @@ def test_warnings_are_kept_once_and_not_shown():
 
     with warnings.catch_warnings(record=True) as outside:
         warnings.simplefilter("always")
-        found = report(drawn(), methods={"noisy": noisy}, progress=False).audit
-    assert found.warnings["noisy"] == ("stopped at its bound",)
+        result = report(drawn(), methods={"noisy": noisy}, progress=False).audit
+    assert result.warnings["noisy"] == ("stopped at its bound",)
     assert not outside
 
 
@@ -148,10 +148,10 @@ def test_steps_are_told_before_each_fit():
 def test_extra_predictions_stand_in_the_table_but_are_not_chosen():
     val, test = drawn(), drawn(seed=1)
     perfect = Predictions(test.logits / 3, test.labels)
-    found = report(val, test, methods=["histogram"], extra={"clamping": perfect}, progress=False).audit
-    assert found.scores.methods == (RAW, "histogram", "clamping")
-    assert found.chosen in (RAW, "histogram")
-    assert "clamping" not in found.losses
+    result = report(val, test, methods=["histogram"], extra={"clamping": perfect}, progress=False).audit
+    assert result.scores.methods == (RAW, "histogram", "clamping")
+    assert result.chosen in (RAW, "histogram")
+    assert "clamping" not in result.losses
     with pytest.raises(ValueError, match="extra must have names of its own, got 'histogram'"):
         report(val, test, methods=["histogram"], extra={"histogram": perfect}, progress=False)
 
@@ -159,8 +159,8 @@ def test_extra_predictions_stand_in_the_table_but_are_not_chosen():
 def test_torch_and_half_precision():
     z, y = drawn(n=300)
     expected = report((z, y), methods=["temperature"], progress=False).audit
-    found = report((torch.from_numpy(z), torch.from_numpy(y)), methods=["temperature"], progress=False).audit
-    assert found.losses == expected.losses
+    result = report((torch.from_numpy(z), torch.from_numpy(y)), methods=["temperature"], progress=False).audit
+    assert result.losses == expected.losses
     half = report((torch.from_numpy(z).bfloat16(), torch.from_numpy(y)), methods=["temperature"], progress=False).audit
     assert half.losses["temperature"][0] == pytest.approx(expected.losses["temperature"][0], abs=0.01)
 
@@ -194,12 +194,12 @@ def test_methods_by_size_and_their_names():
 
 
 def test_identity_and_raw_are_not_fitted_twice():
-    found = report(drawn(), methods=["identity", "raw", "temperature", "temperature"], progress=False).audit
-    assert found.scores.methods == (RAW, "temperature")
+    result = report(drawn(), methods=["identity", "raw", "temperature", "temperature"], progress=False).audit
+    assert result.scores.methods == (RAW, "temperature")
 
 
-def test_to_dict_is_plain_and_whole(found):
-    plain = found.to_dict()
+def test_to_dict_is_plain_and_whole(result):
+    plain = result.to_dict()
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
     assert plain["schema"] == 1
     assert set(plain) == {
@@ -291,9 +291,9 @@ def test_every_method_has_a_title(name):
 def test_real_network(data):
     file = data / "logits" / "cifar10_resnet32.npz"
     pairs = (load(file, split=name) for name in ("val", "test"))
-    found = report(*pairs, methods=["temperature", "svs"], progress=False).audit
-    assert found.chosen != RAW
-    assert found.scores[found.chosen, "ece"].value < 0.02 < found.scores[RAW, "ece"].value
+    result = report(*pairs, methods=["temperature", "svs"], progress=False).audit
+    assert result.chosen != RAW
+    assert result.scores[result.chosen, "ece"].value < 0.02 < result.scores[RAW, "ece"].value
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -303,33 +303,33 @@ def test_every_pair_is_checked_once(monkeypatch, whole):
     check = arrays.native.all_within
     monkeypatch.setattr(arrays.native, "all_within", lambda x, *rest: scans.append(tuple(x.shape)) or check(x, *rest))
     methods = ["temperature", "vector", "histogram", "isotonic", "spline"]
-    found = report(drawn(300), drawn(200, seed=1), methods=methods, progress=False).audit
+    result = report(drawn(300), drawn(200, seed=1), methods=methods, progress=False).audit
     if whole:
         pytest.importorskip("plotly", reason="plotly is not installed")
-        Report(found).html()
+        Report(result).html()
     assert sorted(scans) == sorted([(300, 4), (200, 4)] * (1 + len(methods)))
-    assert isinstance(found.predictions[RAW].logits, np.ndarray)
+    assert isinstance(result.predictions[RAW].logits, np.ndarray)
 
 
 def test_labels_that_are_changed_later_do_no_harm():
     test = drawn(seed=1)
-    found = report(drawn(), test, methods=["temperature"], progress=False).audit
+    result = report(drawn(), test, methods=["temperature"], progress=False).audit
     before = test.labels.copy()
     test.labels[:] = 10**9
-    np.testing.assert_array_equal(found.predictions["temperature"].labels, before)
+    np.testing.assert_array_equal(result.predictions["temperature"].labels, before)
 
 
 def test_an_event_of_several_classes_is_audited_by_its_probability():
     val, test = drawn(), drawn(seed=1)
     named = ["ant", "bee", "cat", "dog"]
-    found = report(val, test, methods=["platt"], event="cat", class_names=named, progress=False).audit
+    result = report(val, test, methods=["platt"], event="cat", class_names=named, progress=False).audit
     plain = report(as_event(*val, 2), as_event(*test, 2), methods=["platt"], progress=False).audit
-    assert found.losses == plain.losses
-    assert found.scores.caption().endswith("the event is cat, 15 bins")
-    assert "mean predicted probability of cat is" in found.verdict()
-    assert found.scores[RAW, "observed"].value == pytest.approx((test.labels == 2).mean())
+    assert result.losses == plain.losses
+    assert result.scores.caption().endswith("the event is cat, 15 bins")
+    assert "mean predicted probability of cat is" in result.verdict()
+    assert result.scores[RAW, "observed"].value == pytest.approx((test.labels == 2).mean())
     assert {"event_brier", "miscalibration", "discrimination", "auroc", "calibration_slope"} <= set(
-        found.scores.metrics
+        result.scores.metrics
     )
     with pytest.raises(ValueError, match=r"event must be a class, 0\.\.3: ant, bee, cat, dog, got 'cow'"):
         report(val, test, event="cow", class_names=named, progress=False)

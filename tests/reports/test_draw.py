@@ -234,11 +234,11 @@ def test_sure_differences_are_marked():
         ("entropy", ("lower", "higher")),
     ):
         ax = draw(replace(record, metric=metric))
-        found = {line.get_label(): line for line in ax.lines if not line.get_label().startswith("_")}
-        assert found[marked[0]].get_xdata() == [0.1]
-        assert found[marked[1]].get_xdata() == [0.3]
-        assert found["not significant"].get_xdata() == [0.25]
-        assert len({line.get_marker() for line in found.values()}) == 3
+        result = {line.get_label(): line for line in ax.lines if not line.get_label().startswith("_")}
+        assert result[marked[0]].get_xdata() == [0.1]
+        assert result[marked[1]].get_xdata() == [0.3]
+        assert result["not significant"].get_xdata() == [0.25]
+        assert len({line.get_marker() for line in result.values()}) == 3
 
 
 def test_what_has_no_interval_claims_nothing():

@@ -39,23 +39,23 @@ def test_the_choice_is_made_on_rows_left_out():
     assert choose_recalibration(*forecast(factor=1.0, seed=1)).chosen == "raw"
     mean, std, _ = forecast(800)
     skewed = mean + std * (np.random.default_rng(2).exponential(size=800) * 2 - 0.5)
-    found = choose_recalibration(mean, std, skewed)
-    assert found.chosen == "quantiles"
-    assert isinstance(found.recalibrator, IsotonicQuantiles)
+    result = choose_recalibration(mean, std, skewed)
+    assert result.chosen == "quantiles"
+    assert isinstance(result.recalibrator, IsotonicQuantiles)
     # By hand: the folds' own fits, row by row.
     y, losses = skewed, []
     for i in range(0, 800, 97):
-        others = found.fold != found.fold[i]
+        others = result.fold != result.fold[i]
         scale = float(VarianceScaling.fit(mean[others], std[others], y[others]).scale)
         q = mean[i] + std[i] * scale * ndtri(np.linspace(0.01, 0.99, 99))
         tau = np.linspace(0.01, 0.99, 99)
         losses.append(np.mean(np.maximum(tau * (y[i] - q), (tau - 1) * (y[i] - q))))
-    bounds = found.bounds["variance"][found.fold]
+    bounds = result.bounds["variance"][result.fold]
     q = mean[:, None] + std[:, None] * bounds
     tau = np.linspace(0.01, 0.99, 99)
     every = np.maximum(tau * (y[:, None] - q), (tau - 1) * (y[:, None] - q)).mean(axis=1)
     np.testing.assert_allclose(losses, every[::97][: len(losses)], rtol=1e-9)
-    assert found.losses["variance"] == pytest.approx(every.mean())
+    assert result.losses["variance"] == pytest.approx(every.mean())
 
 
 def test_weights_of_recalibrations_are_copies_of_rows():
@@ -105,10 +105,10 @@ def test_the_pit_histogram_by_hand():
 
 @pytest.mark.parametrize("n", [1, 7, 500, 10**6])
 def test_the_band_is_binomial(n):
-    chance = np.array([0.01, 0.05, 0.5, 0.9, 0.999])
-    low, high = binomial_band(chance, n, None, 0.95)
-    np.testing.assert_allclose(low, binom.ppf(0.025, n, chance) / n)
-    np.testing.assert_allclose(high, binom.ppf(0.975, n, chance) / n)
+    probs = np.array([0.01, 0.05, 0.5, 0.9, 0.999])
+    low, high = binomial_band(probs, n, None, 0.95)
+    np.testing.assert_allclose(low, binom.ppf(0.025, n, probs) / n)
+    np.testing.assert_allclose(high, binom.ppf(0.975, n, probs) / n)
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "quantiles", "no pairs"])

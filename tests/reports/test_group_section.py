@@ -28,12 +28,12 @@ PAIR = from_probs(np.stack([1 - P, P], axis=1)), Y
 
 
 @pytest.fixture(scope="module")
-def found():
+def outcome():
     return report(PAIR, methods=["temperature", "platt"], groups={"ward": WARD, "sex": SEX}, progress=False).audit
 
 
-def test_record_holds_the_table(found):
-    table = found.scores.group_tables["raw"]
+def test_record_holds_the_table(outcome):
+    table = outcome.scores.group_tables["raw"]
     record = group_errors(table, "ward")
     assert record.names[0] == "B"
     for k, name in enumerate(record.names):
@@ -49,14 +49,15 @@ def test_record_holds_the_table(found):
         group_errors(table, "age")
 
 
-def test_words_name_the_worst_what_could_be_missed_and_the_test(found):
-    record = group_errors(found.scores.group_tables["raw"], "ward")
-    told = summary(record)
+def test_words_name_the_worst_what_could_be_missed_and_the_test(outcome):
+    record = group_errors(outcome.scores.group_tables["raw"], "ward")
+    messages = summary(record)
     rates = f"{Y[WARD == 'B'].mean():.1%} happened where {P[WARD == 'B'].mean():.1%} were predicted".replace("%", " %")
-    assert "1 of 3 groups is shown to be wrong on average. The worst is B: " + rates in told
-    assert re.search(r"could have been missed in A \(\d+ rows\), one below [\d.]+ % in C \(\d+ rows\)", told)
+    assert "1 of 3 groups is shown to be wrong on average. The worst is B: " + rates in messages
+    assert re.search(r"could have been missed in A \(\d+ rows\), one below [\d.]+ % in C \(\d+ rows\)", messages)
     assert (
-        "The groups differ by more than chance: one correction would not be right for all of them (p ≤ 0.001)" in told
+        "The groups differ by more than chance: one correction would not be right for all of them (p ≤ 0.001)"
+        in messages
     )
     same = group_errors(evaluate_groups(np.full(400, 0.5), np.arange(400) % 2, np.arange(400) // 200))
     assert "None of 2 groups is shown to be wrong" in summary(same)
@@ -64,7 +65,7 @@ def test_words_name_the_worst_what_could_be_missed_and_the_test(found):
     alone = group_errors(evaluate_groups([0.5] * 40, [1] * 40, ["x"] * 40))
     assert summary(alone).startswith("The one group is shown to be wrong on average. The worst is x: 100.0 % happened")
     assert summary(group_errors(evaluate_groups([], [], []))) == "There are no groups to judge."
-    says = group_errors(found.scores.group_tables["raw"], "ward", event=False)
+    says = group_errors(outcome.scores.group_tables["raw"], "ward", event=False)
     assert "were right where it said" in summary(says)
     assert numbers(says)[0][:4] == ["ward", "Rows", "Mean confidence", "Accuracy"]
 
@@ -78,10 +79,10 @@ def test_more_groups_than_are_drawn_are_counted():
     assert len(numbers(record)[1]) == 40
 
 
-def test_page_has_the_section_only_with_groups(found):
-    page = Report(found).html()
+def test_page_has_the_section_only_with_groups(outcome):
+    page = Report(outcome).html()
     assert "Where is it wrong?" in page
-    stages = ["before"] if found.chosen == "raw" else ["before", "after"]
+    stages = ["before"] if outcome.chosen == "raw" else ["before", "after"]
     for k in range(2):
         for stage in stages:
             assert f'id="groups-{k}-{stage}"' in page
@@ -91,10 +92,10 @@ def test_page_has_the_section_only_with_groups(found):
     assert "Where is it wrong?" not in Report(plain).html()
 
 
-def test_both_stages_have_one_order_in_which_no_error_is_hidden(found):
+def test_both_stages_have_one_order_in_which_no_error_is_hidden(outcome):
     from trueup.reports.figures.groups import section
 
-    panels = section(found).panels
+    panels = section(outcome).panels
     for before, after in zip(panels[::2], panels[1::2], strict=True):
         assert before.record.names == after.record.names
         assert before.options["reach"] == after.options["reach"]

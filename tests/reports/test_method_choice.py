@@ -88,9 +88,9 @@ def test_a_choice_carries_errors_and_what_could_have_been_seen():
 
 def test_the_page_has_the_pool_where_it_was_tried():
     pair = calibrated(120, 3, temperature=2.0)
-    found = report(pair, methods=["temperature", "auto"], progress=False).audit
-    assert [panel.name for panel in section(found).panels] == ["choice-chart", "pool-chart"]
-    page = Report(found).html()
+    result = report(pair, methods=["temperature", "auto"], progress=False).audit
+    assert [panel.name for panel in section(result).panels] == ["choice-chart", "pool-chart"]
+    page = Report(result).html()
     assert "Why this method?" in page
     assert "What the automatic choice mixes" in page
     alone = report(pair, methods=["temperature"], progress=False).audit

@@ -184,8 +184,8 @@ def test_a_comparison_is_a_column_of_the_table():
     record = comparison(scores, "nll")
     assert record.methods == ("raw", "cooler", "hotter")
     for k, name in enumerate(record.methods):
-        found = scores[name, "nll"]
-        assert (record.value[k], record.low[k], record.high[k]) == (found.value, found.low, found.high)
+        result = scores[name, "nll"]
+        assert (record.value[k], record.low[k], record.high[k]) == (result.value, result.low, result.high)
     assert np.isnan([record.change[0], record.change_low[0], record.change_high[0]]).all()
     change = scores.changes["hotter"]["nll"]
     assert (record.change[2], record.change_low[2], record.change_high[2]) == (change.value, change.low, change.high)
@@ -199,15 +199,15 @@ def test_one_method_compares_with_nothing():
 
 
 def test_nothing_gives_nan():
-    found = reliability(*NOTHING), confidence_histogram(*NOTHING), risk_coverage(*NOTHING), class_errors(*NOTHING)
-    assert math.isnan(found[0].ece)
-    assert (found[0].rows, found[0].count.sum()) == (0, 0)
-    assert np.isnan(found[0].low).all()
-    assert math.isnan(found[1].mean)
-    assert math.isnan(found[1].accuracy)
-    assert len(found[2].risk) == 0
-    assert math.isnan(found[2].aurc)
-    assert np.isnan([found[3].error, found[3].probability, found[3].frequency]).all()
+    result = reliability(*NOTHING), confidence_histogram(*NOTHING), risk_coverage(*NOTHING), class_errors(*NOTHING)
+    assert math.isnan(result[0].ece)
+    assert (result[0].rows, result[0].count.sum()) == (0, 0)
+    assert np.isnan(result[0].low).all()
+    assert math.isnan(result[1].mean)
+    assert math.isnan(result[1].accuracy)
+    assert len(result[2].risk) == 0
+    assert math.isnan(result[2].aurc)
+    assert np.isnan([result[3].error, result[3].probability, result[3].frequency]).all()
 
 
 @pytest.mark.parametrize("make", [reliability, confidence_histogram, risk_coverage, class_errors, temperature_sweep])
@@ -281,8 +281,8 @@ def test_classes_stand_in_one_order_before_and_after():
     rng = np.random.default_rng(3)
     z = rng.normal(size=(400, 5)) * 4
     y = (z / 3 + rng.gumbel(size=z.shape)).argmax(axis=1)
-    found = sections(report((z, y), methods=["vector"], progress=False).audit, None)
-    section = next(section for section in found if section.name == "classes")
+    result = sections(report((z, y), methods=["vector"], progress=False).audit, None)
+    section = next(section for section in result if section.name == "classes")
     names = [chart(panel.record, **panel.options).layout.yaxis.ticktext for panel in section.panels]
     assert len(names) == 2
     assert names[0] == names[1]

@@ -35,15 +35,15 @@ def broken(logits, labels):
 
 
 @pytest.fixture(scope="module")
-def found():
+def result():
     methods = {name: METHODS[name] for name in ("temperature", "vector", "histogram")} | {"<b>own</b>": broken}
     extra = {EVIL: drawn(seed=1)}
     return report(drawn(), drawn(seed=1), methods=methods, extra=extra, progress=False).audit
 
 
 @pytest.fixture(scope="module")
-def page(found):
-    return Report(found, title=EVIL, class_names=(EVIL, "b", "c"), sections=(("More", "<p>told</p>"),)).html()
+def page(result):
+    return Report(result, title=EVIL, class_names=(EVIL, "b", "c"), sections=(("More", "<p>told</p>"),)).html()
 
 
 class Outline(HTMLParser):
@@ -109,10 +109,10 @@ def test_structure(page):
             assert name is None or name in outline.ids
 
 
-def test_opens_with_the_verdict_and_tells_how(page, found):
+def test_opens_with_the_verdict_and_tells_how(page, result):
     body = without_scripts(page).replace("\u00a0", " ").replace("&#x27;", "'")
-    assert found.verdict() in body
-    assert body.index(found.verdict()) < body.index("<h2")
+    assert result.verdict() in body
+    assert body.index(result.verdict()) < body.index("<h2")
     for words in ("Could not be fitted", "needs &lt;more&gt; rows", "600", "15 of equal width", "<p>told</p>"):
         assert words in body
     assert "trueup fit VAL -m temperature -o calibrator.safetensors" in body
@@ -120,16 +120,16 @@ def test_opens_with_the_verdict_and_tells_how(page, found):
 
 
 def test_a_calibrated_network_has_no_after():
-    found = report(drawn(sharper=1.0), methods=["temperature"], progress=False).audit
-    assert found.chosen == RAW
-    page = Report(found).html()
+    result = report(drawn(sharper=1.0), methods=["temperature"], progress=False).audit
+    assert result.chosen == RAW
+    page = Report(result).html()
     assert "reliability-after" not in page
     assert "No calibrator is needed" in page
     assert "cross-fitted" in page
 
 
-def test_save_is_whole_or_nothing(found, tmp_path):
-    made = Report(found, title="x")
+def test_save_is_whole_or_nothing(result, tmp_path):
+    made = Report(result, title="x")
     assert isinstance(made, Report)
     made.save(tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text("utf-8") == made.html()
@@ -138,9 +138,9 @@ def test_save_is_whole_or_nothing(found, tmp_path):
         made.save(tmp_path / "nowhere" / "report.html")
 
 
-def test_names_must_fit(found):
+def test_names_must_fit(result):
     with pytest.raises(ValueError, match="class_names must have 3 entries, one a class, got 2"):
-        Report(found, class_names=["a", "b"])
+        Report(result, class_names=["a", "b"])
 
 
 @pytest.fixture(scope="module")

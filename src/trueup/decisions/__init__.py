@@ -1,5 +1,4 @@
-"""What to do with an honest probability: thresholds with a promise, prediction sets, label shift, performance without
-labels, label planning, net benefit."""
+"""Decisions from calibrated probabilities: thresholds with a guarantee, prediction sets, label shift and planning."""
 
 from trueup._core.lazy import attach
 

@@ -1,42 +1,73 @@
-"""Intervals of regression that hold the truth with a stated probability (split conformal)."""
+"""Prediction intervals for regression that hold the target with a stated probability (split conformal)."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
 from trueup._core.arrays import as_vector, check_share
 from trueup._core.errors import InputError
+from trueup._core.types import ArrayLike
 from trueup._core.values import Value
 from trueup.decisions.prediction_sets import conformal_quantile
 
 
 class _Conformal(Value):
-    """A rule that is one quantile of calibration scores, and the share of intervals that hold the truth."""
+    """A rule with one parameter, a quantile of calibration scores."""
 
     quantile: float
 
-    def __init__(self, quantile: Any, coverage: float) -> None:
+    def __init__(self, quantile: ArrayLike, coverage: float) -> None:
         self.set_parameter("quantile", quantile)
         self.coverage = check_share(coverage, "coverage")
 
 
 class ConformalResiduals(_Conformal):
-    """Intervals μ ± q·σ, q the conformal quantile of |y − μ|/σ: wide where the forecast is unsure.
+    """Intervals μ ± q·σ, where q is the conformal quantile of |y − μ|/σ.
 
-    Any forecast (μ, σ) will do, recalibrated ones too, as long as its fit has not seen the calibration rows.
-    Lei et al., "Distribution-free predictive inference for regression" (2018).
+    The intervals are wide where σ is large. Any forecast (μ, σ) will do, also a recalibrated one, if it was not
+    fitted to the calibration rows.
 
+    Parameters
+    ----------
+    quantile
+        The quantile q. `fit` estimates it.
+    coverage
+        Share of targets that the intervals should hold, between 0 and 1.
+
+    Examples
+    --------
     >>> rule = ConformalResiduals.fit(np.zeros(9), np.ones(9), np.arange(1.0, 10.0), coverage=0.8)
     >>> rule.interval([10.0], [0.5])
     (array([6.]), array([14.]))
+
+    References
+    ----------
+    Lei et al., "Distribution-free predictive inference for regression" (2018), arXiv:1604.04173.
     """
 
     @classmethod
-    def fit(cls, mean: Any, std: Any, targets: Any, *, coverage: float = 0.9) -> Self:
-        """From calibration rows; infinite where they are fewer than 1/(1 − coverage) − 1."""
+    def fit(cls, mean: ArrayLike, std: ArrayLike, targets: ArrayLike, *, coverage: float = 0.9) -> Self:
+        """Estimate the quantile from calibration rows.
+
+        Parameters
+        ----------
+        mean
+            Predicted means, shape (n,).
+        std
+            Predicted standard deviations, positive, shape (n,).
+        targets
+            Observed targets, shape (n,).
+        coverage
+            Share of targets that the intervals should hold.
+
+        Returns
+        -------
+        ConformalResiduals
+            The rule. Its intervals are infinite if there are fewer than 1/(1 − coverage) − 1 rows.
+        """
         m = as_vector(mean, "mean")
         s = as_vector(std, "std", length=len(m))
         y = as_vector(targets, "targets", length=len(m))
@@ -44,34 +75,89 @@ class ConformalResiduals(_Conformal):
             raise InputError("std", "be positive", f"{s.min():g}")
         return cls(conformal_quantile(np.abs(y - m) / s, check_share(coverage, "coverage")), coverage)
 
-    def interval(self, mean: Any, std: Any) -> tuple[np.ndarray, np.ndarray]:
-        """The ends of each interval."""
+    def interval(self, mean: ArrayLike, std: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """Return the lower and upper ends of the intervals.
+
+        Parameters
+        ----------
+        mean
+            Predicted means, shape (n,).
+        std
+            Predicted standard deviations, shape (n,).
+
+        Returns
+        -------
+        tuple[np.ndarray, np.ndarray]
+            Lower ends and upper ends, each of shape (n,).
+        """
         m = as_vector(mean, "mean")
-        reach = self.quantile * as_vector(std, "std", length=len(m))
-        return m - reach, m + reach
+        half_width = self.quantile * as_vector(std, "std", length=len(m))
+        return m - half_width, m + half_width
 
 
 class ConformalQuantiles(_Conformal):
-    """Intervals [low − q, high + q] around predicted quantiles, q the conformal quantile of max(low − y, y − high).
+    """Intervals [low − q, high + q], where q is the conformal quantile of max(low − y, y − high).
 
-    Where the quantiles are too wide q is negative and narrows them; ends that would cross meet in the middle.
-    Romano, Patterson and Candès, "Conformalized quantile regression" (2019).
+    If the predicted quantiles are too wide, q is negative and narrows them. Ends that would cross meet in the middle.
 
+    Parameters
+    ----------
+    quantile
+        The quantile q. `fit` estimates it.
+    coverage
+        Share of targets that the intervals should hold, between 0 and 1.
+
+    Examples
+    --------
     >>> rule = ConformalQuantiles.fit(np.zeros(9), np.ones(9), np.arange(1.0, 10.0), coverage=0.8)
     >>> rule.interval([10.0], [11.0])
     (array([3.]), array([18.]))
+
+    References
+    ----------
+    Romano, Patterson and Candès, "Conformalized quantile regression" (2019), arXiv:1905.03222.
     """
 
     @classmethod
-    def fit(cls, low: Any, high: Any, targets: Any, *, coverage: float = 0.9) -> Self:
-        """From calibration rows, such as the quantiles (1 ∓ coverage)/2 of a recalibration that has not seen them."""
-        a, b = _ends(low, high)
+    def fit(cls, low: ArrayLike, high: ArrayLike, targets: ArrayLike, *, coverage: float = 0.9) -> Self:
+        """Estimate the quantile from calibration rows.
+
+        Parameters
+        ----------
+        low
+            Predicted quantiles of level (1 − coverage)/2, shape (n,), from a model not fitted to these rows.
+        high
+            Predicted quantiles of level (1 + coverage)/2, shape (n,).
+        targets
+            Observed targets, shape (n,).
+        coverage
+            Share of targets that the intervals should hold.
+
+        Returns
+        -------
+        ConformalQuantiles
+            The rule. Its intervals are infinite if there are fewer than 1/(1 − coverage) − 1 rows.
+        """
+        a, b = _check_ends(low, high)
         y = as_vector(targets, "targets", length=len(a))
         return cls(conformal_quantile(np.maximum(a - y, y - b), check_share(coverage, "coverage")), coverage)
 
-    def interval(self, low: Any, high: Any) -> tuple[np.ndarray, np.ndarray]:
-        """The ends of each interval."""
-        a, b = _ends(low, high)
+    def interval(self, low: ArrayLike, high: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """Return the lower and upper ends of the intervals.
+
+        Parameters
+        ----------
+        low
+            Predicted lower quantiles, shape (n,).
+        high
+            Predicted upper quantiles, shape (n,).
+
+        Returns
+        -------
+        tuple[np.ndarray, np.ndarray]
+            Lower ends and upper ends, each of shape (n,).
+        """
+        a, b = _check_ends(low, high)
         q = self.quantile
         middle = (a + b) / 2
         if math.isinf(q):
@@ -79,7 +165,7 @@ class ConformalQuantiles(_Conformal):
         return np.minimum(a - q, middle), np.maximum(b + q, middle)
 
 
-def _ends(low: Any, high: Any) -> tuple[np.ndarray, np.ndarray]:
+def _check_ends(low: ArrayLike, high: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     a = as_vector(low, "low")
     b = as_vector(high, "high", length=len(a))
     if len(a) and (a > b).any():

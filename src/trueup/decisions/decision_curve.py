@@ -1,4 +1,4 @@
-"""Net benefit: whether acting on a probability does more good than harm, beside acting always and never."""
+"""Net benefit: does acting on a probability do more good than harm, compared with acting always or never?"""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from trueup._core.arrays import as_arrays, as_vector, as_weights, check_share
 from trueup._core.errors import InputError
 from trueup._core.formatting import format_interval, format_number, format_percent, text_table
 from trueup._core.row_scores import event_class, event_name, score_and_class
+from trueup._core.types import ArrayLike
 from trueup.metrics.intervals import binomial_bounds
 
 THRESHOLDS = np.round(np.arange(0.01, 1.0, 0.01), 2)
@@ -24,23 +25,31 @@ class NetBenefit:
     """A decision curve: the net benefit of acting on P(event) ≥ t, for each t, with pointwise intervals."""
 
     threshold: np.ndarray
+    """Thresholds t; the other arrays have one entry per threshold."""
     value: np.ndarray
+    """Net benefit of acting where P(event) ≥ t."""
     low: np.ndarray
+    """Lower end of its interval."""
     high: np.ndarray
+    """Upper end of its interval."""
     treat_all: np.ndarray
-    """Of acting on every row; acting on none has 0."""
+    """Net benefit of acting on every row; acting on none has 0."""
     gain_low: np.ndarray
-    """The lower end of the gain over the better of the two, by exact bounds."""
+    """Lower end of the gain over acting always or never, whichever is better, by exact bounds."""
     rows: int
+    """Number of rows."""
     event: int
+    """Class of the event."""
     prevalence: float
+    """Share of rows with the event."""
     level: float
+    """Level of the intervals."""
     event_name: str | None = None
-    """How the event is called, where its class has a name."""
+    """Name of the event, if its class has one."""
 
     @property
     def useful(self) -> list[tuple[float, float]]:
-        """The stretches of thresholds in which the gain over acting always and never is significant."""
+        """Ranges of thresholds with a significant gain over acting always and never."""
         better = np.concatenate([[False], self.gain_low > 0, [False]]).astype(np.int64)
         starts, ends = np.flatnonzero(np.diff(better) == 1), np.flatnonzero(np.diff(better) == -1) - 1
         return [(float(self.threshold[a]), float(self.threshold[b])) for a, b in zip(starts, ends, strict=True)]
@@ -61,28 +70,51 @@ class NetBenefit:
             where = " and ".join(f"{a:g} to {b:g}" if a < b else f"at {a:g}" for a, b in spans)
             words = f"Acting on the probability beats acting always and never for thresholds {where}."
         else:
-            words = "At no threshold does acting on the probability significantly beat acting always or never."
+            words = "The data show no threshold at which acting on the probability beats acting always and never."
         called = self.event_name or f"class {self.event}"
         event = f"The event is {called}: {format_percent(self.prevalence, 1)} of {self.rows:,} rows."
         return "\n\n".join([text_table(table), f"{event} {words}"])
 
 
 def net_benefit(
-    logits: Any,
-    labels: Any,
+    logits: ArrayLike,
+    labels: ArrayLike,
     *,
     event: int | str = 1,
     class_names: Sequence[str] | None = None,
-    thresholds: Any = THRESHOLDS,
-    sample_weight: Any = None,
+    thresholds: ArrayLike = THRESHOLDS,
+    sample_weight: ArrayLike | None = None,
     level: float = 0.95,
 ) -> NetBenefit:
-    """The decision curve of an event: TP/n − FP/n · t/(1 − t) at each threshold t.
+    """Compute the decision curve of an event: TP/n − FP/n · t/(1 − t) at each threshold t.
 
-    A threshold is what one is willing to pay: at t = 0.1, nine false alarms weigh as much as one event found. Rows with
-    P(event) ≥ t are acted on. Each value is a mean over the rows, weighted by `sample_weight` if given, and so has a
-    normal interval. With `class_names` of the classes the event may be one of them.
+    The threshold sets the price of a false alarm: at t = 0.1, nine false alarms cost as much as one missed event. One
+    acts on the rows with P(event) ≥ t. Each value is a mean over the rows and has a normal interval.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes).
+    labels
+        Classes, shape (n,).
+    event
+        Class of the event: its number, or its name among `class_names`.
+    class_names
+        Names of the classes.
+    thresholds
+        Thresholds, rising, strictly between 0 and 1.
+    sample_weight
+        Weights of the rows, shape (n,).
+    level
+        Level of the intervals.
+
+    Returns
+    -------
+    NetBenefit
+        The curve; prints as a table.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> x = rng.normal(size=2000)
     >>> z = np.stack([np.zeros(2000), 2 * x - 1], axis=1)
@@ -91,11 +123,13 @@ def net_benefit(
     >>> curve.value.round(2), curve.treat_all.round(2), curve.useful
     (array([0.3 , 0.15]), array([ 0.28, -0.29]), [(0.1, 0.5)])
 
-    Vickers and Elkin, "Decision curve analysis" (2006).
+    References
+    ----------
+    Vickers and Elkin, "Decision curve analysis" (2006), doi:10.1177/0272989X06295361.
     """
     z, y = as_arrays(logits, labels, min_rows=1)
     check_share(level, "level")
-    number, called = event_class(event, z.shape[1], class_names), event_name(event, z.shape[1], class_names)
+    number, name = event_class(event, z.shape[1], class_names), event_name(event, z.shape[1], class_names)
     w = as_weights(sample_weight, len(z))
     share = np.full(len(z), 1 / len(z)) if w is None else w / w.sum()
     t = as_vector(thresholds, "thresholds")
@@ -103,14 +137,14 @@ def net_benefit(
         raise InputError("thresholds", "rise, strictly between 0 and 1", f"{t[:3].tolist()} …")
     score = score_and_class(z, number)[0]
     happened = (y == number).astype(np.float64)
-    odds, reach = t / (1 - t), float(-ndtri((1 - level) / 2))
+    odds, z_quantile = t / (1 - t), float(-ndtri((1 - level) / 2))
     value, low, high, gain_low = (np.empty(len(t)) for _ in range(4))
     prevalence = float(share @ happened)
     treat_all = prevalence - (1 - prevalence) * odds
 
     def ends(x: np.ndarray) -> tuple[float, float, float]:
         mean = float(share @ x)
-        error = reach * math.sqrt(float(share**2 @ (x - mean) ** 2))
+        error = z_quantile * math.sqrt(float(share**2 @ (x - mean) ** 2))
         return mean, mean - error, mean + error
 
     for i in range(len(t)):
@@ -118,14 +152,14 @@ def net_benefit(
         value[i], low[i], high[i] = ends((happened - (1 - happened) * odds[i]) * on)
         acting, waiting = (_gain(share[rows], happened[rows], t[i], level) for rows in (on, ~on))
         gain_low[i] = min(acting[0], waiting[1])
-    return NetBenefit(t, value, low, high, treat_all, gain_low, len(score), number, prevalence, level, called)
+    return NetBenefit(t, value, low, high, treat_all, gain_low, len(score), number, prevalence, level, name)
 
 
 def _gain(share: np.ndarray, happened: np.ndarray, t: float, level: float) -> tuple[float, float]:
-    """The lower ends of what acting on these rows gains over not acting, and the other way round.
+    """Return lower bounds of the gain of acting on these rows over not acting, and of the reverse.
 
-    rate − (1 − rate)·t/(1 − t) for each row, which is positive where the event's rate exceeds t; the rate has an exact
-    bound, since a normal interval would be sure of itself where there is not a single event.
+    Acting gains rate − (1 − rate)·t/(1 − t) per row, which is positive where the event's rate exceeds t. The rate has
+    an exact bound, since a normal interval has zero width if no row has the event.
     """
     part = float(share.sum())
     if part == 0:
@@ -133,5 +167,5 @@ def _gain(share: np.ndarray, happened: np.ndarray, t: float, level: float) -> tu
     rows = part**2 / float(share @ share)
     hits = rows * float(share @ happened) / part
     low, high = (float(end) for end in binomial_bounds(np.array(hits), np.array(rows), (1 - level) / 2))
-    acted, left = ((rate - (1 - rate) * t / (1 - t)) * part for rate in (low, high))
-    return acted, -left
+    acting_low, acting_high = ((rate - (1 - rate) * t / (1 - t)) * part for rate in (low, high))
+    return acting_low, -acting_high

@@ -1,7 +1,7 @@
-"""Label shift: the class frequencies of a new population, from its logits alone, and probabilities corrected for them.
+"""Label shift: estimate the class frequencies of a new population from unlabelled rows and correct probabilities.
 
-If only the frequencies of the classes changed (p(x | y) did not), the new probabilities are the old ones times the
-ratios of the frequencies, renormalised. The frequencies themselves follow from unlabelled rows.
+If p(x | y) did not change, each probability is multiplied by the ratio of new to old class frequency. Each row is then
+normalised again.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from scipy.special import chdtrc
@@ -19,40 +19,48 @@ from trueup._core.errors import InputError
 from trueup._core.formatting import format_interval, format_number, format_percent, text_table
 from trueup._core.namespace import NUMPY
 from trueup._core.row_scores import confidences
+from trueup._core.types import ArrayLike
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import Chain
 from trueup.calibrators.linear import Vector
 from trueup.decisions.refits import Refits, check_rows
 from trueup.metrics.table import plain_record
 
-INDEPENDENT = "Rows are taken as independent here: where they are correlated, these intervals are too narrow."
-"""What to say of estimates from rows that are known to be in clusters."""
+INDEPENDENT = "Rows are assumed to be independent. If they are correlated, these intervals are too narrow."
+"""Note on estimates from rows in clusters."""
 CALIBRATION = "bias_corrected_temperature"
-"""The method on which the frequencies are estimated: its mean probabilities are the frequencies of the labels."""
-_LEAST_RATIO = 1e-12
+"""Default calibration before the frequencies are estimated; its mean probabilities equal the label frequencies."""
+_MIN_RATIO = 1e-12
 Pair = tuple[np.ndarray, np.ndarray]
+"""Logits (n, classes) and labels (n,), checked."""
 
 
 @dataclass(frozen=True, eq=False)
 class PriorEstimate:
-    """Class frequencies of a population without labels."""
+    """Estimated class frequencies of a population without labels."""
 
     prior: np.ndarray
+    """Estimated frequency of each class."""
     low: np.ndarray
+    """Lower ends of the intervals."""
     high: np.ndarray
+    """Upper ends of the intervals."""
     level: float
+    """Level of the intervals."""
     old: np.ndarray
-    """Those of the labelled rows."""
+    """Class frequencies of the labelled rows."""
     method: str
+    """Estimator, "em" or "bbse"."""
     rows: int
+    """Number of unlabelled rows."""
     p_value: float
-    """Of the hypothesis that nothing moved, by counts of predicted classes; NaN without labelled rows."""
+    """P-value of a test that the predicted classes are as frequent as before; NaN without labelled rows."""
     calibrator: Calibrator = field(repr=False)
-    """Maps the network's logits to corrected ones: calibrates, then shifts the prior."""
+    """Calibrates the network's logits and corrects them for the new frequencies."""
 
     @property
     def moved(self) -> bool:
-        """Whether the predicted classes show that the population changed, at the 5 % level."""
+        """Whether the test shows a change at the 5 % level."""
         return self.p_value < 0.05
 
     def to_dict(self) -> dict[str, Any]:
@@ -62,17 +70,17 @@ class PriorEstimate:
         return {"schema": 1, **record, **arrays}
 
     def verdict(self) -> str:
-        """Whether the frequencies moved, which of them are guesses, and what is assumed."""
+        """Return whether the frequencies moved, which estimates are guesses, and the assumption."""
         sentences = []
         if not math.isnan(self.p_value):
-            chance = f"p {'=' if self.p_value > 0.001 else '≤'} {max(self.p_value, 0.001):.3f}"
-            moved = "The" if self.moved else "Nothing shows that the"
-            sentences.append(f"{moved} class frequencies moved ({chance}).")
+            p_value = f"p {'=' if self.p_value > 0.001 else '≤'} {max(self.p_value, 0.001):.3f}"
+            moved = "The class frequencies moved" if self.moved else "No evidence that the class frequencies moved"
+            sentences.append(f"{moved} ({p_value}).")
         if len(unseen := np.flatnonzero(self.old == 0)):
             some = ", ".join(str(k) for k in unseen[:5]) + (" …" if len(unseen) > 5 else "")
             sentences.append(f"No labelled row has class {some}: its estimate is a guess.")
-        assumed = "This assumes that only the frequencies of the classes changed, not what each class looks like."
-        return "\n\n".join([*sentences, assumed])
+        assumption = "This assumes that only the class frequencies changed, not what each class looks like."
+        return "\n\n".join([*sentences, assumption])
 
     def __str__(self) -> str:
         change = np.argsort(-np.abs(self.prior - self.old), kind="stable")
@@ -85,54 +93,99 @@ class PriorEstimate:
         return f"{text_table(table)}{part if len(shown) < len(self.prior) else ''}\n\n{self.verdict()}"
 
 
-def shift_prior(new: Any, old: Any) -> Vector:
-    """A calibrator that corrects calibrated logits for other class frequencies: adds ln(new/old) to each class.
+def shift_prior(new: ArrayLike, old: ArrayLike) -> Vector:
+    """Return a calibrator that corrects calibrated logits for new class frequencies: it adds ln(new/old).
 
-    The same map serves a network trained on an undersampled set: `old` are the frequencies it was trained on.
+    The same map corrects a network trained on an undersampled set; `old` then holds the training frequencies.
 
+    Parameters
+    ----------
+    new
+        New class frequencies, shape (classes,).
+    old
+        Class frequencies for which the logits are calibrated, positive, shape (classes,).
+
+    Returns
+    -------
+    Vector
+        The calibrator.
+
+    Examples
+    --------
     >>> corrected = shift_prior(new=[0.9, 0.1], old=[0.5, 0.5])([[0.0, 0.0]])
     >>> (np.exp(corrected) / np.exp(corrected).sum()).round(4)
     array([[0.9, 0.1]])
 
-    Saerens, Latinne and Decaestecker (2002); Elkan (2001).
+    References
+    ----------
+    Saerens, Latinne and Decaestecker, "Adjusting the outputs of a classifier to new a priori probabilities" (2002),
+    doi:10.1162/089976602753284446. Elkan, "The foundations of cost-sensitive learning" (2001).
     """
     after = _check_prior(new, "new")
     before = _check_prior(old, "old", len(after))
     if before.min() == 0:
         raise InputError("old", "be positive in every class", f"0 in class {int(before.argmin())}")
-    ratio = np.log(np.maximum(after / before, _LEAST_RATIO))
+    ratio = np.log(np.maximum(after / before, _MIN_RATIO))
     return Vector(np.ones(len(after)), ratio - ratio.mean())
 
 
 def estimate_prior(
-    logits: Any,
+    logits: ArrayLike,
     *,
-    val: tuple[Any, Any] | None = None,
-    old: Any = None,
+    val: tuple[ArrayLike, ArrayLike] | None = None,
+    old: ArrayLike | None = None,
     method: Literal["em", "bbse"] = "em",
     calibrate: str | Callable[..., Calibrator] | None = CALIBRATION,
     level: float = 0.95,
     n_resamples: int = 200,
     seed: int = 0,
 ) -> PriorEstimate:
-    """The class frequencies of unlabelled rows, with bootstrap intervals.
+    """Estimate the class frequencies of unlabelled rows, with bootstrap intervals.
 
-    With labelled rows `val` of the old population, `calibrate` is fitted to them first, and the intervals carry their
-    uncertainty too; without, `logits` must be calibrated for the frequencies `old`. "em" is maximum likelihood:
-    π_k ← mean of w_k p_k / Σ_j w_j p_j with w = π/π_old, until it stands still; "bbse" solves C w = μ, C the joint
-    frequencies of predicted and true class on `val`, μ those predicted now.
+    "em" is maximum likelihood: it repeats π_k ← mean of w_k p_k / Σ_j w_j p_j with w = π/π_old until convergence.
+    "bbse" solves C w = μ. Here C holds the joint frequencies of predicted and true class on `val`; μ holds the
+    frequencies of the classes predicted now.
 
+    Parameters
+    ----------
+    logits
+        Network outputs of unlabelled rows, shape (n, classes).
+    val
+        Logits and labels of the old population. Give either `val` or `old`.
+    old
+        Class frequencies for which `logits` are calibrated, shape (classes,).
+    method
+        Estimator.
+    calibrate
+        Method fitted to `val` first, by name or as a function; None takes the logits as calibrated.
+    level
+        Level of the intervals, which include the uncertainty of `val`.
+    n_resamples
+        Number of bootstrap resamples.
+    seed
+        Seed of the resamples.
+
+    Returns
+    -------
+    PriorEstimate
+        The frequencies, a test of change, and a calibrator that corrects the logits.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> y = rng.choice(3, size=6000, p=[0.2, 0.3, 0.5])
     >>> z = 2 * np.eye(3)[y] + rng.normal(size=(6000, 3))
     >>> kept = (y != 2) | (rng.random(6000) < 0.2)                    # class 2 becomes rare
-    >>> found = estimate_prior(z[3000:][kept[3000:]], val=(z[:3000], y[:3000]), n_resamples=50)
-    >>> found.prior.round(2), (np.bincount(y[3000:][kept[3000:]]) / kept[3000:].sum()).round(2)
+    >>> estimate = estimate_prior(z[3000:][kept[3000:]], val=(z[:3000], y[:3000]), n_resamples=50)
+    >>> estimate.prior.round(2), (np.bincount(y[3000:][kept[3000:]]) / kept[3000:].sum()).round(2)
     (array([0.32, 0.49, 0.19]), array([0.34, 0.48, 0.18]))
-    >>> found.moved
+    >>> estimate.moved
     True
 
-    Saerens et al. (2002); Alexandari, Kundaje and Shrikumar (2020); Lipton, Wang and Smola (2018).
+    References
+    ----------
+    Saerens et al. (2002), doi:10.1162/089976602753284446. Alexandari, Kundaje and Shrikumar (2020), arXiv:1901.06852.
+    Lipton, Wang and Smola (2018), arXiv:1802.03916.
     """
     z, pair = check_rows(logits, val, level, n_resamples)
     if method not in ("em", "bbse"):
@@ -142,37 +195,54 @@ def estimate_prior(
     if pair is None:
         if method == "bbse":
             raise ValueError("bbse needs val, labelled rows of the old population")
-        return _from_calibrated(z, _check_prior(old, "old", z.shape[1]), level, n_resamples, seed)
+        frequencies = _check_prior(cast("ArrayLike", old), "old", z.shape[1])
+        return _estimate_from_calibrated(z, frequencies, level, n_resamples, seed)
     val_z, val_y = pair
     refits = Refits(calibrate or "identity", val_z, val_y)
     estimate = _em_estimate if method == "em" else _bbse_estimate
     counts, calibrator = np.bincount(val_y, minlength=z.shape[1]), refits.calibrator
     prior, base = estimate(calibrator, z, pair, None, None)
     rng = np.random.default_rng(seed)
-    drawn = []
-    # Labelled rows drawn with the frequencies found play the new population: what the estimate makes of them shows its
-    # noise, and its bias where the calibrated probabilities are not exact.
-    chance = prior[val_y] / np.maximum(counts[val_y], 1)
-    chance = chance / chance.sum() if chance.sum() > 0 else np.full(len(val_y), 1 / len(val_y))
+    resampled = []
+    # Labelled rows, drawn with the estimated frequencies, stand in for the new population. Estimates from them show
+    # the noise, and the bias that imperfect calibration causes.
+    row_probs = prior[val_y] / np.maximum(counts[val_y], 1)
+    row_probs = row_probs / row_probs.sum() if row_probs.sum() > 0 else np.full(len(val_y), 1 / len(val_y))
     for _ in range(n_resamples):
-        again, rows = refits.draw(rng)
+        refitted, rows = refits.draw(rng)
         part = take_rows(val_z, val_y, rows)
-        weight = rng.multinomial(len(z), chance).astype(np.float64)
-        drawn.append(estimate(again if method == "em" else calibrator, val_z, part, weight, prior)[0])
-    low, high = _ends(np.array(drawn), prior, level, len(z))
-    corrected = Chain([calibrator, shift_prior(prior, np.maximum(base, _LEAST_RATIO))])
-    old, p_value = counts / len(val_y), _shift_p_value(z, val_z)
-    return PriorEstimate(prior, low, high, level, old, method, len(z), p_value, corrected)
+        weight = rng.multinomial(len(z), row_probs).astype(np.float64)
+        resampled.append(estimate(refitted if method == "em" else calibrator, val_z, part, weight, prior)[0])
+    low, high = _bootstrap_ends(np.array(resampled), prior, level, len(z))
+    corrected = Chain([calibrator, shift_prior(prior, np.maximum(base, _MIN_RATIO))])
+    before, p_value = counts / len(val_y), _shift_p_value(z, val_z)
+    return PriorEstimate(prior, low, high, level, before, method, len(z), p_value, corrected)
 
 
 def em_prior(
     probs: np.ndarray, old: np.ndarray, *, sample_weight: np.ndarray | None = None, start: np.ndarray | None = None
 ) -> np.ndarray:
-    """The class frequencies that make probabilities calibrated for `old` most likely, by accelerated EM.
+    """Return the maximum-likelihood class frequencies for probabilities calibrated for `old`, by accelerated EM.
 
-    The log-likelihood is concave: there is one maximum. Steps are extrapolated (SQUAREM) where that raises it.
+    The log-likelihood is concave, so there is one maximum. SQUAREM extrapolates a step if that raises the likelihood.
+
+    Parameters
+    ----------
+    probs
+        Probabilities calibrated for the frequencies `old`, shape (n, classes).
+    old
+        Old class frequencies, shape (classes,).
+    sample_weight
+        Weights of the rows, shape (n,).
+    start
+        First guess of the frequencies; `old` by default.
+
+    Returns
+    -------
+    np.ndarray
+        The frequencies, shape (classes,).
     """
-    ratio = probs / np.maximum(old, _LEAST_RATIO)
+    ratio = probs / np.maximum(old, _MIN_RATIO)
     share = np.full(len(probs), 1 / len(probs)) if sample_weight is None else sample_weight / sample_weight.sum()
 
     def step(prior: np.ndarray) -> tuple[np.ndarray, float]:
@@ -197,7 +267,7 @@ def em_prior(
 def _em_estimate(
     calibrator: Calibrator, z: np.ndarray, val: Pair, sample_weight: np.ndarray | None, start: np.ndarray | None
 ) -> Pair:
-    # The mean probability on labelled rows, not their labels: consistent also where calibration is imperfect.
+    # The mean probability on labelled rows is consistent even if calibration is imperfect; label frequencies are not.
     old = softmax(calibrator(val[0])).mean(axis=0)
     return em_prior(softmax(calibrator(z)), old, sample_weight=sample_weight, start=start), old
 
@@ -208,39 +278,38 @@ def _bbse_estimate(
     (val_z, val_y), classes = val, z.shape[1]
     predicted, target = (confidences(as_logits(calibrator(part)))[1] for part in (val_z, z))
     joint = np.bincount(predicted * classes + val_y, minlength=classes**2).reshape(classes, classes) / len(val_y)
-    seen = np.bincount(target, weights=sample_weight, minlength=classes)
-    ratio = np.maximum(np.linalg.lstsq(joint, seen / seen.sum(), rcond=1e-6)[0], 0.0)
+    counts = np.bincount(target, weights=sample_weight, minlength=classes)
+    ratio = np.maximum(np.linalg.lstsq(joint, counts / counts.sum(), rcond=1e-6)[0], 0.0)
     before = np.bincount(val_y, minlength=classes) / len(val_y)
     prior = ratio * before
     total = prior.sum()
     return (prior / total if total > 0 else before), before
 
 
-def _from_calibrated(z: np.ndarray, old: np.ndarray, level: float, n_resamples: int, seed: int) -> PriorEstimate:
+def _estimate_from_calibrated(
+    z: np.ndarray, old: np.ndarray, level: float, n_resamples: int, seed: int
+) -> PriorEstimate:
     p = softmax(z)
     prior = em_prior(p, old)
     rng = np.random.default_rng(seed)
-    chance = np.full(len(p), 1 / len(p))
-    weights = (rng.multinomial(len(p), chance).astype(np.float64) for _ in range(n_resamples))
-    drawn = [em_prior(p, old, sample_weight=weight, start=prior) for weight in weights]
-    low, high = _ends(np.array(drawn), prior, level, len(z))
+    weights = (rng.multinomial(len(p), np.full(len(p), 1 / len(p))).astype(np.float64) for _ in range(n_resamples))
+    resampled = [em_prior(p, old, sample_weight=weight, start=prior) for weight in weights]
+    low, high = _bootstrap_ends(np.array(resampled), prior, level, len(z))
     return PriorEstimate(prior, low, high, level, old, "em", len(z), math.nan, shift_prior(prior, old))
 
 
-def _ends(drawn: np.ndarray, prior: np.ndarray, level: float, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """The basic interval, which turns a bias round, joined with the percentiles, which it needs near 0.
-
-    So many rows cannot show that a class is rarer than some three in them, whatever was found.
-    """
+def _bootstrap_ends(resampled: np.ndarray, prior: np.ndarray, level: float, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the union of the basic interval, which corrects a bias, and the percentile interval, for use near 0."""
     tail = (1 - level) / 2
-    low, high = np.quantile(drawn, [tail, 1 - tail], axis=0)
+    low, high = np.quantile(resampled, [tail, 1 - tail], axis=0)
     low, high = np.minimum(low, 2 * prior - high), np.maximum(high, 2 * prior - low)
+    # The exact bound for a class with no rows: about 3/rows at 95 %.
     high = np.maximum(high, -math.expm1(math.log(tail) / rows))
     return np.clip(np.minimum(low, prior), 0.0, 1.0), np.clip(np.maximum(high, prior), 0.0, 1.0)
 
 
 def _shift_p_value(z: np.ndarray, val_z: np.ndarray) -> float:
-    """Of a χ² test of the predicted classes' counts in both samples; rare classes are counted together."""
+    """Return the p-value of a χ² test that both samples have the same predicted classes; rare classes are pooled."""
     counts = np.array([np.bincount(confidences(x)[1], minlength=z.shape[1]) for x in (val_z, z)], dtype=np.float64)
     total = counts.sum(axis=0)
     rare = total * counts.sum(axis=1).min() / counts.sum() < 5
@@ -253,11 +322,11 @@ def _shift_p_value(z: np.ndarray, val_z: np.ndarray) -> float:
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Probabilities in float64."""
+    """Return probabilities in float64."""
     return NUMPY.softmax(logits.astype(np.float64, copy=False))
 
 
-def _check_prior(values: Any, name: str, length: int | None = None) -> np.ndarray:
+def _check_prior(values: ArrayLike, name: str, length: int | None = None) -> np.ndarray:
     prior = as_vector(values, name, length=length)
     if len(prior) < 2 or prior.min() < 0 or abs(prior.sum() - 1) > 1e-3:
         got = f"{len(prior)} numbers of sum {prior.sum():.4g}"

@@ -1,4 +1,4 @@
-"""How many labels does it take? What a test of so many rows can see, and the rows for a wanted precision."""
+"""Planning: the calibration error that a data set can detect, and the number of labels for a given precision."""
 
 from __future__ import annotations
 
@@ -14,31 +14,48 @@ from trueup._core.arrays import as_arrays, check_share
 from trueup._core.errors import InputError
 from trueup._core.row_scores import score_rows
 from trueup._core.tally import Tally
+from trueup._core.types import ArrayLike
 from trueup.decisions.thresholds import round_up, rows_to_pass, threshold
 from trueup.metrics.hypothesis_tests import DetectableError, detectable_error_of_tally
 from trueup.metrics.intervals import bootstrap
 from trueup.metrics.table import plain_record
 
-_MOST_ROWS = 10**9
+_MAX_ROWS = 10**9
+"""Largest number of rows that is searched."""
 
 
 @dataclass(frozen=True)
 class Detection:
-    """What so many rows can show; how many rows show a calibration error."""
+    """Options of `plan` on detecting a calibration error.
+
+    Parameters
+    ----------
+    rows
+        Number of rows whose smallest detectable error is computed; the number of rows at hand by default.
+    error
+        Calibration error for which the number of rows is computed.
+    """
 
     rows: int | None = None
-    """Those that there are, unless given."""
     error: float | None = None
-    """A calibration error to be detected."""
 
 
 @dataclass(frozen=True)
 class Promise:
-    """A promise of a `threshold` to be made."""
+    """Options of `plan` on the guarantee of a `threshold`.
+
+    Parameters
+    ----------
+    max_risk
+        Largest error rate of the answers.
+    coverage
+        Share of rows to answer; the share that these rows allow by default.
+    level
+        Certainty of the guarantee.
+    """
 
     max_risk: float
     coverage: float | None = None
-    """The share of rows that is to be answered; that of these rows by default."""
     level: float = 0.95
 
     def __post_init__(self) -> None:
@@ -48,7 +65,20 @@ class Promise:
             check_share(self.coverage, "coverage")
 
     def rows_needed(self, logits: np.ndarray, labels: np.ndarray) -> int | None:
-        """How many rows it takes, by what these look like; None where no number would do."""
+        """Return the number of rows needed for the guarantee; None if no number suffices.
+
+        Parameters
+        ----------
+        logits
+            Logits of a sample of rows, shape (n, classes).
+        labels
+            Their labels, shape (n,).
+
+        Returns
+        -------
+        int | None
+            The number of rows, estimated from the error rates of the sample.
+        """
         now = threshold(logits, labels, max_risk=self.max_risk, level=self.level)
         if self.coverage is None and not now.promised:
             return cast("int | None", now.labels_needed)
@@ -63,11 +93,18 @@ class Promise:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Another method's logits of the same rows, to see a paired difference of the NLL."""
+    """Options of `plan` on detecting a paired difference of the NLL.
 
-    logits: Any
+    Parameters
+    ----------
+    logits
+        Another method's logits for the same rows, shape (n, classes).
+    difference
+        Difference to detect; the observed one by default.
+    """
+
+    logits: ArrayLike
     difference: float | None = None
-    """To be seen; the one that there is by default."""
 
     def __post_init__(self) -> None:
         if self.difference is not None and not self.difference > 0:
@@ -76,20 +113,26 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Plan:
-    """How many labelled rows it takes; None where it was not asked for or no number of rows would do."""
+    """Numbers of labelled rows; None if a question was not put or no number of rows suffices."""
 
     detectable: DetectableError
+    """Smallest calibration error that these rows detect."""
     rows_to_detect: int | None
+    """Number of rows that detect the calibration error `error`."""
     error: float | None
-    """The calibration error that `rows_to_detect` rows find."""
+    """Calibration error to detect."""
     rows_for_ece: int | None
+    """Number of rows at which the ECE's interval has the half-width `precision`."""
     precision: float | None
-    """The half-width that the interval of the ECE then has."""
+    """Half-width of the ECE's interval."""
     rows_for_promise: int | None
+    """Number of rows needed for the guarantee `promise`."""
     promise: Promise | None
+    """Guarantee of a threshold."""
     rows_for_comparison: int | None
+    """Number of rows that detect the difference `difference`."""
     difference: float | None
-    """Of the two methods' NLL, which that many rows show."""
+    """Difference between the NLL of two methods."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON; what is not defined is None."""
@@ -98,33 +141,37 @@ class Plan:
     def __str__(self) -> str:
         d = self.detectable
         if math.isnan(d.error):
-            lines = [f"With {d.rows:,} rows no calibration error is sure to be seen."]
+            lines = [f"With {d.rows:,} rows no calibration error can be detected reliably."]
         else:
-            found = f"one of that size is found in {100 * d.power:g} % of cases"
-            lines = [f"With {d.rows:,} rows a calibration error below {d.error:.2g} may go unseen: {found}."]
+            power = f"one of that size is detected in {100 * d.power:g} % of cases"
+            lines = [f"With {d.rows:,} rows a calibration error below {d.error:.2g} may go unnoticed: {power}."]
 
-        def add(question: str, rows: int | None, otherwise: str = "") -> None:
-            lines.append(f"To {question} takes about {round_up(rows):,} rows." if rows else otherwise)
+        def add(purpose: str, rows: int | None, otherwise: str = "") -> None:
+            lines.append(f"To {purpose}, you need about {round_up(rows):,} rows." if rows else otherwise)
 
         if self.error is not None:
-            what = f"see a calibration error of {self.error:g}"
-            add(what, self.rows_to_detect, f"To {what} takes more than {_MOST_ROWS:,} rows.")
+            purpose = f"detect a calibration error of {self.error:g}"
+            add(purpose, self.rows_to_detect, f"To {purpose}, you need more than {_MAX_ROWS:,} rows.")
         if self.precision is not None:
             add(f"know the ECE to ± {self.precision:g}", self.rows_for_ece)
         if self.promise is not None:
             share = self.promise.coverage
-            where = "" if share is None else f" on {100 * share:g} % of the rows"
-            what = f"promise at most {100 * self.promise.max_risk:g} % errors{where}"
-            add(what, self.rows_for_promise, f"If errors stay as frequent as seen, no number of rows would {what}.")
+            part = "" if share is None else f" on {100 * share:g} % of the rows"
+            purpose = f"promise at most {100 * self.promise.max_risk:g} % errors{part}"
+            add(
+                purpose,
+                self.rows_for_promise,
+                f"At the observed error rates, no number of rows is enough to {purpose}.",
+            )
         if self.difference is not None:
-            what = f"see a difference in NLL of {self.difference:.3g}"
-            add(what, self.rows_for_comparison, "The two methods do not differ.")
+            purpose = f"detect an NLL difference of {self.difference:.3g}"
+            add(purpose, self.rows_for_comparison, "The two methods do not differ.")
         return "\n".join(lines)
 
 
 def plan(
-    logits: Any,
-    labels: Any,
+    logits: ArrayLike,
+    labels: ArrayLike,
     *,
     detection: Detection = Detection(),  # noqa: B008, it is frozen
     precision: float | None = None,
@@ -133,18 +180,43 @@ def plan(
     power: float = 0.8,
     seed: int = 0,
 ) -> Plan:
-    """The smallest calibration error that so many rows can show, and how many rows other questions take.
+    """Estimate the calibration error that these rows can detect, and how many rows other questions need.
 
-    `precision` is a half-width of the ECE's 95 % interval. All by what these rows look like, so that a few hundred
-    suffice to plan with; numbers of rows are estimates.
+    The numbers of rows are estimates from the rows at hand; a few hundred rows are enough for planning.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes).
+    labels
+        Classes, shape (n,).
+    detection
+        Number of rows, or a calibration error to detect.
+    precision
+        Half-width of the ECE's 95 % interval.
+    promise
+        Guarantee of a threshold.
+    comparison
+        Another method's logits for the same rows.
+    power
+        Probability of detecting an error or difference.
+    seed
+        Seed of the resamples.
+
+    Returns
+    -------
+    Plan
+        The numbers of rows; prints as sentences.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(1000, 3)) * 3
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
     >>> print(plan(z, y, precision=0.01, promise=Promise(max_risk=0.05, coverage=0.4)))
-    With 1,000 rows a calibration error below 0.037 may go unseen: one of that size is found in 80 % of cases.
-    To know the ECE to ± 0.01 takes about 1,400 rows.
-    To promise at most 5 % errors on 40 % of the rows takes about 910 rows.
+    With 1,000 rows a calibration error below 0.037 may go unnoticed: one of that size is detected in 80 % of cases.
+    To know the ECE to ± 0.01, you need about 1,400 rows.
+    To promise at most 5 % errors on 40 % of the rows, you need about 910 rows.
     """
     z, y = as_arrays(logits, labels, min_rows=10)
     tally = Tally.of(z, y)
@@ -163,24 +235,32 @@ def plan(
     if comparison is not None:
         gap = score_rows(z, y).nll - score_rows(*as_arrays(comparison.logits, labels)).nll
         difference = abs(float(gap.mean())) if comparison.difference is None else comparison.difference
-        reach = float(ndtri(0.975) + ndtri(power))
-        rows_for_comparison = math.ceil((reach * float(gap.std()) / difference) ** 2) if difference > 0 else None
-    detectable = detectable_error_of_tally(tally, rows=rows, power=power, seed=seed)
-    answers = rows_to_detect, error, rows_for_ece, precision, rows_for_promise, promise, rows_for_comparison, difference
-    return Plan(detectable, *answers)
+        min_z = float(ndtri(0.975) + ndtri(power))
+        rows_for_comparison = math.ceil((min_z * float(gap.std()) / difference) ** 2) if difference > 0 else None
+    return Plan(
+        detectable=detectable_error_of_tally(tally, rows=rows, power=power, seed=seed),
+        rows_to_detect=rows_to_detect,
+        error=error,
+        rows_for_ece=rows_for_ece,
+        precision=precision,
+        rows_for_promise=rows_for_promise,
+        promise=promise,
+        rows_for_comparison=rows_for_comparison,
+        difference=difference,
+    )
 
 
 def _rows_to_detect(tally: Tally, error: float, power: float, seed: int) -> int | None:
-    """Bisection on the logarithm of the rows."""
+    """Find the number of rows by bisection on its logarithm."""
 
     def missed(rows: int) -> bool:
-        least = detectable_error_of_tally(tally, rows=rows, power=power, n_resamples=100, seed=seed).error
-        return math.isnan(least) or least > error
+        detectable = detectable_error_of_tally(tally, rows=rows, power=power, n_resamples=100, seed=seed).error
+        return math.isnan(detectable) or detectable > error
 
     low, high = 10, 10
     while missed(high):
         low, high = high, high * 10
-        if high > _MOST_ROWS:
+        if high > _MAX_ROWS:
             return None
     for _ in range(7):
         middle = round(math.sqrt(low * high))

@@ -1,9 +1,9 @@
-"""Prediction sets: the classes that may be true, which hold the truth with a stated probability (split conformal).
+"""Prediction sets: sets of classes that contain the true class with a stated probability (split conformal).
 
-A score says how strange a class would be for a row; the quantile of the scores of the true classes of n calibration
-rows, taken at ⌈(n+1)·coverage⌉, is the limit. If new rows are exchangeable with those, the set of all classes within
-the limit holds the truth with at least that probability, whatever the network. Temperature scaling tends to enlarge APS
-sets: it keeps the order of the classes within a row but changes how rows compare with each other.
+A nonconformity score measures how badly a class fits a row. The limit is the ⌈(n+1)·coverage⌉-th smallest score of the
+true classes of n calibration rows. A set holds all classes whose score is within the limit. If new rows are
+exchangeable with the calibration rows, it contains the true class with at least that probability, for any network.
+Temperature scaling tends to enlarge APS sets: it keeps the order of the classes within a row but not between rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 
@@ -35,21 +35,39 @@ from trueup._core.errors import InputError
 from trueup._core.formatting import format_interval, format_number, format_percent, text_table
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.splits import row_uniform, stratified_folds
+from trueup._core.types import ArrayLike, ArrayT
 from trueup._core.values import Value
 from trueup.decisions.thresholds import as_groups
 from trueup.metrics.intervals import binomial_bounds
 from trueup.metrics.table import plain_record
 
 SCORES = ("lac", "aps", "raps")
+"""Names of the nonconformity scores."""
 PENALTIES = (0.001, 0.01, 0.1, 0.2, 0.5)
-"""Of RAPS, among which the smallest sets decide."""
-_ROUNDING = 1e-12  # relative: sums of the same probabilities in another order
-_FEW = 64  # the largest probabilities of a row, which nearly always hold its set
+"""Candidate penalties of RAPS; the one with the smallest sets is chosen."""
+_ROUNDING = 1e-12
+"""Relative rounding error of a sum of probabilities in another order."""
+_SORTED_CLASSES = 64
+"""Number of largest probabilities that are sorted first; they nearly always include the whole set."""
 
 
-def conformal_quantile(scores: Any, coverage: float) -> float:
-    """The ⌈(n+1)·coverage⌉-th smallest of n scores; infinite where n is too small for that.
+def conformal_quantile(scores: ArrayLike, coverage: float) -> float:
+    """Return the ⌈(n+1)·coverage⌉-th smallest of n scores; infinite if n is too small.
 
+    Parameters
+    ----------
+    scores
+        Calibration scores, shape (n,).
+    coverage
+        Probability with which a new score shall lie within the quantile.
+
+    Returns
+    -------
+    float
+        The quantile.
+
+    Examples
+    --------
     >>> conformal_quantile([0.3, 0.1, 0.2, 0.4], 0.6), conformal_quantile([0.3, 0.1], 0.9)
     (0.3, inf)
     """
@@ -60,30 +78,60 @@ def conformal_quantile(scores: Any, coverage: float) -> float:
 
 @dataclass(frozen=True)
 class Raps:
-    """The score RAPS with its parameters; None is chosen on a fifth of the rows, which then do not calibrate."""
+    """The score RAPS with its parameters; a fifth of the rows chooses those that are None.
+
+    Parameters
+    ----------
+    penalty
+        Penalty λ for each class beyond the rank.
+    rank
+        Rank k_reg up to which classes have no penalty.
+    """
 
     penalty: float | None = None
-    """λ, for each class beyond the rank."""
     rank: int | None = None
 
 
 class PredictionSets(Value):
-    """A rule from logits to sets of classes, (n, classes) of booleans: those whose score is within a limit.
+    """A rule that maps logits to sets of classes: booleans of shape (n, classes).
 
-    "lac": 1 − p_k, the smallest sets on average; "aps": the mass of all classes at least as probable as k, less U·p_k
-    if there is a seed, sets that grow with the difficulty of a row; "raps": + λ·max(0, rank − k_reg), which trims long
-    tails. Equally probable classes enter together. A set may be empty.
-    Scores and limits are kept less 1, −p_k and minus the mass of the less probable classes, since near 1 they would
-    lose the digits that tell a sure row from a very sure one. `quantile` is one limit, or one for each class or each of
-    `groups`; with `sample_weight` it holds the sorted scores of the calibration rows.
-    Sadinle et al. (2019); Romano et al. (2020); Angelopoulos et al. (2021).
+    Scores: "lac" is 1 − p_k and has the smallest sets on average. "aps" is the mass of all classes at least as probable
+    as k, minus U·p_k if there is a seed; its sets grow with the difficulty of a row. "raps" adds
+    λ·max(0, rank − k_reg), which shortens long tails. Equally probable classes enter together. A set may be empty.
+    Scores and limits are stored minus 1, because floating-point numbers near 1 cannot resolve tiny tail probabilities.
 
+    Parameters
+    ----------
+    score
+        "lac", "aps" or "raps".
+    quantile
+        One limit, or one per class or per group. With `sample_weight`, the sorted scores of the calibration rows.
+    coverage
+        Probability with which a set contains the true class.
+    penalty
+        Penalty λ of RAPS.
+    rank
+        Rank k_reg of RAPS.
+    seed
+        Seed of the random numbers U; None gives deterministic sets.
+    groups
+        Names of the groups whose limits `quantile` holds.
+    sample_weight
+        Weights of the calibration rows, in the order of their scores.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(4000, 5)) * 2
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
     >>> rule = PredictionSets.fit(z[:2000], y[:2000], score="aps", coverage=0.9)
     >>> evaluate_sets(rule(z[2000:]), y[2000:]).coverage.value > 0.88
     True
+
+    References
+    ----------
+    Sadinle, Lei and Wasserman (2019), arXiv:1609.00451. Romano, Sesia and Candès (2020), arXiv:2006.02544.
+    Angelopoulos et al. (2021), arXiv:2009.14193. Tibshirani et al. (2019), arXiv:1904.06019, for weights.
     """
 
     quantile: Any
@@ -92,13 +140,13 @@ class PredictionSets(Value):
     def __init__(
         self,
         score: str,
-        quantile: Any,
+        quantile: ArrayLike,
         coverage: float,
         penalty: float = 0.0,
         rank: int = 0,
         seed: int | None = None,
         groups: Sequence[Hashable] | None = None,
-        sample_weight: Any = None,
+        sample_weight: ArrayLike | None = None,
     ) -> None:
         if score not in SCORES:
             raise InputError("score", "be lac, aps or raps", repr(score))
@@ -112,7 +160,7 @@ class PredictionSets(Value):
 
     @staticmethod
     def upgrade(config: dict[str, Any]) -> dict[str, Any]:
-        """Arguments in files of schema 1: the seed counted where `randomised`, and `scores` were apart."""
+        """Convert the arguments in files of schema 1, which had `randomised` and `scores`."""
         config = dict(config)
         if not config.pop("randomised", True):
             config["seed"] = None
@@ -122,25 +170,45 @@ class PredictionSets(Value):
     @classmethod
     def fit(
         cls,
-        logits: Any,
-        labels: Any,
+        logits: ArrayLike,
+        labels: ArrayLike,
         *,
         score: Literal["lac", "aps", "raps"] | Raps = "aps",
         coverage: float = 0.9,
-        groups: Any = None,
-        sample_weight: Any = None,
-        clusters: Any = None,
+        groups: ArrayLike | Literal["class"] | None = None,
+        sample_weight: ArrayLike | None = None,
+        clusters: ArrayLike | None = None,
         seed: int | None = 0,
     ) -> Self:
-        """The limit from calibration rows that the network, and any calibrator before, has not seen.
+        """Estimate the limit from calibration rows to which neither the network nor its calibrator was fitted.
 
-        `groups` (n,) takes a limit for each group, so that each is covered; "class" one for each class. A class with
-        fewer than 1/(1 − coverage) − 1 rows is in every set. `sample_weight` (n,), ratios of the new population's
-        density to that of the rows, cover under a shift of the inputs; then the new rows need their weights too. Of
-        `clusters` (n,), rows that are correlated such as the visits of a patient, one row each is used, drawn by the
-        seed: the promise is about such a row of a new cluster. The U of a row follows from its logits and the seed, so
-        that its set is the same wherever it stands; without it (`seed=None`) the sets of a sharp network are empty or
-        large. For export say `seed=None`, or pass `uniform`.
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities, shape (n, classes).
+        labels
+            Classes, shape (n,).
+        score
+            Nonconformity score.
+        coverage
+            Probability with which a set contains the true class.
+        groups
+            Groups, shape (n,), each of which gets its own limit and coverage; "class" gives each class its own limit.
+            A class with fewer than 1/(1 − coverage) − 1 rows is in every set.
+        sample_weight
+            Ratios of the new population's density to that of the rows, shape (n,), for a shift of the inputs. New rows
+            then need their ratios too.
+        clusters
+            Cluster of each row, shape (n,), where rows are correlated (visits of a patient). One random row per cluster
+            is used, and the coverage holds for such a row of a new cluster.
+        seed
+            Seed of the random numbers U. The U of a row depends only on its logits and the seed. With None the sets
+            are deterministic, but those of a confident network are empty or large. Exports need None, or `uniform`.
+
+        Returns
+        -------
+        PredictionSets
+            The rule.
         """
         z, y = as_arrays(logits, labels, min_rows=1)
         check_share(coverage, "coverage")
@@ -163,23 +231,45 @@ class PredictionSets(Value):
                 raps = _tune(*take_rows(z, y, ~kept), raps, options)
                 (z, y), group, weight = take_rows(z, y, kept), *(x if x is None else x[kept] for x in (group, weight))
             score, options = "raps", options | {"penalty": raps.penalty, "rank": raps.rank}
-        own = cls(score, math.inf, **options).label_scores(z, y)
+        scores = cls(score, math.inf, **options).label_scores(z, y)
         if by_class:
-            return cls(score, [conformal_quantile(own[y == k], coverage) for k in range(z.shape[1])], **options)
+            return cls(score, [conformal_quantile(scores[y == k], coverage) for k in range(z.shape[1])], **options)
         if group is not None:
             members = sorted(set(group.tolist()), key=str)
-            limits = [conformal_quantile(own[group == member], coverage) for member in members]
+            limits = [conformal_quantile(scores[group == member], coverage) for member in members]
             return cls(score, limits, **options, groups=members)
         if weight is not None:
-            order = np.argsort(own, kind="stable")
-            return cls(score, own[order], **options, sample_weight=weight[order])
-        return cls(score, conformal_quantile(own, coverage), **options)
+            order = np.argsort(scores, kind="stable")
+            return cls(score, scores[order], **options, sample_weight=weight[order])
+        return cls(score, conformal_quantile(scores, coverage), **options)
 
-    def __call__(self, logits: Any, *, groups: Any = None, sample_weight: Any = None, uniform: Any = None) -> Any:
-        """The sets of rows (n, classes), of any kind of array, as booleans of its shape.
+    def __call__(
+        self,
+        logits: ArrayT,
+        *,
+        groups: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        uniform: ArrayLike | None = None,
+    ) -> ArrayT:
+        """Return the sets as booleans, in the input's kind of array.
 
-        No set has an option that its row does not have, a logit of −∞. `uniform` (n,) replaces the numbers that follow
-        from each row.
+        An option with a logit of −∞ is in no set.
+
+        Parameters
+        ----------
+        logits
+            Logits, shape (n, classes).
+        groups
+            Group of each row, shape (n,), if each group has its own limit.
+        sample_weight
+            Density ratio of each row, shape (n,), if the rule was fitted with weights.
+        uniform
+            Random numbers U in [0, 1], shape (n,); by default they follow from each row and the seed.
+
+        Returns
+        -------
+        ArrayT
+            Booleans, shape (n, classes).
         """
         z = upcast_half(as_logits(logits))
         self._check_classes(z)
@@ -200,7 +290,7 @@ class PredictionSets(Value):
     def forward(
         self, xp: Namespace, z: Any, *, groups: Any = None, sample_weight: Any = None, uniform: Any = None
     ) -> Any:
-        """The sets of logits of the namespace, for modules and exports."""
+        """Return the sets of logits in the array library `xp`, for modules and exports."""
         p = xp.softmax(xp.upcast_half(z))
         scores = self._scores(xp, p, self._uniform(xp, z, uniform))
         self._check_classes(z)
@@ -209,25 +299,25 @@ class PredictionSets(Value):
             limit = xp.constant(self._limits(z.shape[0], groups, sample_weight), z)[:, None]
         return (scores <= _widen(limit)) & (z > -math.inf)
 
-    def label_scores(self, logits: Any, labels: Any, *, uniform: Any = None) -> np.ndarray:
-        """The score of each row's own label, less 1, (n,), in float64."""
+    def label_scores(self, logits: ArrayLike, labels: ArrayLike, *, uniform: ArrayLike | None = None) -> np.ndarray:
+        """Return the score of each row's label, minus 1, in float64, shape (n,)."""
         z, y = as_arrays(logits, labels)
         z = upcast_half(z)
         u, scores = self._uniform(NUMPY, z, uniform), np.empty(len(z))
         for at in native.row_chunks(len(z), z.shape[1], native.CACHE_CHUNK):
             p = NUMPY.softmax(z[at])
-            own = np.take_along_axis(p, y[at, None], axis=1)
+            label_prob = np.take_along_axis(p, y[at, None], axis=1)
             if self.score == "lac":
-                scores[at] = -own[:, 0]
+                scores[at] = -label_prob[:, 0]
                 continue
-            below = p < own
-            scores[at] = -(p * below).sum(axis=1, dtype=np.float64) - u[at] * own[:, 0]
+            below = p < label_prob
+            scores[at] = -(p * below).sum(axis=1, dtype=np.float64) - u[at] * label_prob[:, 0]
             if self.penalty:
                 scores[at] += self.penalty * np.maximum(p.shape[1] - below.sum(axis=1) - self.rank, 0)
         return scores
 
-    def all_scores(self, logits: Any, *, uniform: Any = None) -> np.ndarray:
-        """The score of every class, less 1, (n, classes), in float64."""
+    def all_scores(self, logits: ArrayLike, *, uniform: ArrayLike | None = None) -> np.ndarray:
+        """Return the score of every class, minus 1, in float64, shape (n, classes)."""
         z = upcast_half(as_logits(logits))
         scores: np.ndarray = self._scores(NUMPY, NUMPY.softmax(z), self._uniform(NUMPY, z, uniform))
         return scores
@@ -236,7 +326,7 @@ class PredictionSets(Value):
         wide = xp.double(p)
         if self.score == "lac":
             return -wide
-        ordered = xp.sort(p, axis=1)  # sums run from the small end
+        ordered = xp.sort(p, axis=1)  # sums start at the smallest probability, for precision
         smaller = _count_smaller(p) if xp.is_numpy else xp.searchsorted(ordered, p)
         total = xp.cumulative_sum(xp.double(ordered), axis=1)
         below = xp.take_along_axis(xp.concat([xp.zeros_like(total[:, :1]), total], axis=1), smaller, axis=1)
@@ -246,14 +336,14 @@ class PredictionSets(Value):
         return scores
 
     def _first_excluded(self, p: np.ndarray, u: np.ndarray, limit: np.ndarray) -> np.ndarray:
-        """The largest probability of each row that is not in its set: scores grow as probabilities fall.
+        """Return the largest probability of each row that is outside its set; scores grow as probabilities fall.
 
-        Only the largest few are sorted, and more where they all are in the set. Sums run from the small end.
+        Only the largest probabilities are sorted, and more of them if all are in the set.
         """
         classes = p.shape[1]
         out = np.full(len(p), -1.0, p.dtype)
         rows = np.arange(len(p))
-        width = min(_FEW, classes)
+        width = min(_SORTED_CLASSES, classes)
         while len(rows):
             part = p if len(rows) == len(p) else p[rows]
             low, top = np.zeros((len(rows), 1)), part
@@ -291,28 +381,28 @@ class PredictionSets(Value):
             raise InputError("logits", f"have the {len(self.quantile)} classes of the rule", str(z.shape[1]))
 
     def _limits(self, n: int, groups: Any, sample_weight: Any) -> np.ndarray:
-        """The limit of each row, or of each class."""
+        """Return the limit of each row, or of each class."""
         limits = to_array(self.quantile, "quantile")
         if self.groups is not None:
             if groups is None:
-                raise ValueError("groups must be given: each group has a limit of its own")
-            number = {group: k for k, group in enumerate(self.groups)}  # a group that was never seen has all classes
+                raise ValueError("groups must be given: the rule has one limit per group")
+            number = {group: k for k, group in enumerate(self.groups)}  # the sets of an unknown group hold all classes
             rows = [number.get(group, -1) for group in as_groups(groups, n).tolist()]
             return np.append(limits, math.inf)[rows]
         if self.sample_weight is not None:
             if sample_weight is None:
-                raise ValueError("sample_weight must be given: the limit of a row depends on its own")
-            own = as_vector(sample_weight, "sample_weight", length=n)
-            if n and own.min() < 0:
-                raise InputError("sample_weight", "be non-negative", f"{own.min():g}")
+                raise ValueError("sample_weight must be given: the limit of a row depends on its weight")
+            weight = as_vector(sample_weight, "sample_weight", length=n)
+            if n and weight.min() < 0:
+                raise InputError("sample_weight", "be non-negative", f"{weight.min():g}")
             mass = np.cumsum(to_array(self.sample_weight, "sample_weight"))
-            at = np.searchsorted(mass, self.coverage * (mass[-1] + own) * (1 - 1e-12), side="left")
+            at = np.searchsorted(mass, self.coverage * (mass[-1] + weight) * (1 - 1e-12), side="left")
             return np.append(limits, math.inf)[at]
         return np.broadcast_to(limits, (n,)) if limits.ndim == 0 else limits
 
 
 def _count_smaller(p: np.ndarray) -> np.ndarray:
-    """How many entries of its row are smaller than each."""
+    """Count, for each entry, the smaller entries of its row."""
     order = np.argsort(p, axis=1)
     ordered = np.take_along_axis(p, order, axis=1)
     new = np.diff(ordered, axis=1, prepend=ordered[:, :1] - 1) != 0
@@ -323,12 +413,12 @@ def _count_smaller(p: np.ndarray) -> np.ndarray:
 
 
 def _widen(limit: Any) -> Any:
-    """A limit that rounding cannot turn round."""
+    """Raise a limit by the rounding error, so that equal scores are within it."""
     return limit + _ROUNDING * abs(limit)
 
 
 def _tune(z: np.ndarray, y: np.ndarray, score: Raps, options: dict[str, Any]) -> Raps:
-    """The rank that covers, and of the penalties that of the smallest sets."""
+    """Choose the rank that covers the labels, and the penalty with the smallest sets."""
     rank = score.rank
     if rank is None:
         p = NUMPY.softmax(upcast_half(z))
@@ -348,26 +438,32 @@ def _tune(z: np.ndarray, y: np.ndarray, score: Raps, options: dict[str, Any]) ->
 
 @dataclass(frozen=True)
 class Coverage:
-    """How often sets hold the truth, with an exact interval."""
+    """Share of sets that contain the true class, with an exact 95 % interval."""
 
     value: float
+    """The share; NaN without rows."""
     low: float
+    """Lower end of its interval."""
     high: float
+    """Upper end of its interval."""
     rows: int
+    """Number of rows."""
 
 
 @dataclass(frozen=True, eq=False)
 class SetScores:
-    """How prediction sets do on labelled rows."""
+    """Coverage and size of prediction sets on labelled rows."""
 
     coverage: Coverage
+    """Coverage over all rows."""
     size: float
-    """The mean number of classes in a set."""
+    """Mean number of classes in a set."""
     empty: float
-    """The share of empty sets."""
+    """Share of empty sets."""
     by_size: dict[str, Coverage]
-    """Coverage of the sets of each size: a rule that adapts covers alike in all."""
+    """Coverage by size of the set; an adaptive rule has similar coverage at all sizes."""
     by_class: tuple[Coverage, ...]
+    """Coverage by true class."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON; what is not defined is None."""
@@ -381,44 +477,58 @@ class SetScores:
         table = [["set size", "rows", "coverage", "95 % interval"]]
         for name, one in self.by_size.items():
             table.append([name, f"{one.rows:,}", format_number(one.value), format_interval(one.low, one.high)])
-        held, low, high, empty = (format_percent(share, 1) for share in (c.value, c.low, c.high, self.empty))
-        head = f"The sets hold the truth in {held} of {c.rows:,} rows (95 % interval {low} to {high}) "
-        head += f"and have {self.size:.2f} classes on average; {empty} are empty."
+        covered, low, high, empty = (format_percent(share, 1) for share in (c.value, c.low, c.high, self.empty))
+        head = f"The sets contain the true class in {covered} of {c.rows:,} rows (95 % interval {low} to {high}) "
+        head += f"with {self.size:.2f} classes on average; {empty} are empty."
         lines = [head, "", text_table(table)]
-        if seen := [(one.value, k) for k, one in enumerate(self.by_class) if one.rows]:
-            least, worst = min(seen)
-            lines += ["", f"The class covered least is {worst}: {format_percent(least, 1)}."]
+        if shares := [(one.value, k) for k, one in enumerate(self.by_class) if one.rows]:
+            lowest, worst = min(shares)
+            lines += ["", f"Class {worst} has the lowest coverage: {format_percent(lowest, 1)}."]
         return "\n".join(lines)
 
 
-def evaluate_sets(sets: Any, labels: Any) -> SetScores:
-    """Coverage, size and coverage by size and class of prediction sets (n, classes) of booleans.
+def evaluate_sets(sets: ArrayLike, labels: ArrayLike) -> SetScores:
+    """Measure the coverage and size of prediction sets, also by size and by class.
 
+    Parameters
+    ----------
+    sets
+        Booleans, shape (n, classes): whether a class is in the set of a row.
+    labels
+        Classes, shape (n,).
+
+    Returns
+    -------
+    SetScores
+        The results; prints as a table.
+
+    Examples
+    --------
     >>> print(evaluate_sets([[True, False], [True, True], [False, True]], [0, 1, 0]))
-    The sets hold the truth in 66.7 % of 3 rows (95 % interval 9.4 % to 99.2 %) and have 1.33 classes on average; 0.0 %
-    are empty.
+    The sets contain the true class in 66.7 % of 3 rows (95 % interval 9.4 % to 99.2 %) with 1.33 classes on average;
+    ...
     <BLANKLINE>
     set size  rows  coverage     95 % interval
     1            2    0.5000  [0.0126, 0.9874]
     2            1    1.0000  [0.0250, 1.0000]
     <BLANKLINE>
-    The class covered least is 0: 50.0 %.
+    Class 0 has the lowest coverage: 50.0 %.
     """
-    chosen = np.asarray(sets.cpu() if is_tensor(sets) else sets)
+    chosen = np.asarray(cast("Any", sets).cpu() if is_tensor(sets) else sets)
     if chosen.ndim != 2 or chosen.dtype != bool:
         raise InputError("sets", "be booleans of shape (n, classes)", f"{chosen.dtype} of shape {chosen.shape}")
     true = as_arrays(np.zeros(chosen.shape), labels, min_rows=1)[1]
-    held = chosen[np.arange(len(true)), true]
+    covered = chosen[np.arange(len(true)), true]
     size = chosen.sum(axis=1)
     bands = _size_bands(chosen.shape[1])
-    by_size = {name: _coverage(held[(size >= low) & (size <= high)]) for name, low, high in bands}
+    by_size = {name: _coverage(covered[(size >= low) & (size <= high)]) for name, low, high in bands}
     by_size = {name: one for name, one in by_size.items() if one.rows}
-    by_class = tuple(_coverage(held[true == k]) for k in range(chosen.shape[1]))
-    return SetScores(_coverage(held), float(size.mean()), float((size == 0).mean()), by_size, by_class)
+    by_class = tuple(_coverage(covered[true == k]) for k in range(chosen.shape[1]))
+    return SetScores(_coverage(covered), float(size.mean()), float((size == 0).mean()), by_size, by_class)
 
 
-def _coverage(held: np.ndarray) -> Coverage:
-    n, hits = len(held), float(held.sum())
+def _coverage(covered: np.ndarray) -> Coverage:
+    n, hits = len(covered), float(covered.sum())
     if not n:
         return Coverage(math.nan, math.nan, math.nan, 0)
     low, high = binomial_bounds(np.array(hits), np.array(float(n)), 0.025)

@@ -1,8 +1,8 @@
-"""Performance without labels: what calibrated probabilities say of accuracy, F1 and ranking before labels arrive.
+"""Performance without labels: estimate accuracy, F1 and ROC-AUC of unlabelled rows from calibrated probabilities.
 
-If calibration holds, a prediction of probability p is right with probability p, so that expected counts of right and
-wrong predictions follow from the probabilities alone. It cannot see concept drift: where what the classes look like has
-changed, only labels tell.
+If predictions are calibrated, one with probability p is right with probability p. Expected numbers of right and wrong
+predictions then follow from the probabilities alone. Concept drift, a change in what the classes look like, cannot be
+detected without labels.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from scipy.special import expit, stdtrit
 from trueup._core.errors import InputError
 from trueup._core.formatting import format_interval, format_number, format_percent, text_table
 from trueup._core.row_scores import event_class
+from trueup._core.types import ArrayLike
 from trueup.calibrators.base import Calibrator
 from trueup.decisions.label_shift import CALIBRATION, em_prior, shift_prior, softmax
 from trueup.decisions.refits import Refits, Resample, check_rows
@@ -27,20 +28,25 @@ from trueup.metrics.intervals import Interval
 from trueup.metrics.table import plain_record
 
 ESTIMATES = ("accuracy", "error_above", "f1", "roc_auc")
-ASSUMPTION = "This holds as long as calibration does; a change in what the classes look like shows only with labels."
+"""Names of the metrics."""
+ASSUMPTION = "This assumes that calibration still holds. Only labels can show a change in what the classes look like."
+"""Note on every estimate."""
 
 
 @dataclass(frozen=True, eq=False)
 class PerformanceEstimate:
-    """What a network's performance on unlabelled rows is expected to be, with intervals of what labels would show."""
+    """Estimated performance of a network on unlabelled rows, with prediction intervals for the observed performance."""
 
     values: Mapping[str, Interval]
+    """Estimate of each metric."""
     rows: int
+    """Number of unlabelled rows."""
     level: float
+    """Level of the intervals."""
     calibration_rows: int
-    """That the intervals carry the uncertainty of; 0 where the probabilities were taken as they are."""
+    """Number of labelled rows used for calibration; 0 if the probabilities were taken as calibrated."""
     shifted: bool
-    """Whether the class frequencies were estimated anew."""
+    """Whether new class frequencies were estimated."""
 
     def __getitem__(self, metric: str) -> Interval:
         return self.values[metric]
@@ -54,8 +60,8 @@ class PerformanceEstimate:
     def __str__(self) -> str:
         head = f"Estimated without labels on {self.rows:,} rows"
         labelled = f"calibrated on {self.calibration_rows:,} labelled rows"
-        source = labelled if self.calibration_rows else "the probabilities taken as calibrated"
-        shifted = ", class frequencies estimated anew" if self.shifted else ""
+        source = labelled if self.calibration_rows else "assuming calibrated probabilities"
+        shifted = ", with new class frequencies" if self.shifted else ""
         table = [["metric", "estimate", f"{format_percent(self.level)} interval"]]
         table += [[k, format_number(i.value), format_interval(i.low, i.high)] for k, i in self.values.items()]
         return "\n\n".join([f"{head}, {source}{shifted}", text_table(table), ASSUMPTION])
@@ -63,11 +69,22 @@ class PerformanceEstimate:
 
 @dataclass(frozen=True)
 class PerformanceMetrics:
-    """What is estimated.
+    """The metrics that `estimate_performance` estimates.
 
-    accuracy: the mean confidence. error_above: 1 − the mean confidence of the rows whose confidence is at least
-    `threshold`. f1 and roc_auc are of class `event` against the others: TP is the sum of P(event) over the rows
-    predicted as the event, and so on.
+    "accuracy" is the mean confidence. "error_above" is 1 − the mean confidence of the rows with a confidence of at
+    least `threshold`. "f1" and "roc_auc" are for class `event` against the others; for example, the expected number of
+    true positives is the sum of P(event) over the rows predicted as the event.
+
+    Parameters
+    ----------
+    names
+        Names of the metrics.
+    threshold
+        Confidence threshold of "error_above".
+    event
+        Class of the event: its number, or its name among `class_names`.
+    class_names
+        Names of the classes.
     """
 
     names: Iterable[str] = ("accuracy",)
@@ -76,7 +93,7 @@ class PerformanceMetrics:
     class_names: Sequence[str] | None = None
 
     def checked_names(self) -> tuple[str, ...]:
-        """The names of the metrics, each of which must be known."""
+        """Check the options and return the names of the metrics."""
         if not 0 <= self.threshold <= 1:
             raise InputError("threshold", "lie between 0 and 1", repr(self.threshold))
         names = (self.names,) if isinstance(self.names, str) else tuple(self.names)
@@ -87,9 +104,9 @@ class PerformanceMetrics:
 
 
 def estimate_performance(
-    logits: Any,
+    logits: ArrayLike,
     *,
-    val: tuple[Any, Any] | None = None,
+    val: tuple[ArrayLike, ArrayLike] | None = None,
     metrics: Iterable[str] | PerformanceMetrics = ("accuracy",),
     calibrate: str | Callable[..., Calibrator] | None = None,
     shift: bool = False,
@@ -97,14 +114,38 @@ def estimate_performance(
     n_resamples: int = 200,
     seed: int = 0,
 ) -> PerformanceEstimate:
-    """Expected accuracy, error above a confidence, F1 and ROC-AUC of unlabelled rows.
+    """Estimate the accuracy, error above a confidence, F1 or ROC-AUC of unlabelled rows.
 
-    `metrics` are names, or `PerformanceMetrics` where they are about another event or threshold than class 1 and 0.5.
-    With labelled rows `val`, `calibrate` (temperature scaling unless named) is fitted to them, with a shift of the
-    confidences' log-odds so that their mean is the accuracy there; the intervals come from fits to resamples of `val`
-    and labels drawn from what each says, so that they are intervals of what labels would show.
-    `shift=True` first estimates the new class frequencies and corrects for them.
+    With labelled rows, a calibrator is fitted first, and the log-odds of the confidences are shifted so that their mean
+    is the accuracy on `val`. The intervals come from fits to resamples of `val` and labels drawn from their
+    probabilities, so they predict what labels would show.
 
+    Parameters
+    ----------
+    logits
+        Network outputs of unlabelled rows, shape (n, classes).
+    val
+        Logits and labels of rows from the old population. Without them, `logits` must be calibrated.
+    metrics
+        Names of metrics; `PerformanceMetrics` sets another event than class 1 or another threshold than 0.5.
+    calibrate
+        Method fitted to `val`, by name or as a function; temperature scaling by default.
+    shift
+        Whether to estimate new class frequencies and correct for them; this needs `val`.
+    level
+        Level of the intervals.
+    n_resamples
+        Number of resamples.
+    seed
+        Seed of the resamples.
+
+    Returns
+    -------
+    PerformanceEstimate
+        The estimates; prints as a table.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(4000, 3))
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
@@ -114,16 +155,18 @@ def estimate_performance(
     metric    estimate     95 % interval
     accuracy    0.5819  [0.5529, 0.6110]
     <BLANKLINE>
-    This holds as long as calibration does; a change in what the classes look like shows only with labels.
+    This assumes that calibration still holds. Only labels can show a change in what the classes look like.
     >>> f"{(z[2000:].argmax(axis=1) == y[2000:]).mean():.4f}"
     '0.5930'
 
-    Guerra et al. call it confidence-based performance estimation (CBPE); Garg et al. (2022) for its limits.
+    References
+    ----------
+    Garg et al., "Leveraging unlabeled data to predict out-of-distribution performance" (2022), arXiv:2201.04234.
     """
-    asked = metrics if isinstance(metrics, PerformanceMetrics) else PerformanceMetrics(metrics)
-    wanted = asked.checked_names()
+    options = metrics if isinstance(metrics, PerformanceMetrics) else PerformanceMetrics(metrics)
+    names = options.checked_names()
     z, pair = check_rows(logits, val, level, n_resamples)
-    number = event_class(asked.event, z.shape[1], asked.class_names)
+    number = event_class(options.event, z.shape[1], options.class_names)
     if shift and pair is None:
         raise ValueError("shift=True needs val, labelled rows of the old population")
     rng = np.random.default_rng(seed)
@@ -139,38 +182,41 @@ def estimate_performance(
         p, predicted, prior, dispersion = fitted(Resample(refits.calibrator, np.arange(labelled)))
         draws = (fitted(refits.draw(rng), prior, rng).probs for _ in range(n_resamples))
     rows = np.arange(len(p))
-    reader = _Reader(p[rows, predicted] >= asked.threshold, predicted == number, p[:, number])
-    values = {name: reader.read(name, p[rows, predicted], p[:, number]) for name in wanted}
-    means: dict[str, list[float]] = {name: [] for name in wanted}
-    noise: dict[str, list[float]] = {name: [] for name in wanted}
+    predictions = _Predictions(p[rows, predicted] >= options.threshold, predicted == number, p[:, number])
+    values = {name: predictions.score(name, p[rows, predicted], p[:, number]) for name in names}
+    means: dict[str, list[float]] = {name: [] for name in names}
+    noise: dict[str, list[float]] = {name: [] for name in names}
     for drawn in draws:
-        labels = _draw(drawn, rng)
+        labels = _draw_labels(drawn, rng)
         right, happens = (labels == predicted).astype(np.float64), (labels == number).astype(np.float64)
-        for name in wanted:
-            means[name].append(reader.read(name, drawn[rows, predicted], drawn[:, number]))
-            noise[name].append(reader.read(name, right, happens) - means[name][-1])
-    # Student's quantile, since so many draws know the spread only so well; and the spread, not the percentiles, which
-    # some hundred draws leave too near to each other.
-    reach = float(stdtrit(max(n_resamples - 1, 1), 0.5 + level / 2))
+        for name in names:
+            means[name].append(predictions.score(name, drawn[rows, predicted], drawn[:, number]))
+            noise[name].append(predictions.score(name, right, happens) - means[name][-1])
+    # The interval uses the standard deviation of the draws: percentiles of some hundred draws are too close together.
+    # Student's quantile accounts for the number of draws.
+    t_quantile = float(stdtrit(max(n_resamples - 1, 1), 0.5 + level / 2))
     intervals = {}
     for name, value in values.items():
         error = math.nan
         if not (math.isnan(value) or np.isnan(noise[name]).all()):
             variance = np.nanvar(means[name]) + dispersion * np.nanvar(noise[name])
-            error = reach * math.sqrt(variance * n_resamples / max(n_resamples - 1, 1))
+            error = t_quantile * math.sqrt(variance * n_resamples / max(n_resamples - 1, 1))
         intervals[name] = Interval(value, max(value - error, 0.0), min(value + error, 1.0), level)
     return PerformanceEstimate(intervals, len(z), level, labelled, shift)
 
 
-class _Reader(NamedTuple):
-    """What was predicted: which rows are at or above the threshold, which are predicted as the event, its score."""
+class _Predictions(NamedTuple):
+    """The network's predictions, which labels and probabilities are compared with."""
 
     kept: np.ndarray
+    """Which rows are at or above the threshold."""
     positive: np.ndarray
-    score: np.ndarray
+    """Which rows are predicted as the event."""
+    event_score: np.ndarray
+    """Predicted probability of the event."""
 
-    def read(self, metric: str, right: np.ndarray, happens: np.ndarray) -> float:
-        """A metric, from how far each row is right and is the event: probabilities, or 0 and 1 by its label."""
+    def score(self, metric: str, right: np.ndarray, happens: np.ndarray) -> float:
+        """Compute a metric from whether each row is right and is the event: 0 and 1, or probabilities."""
         if metric == "accuracy":
             return float(right.mean())
         if metric == "error_above":
@@ -179,19 +225,19 @@ class _Reader(NamedTuple):
             both = float(happens[self.positive].sum())
             either = float(self.positive.sum()) + float(happens.sum())
             return 2 * both / either if either > 0 else math.nan
-        return soft_roc_auc(self.score, happens)
+        return soft_roc_auc(self.event_score, happens)
 
 
-def soft_roc_auc(scores: np.ndarray, chance: np.ndarray) -> float:
-    """The area under the ROC curve where row i is positive with probability `chance`[i]; ties are one step.
+def soft_roc_auc(scores: np.ndarray, probs: np.ndarray) -> float:
+    """Compute the area under the ROC curve if row i is positive with probability `probs[i]`; ties are one step.
 
     >>> f"{soft_roc_auc(np.array([0.9, 0.8, 0.1]), np.array([1.0, 0.0, 0.0])):.2f}"
     '1.00'
     """
     order = np.argsort(-scores, kind="stable")
-    last = np.append(np.diff(scores[order]) != 0, True)
-    true = np.append(0.0, np.cumsum(chance[order])[last])
-    false = np.append(0.0, np.cumsum(1 - chance[order])[last])
+    is_end = np.append(np.diff(scores[order]) != 0, True)
+    true = np.append(0.0, np.cumsum(probs[order])[is_end])
+    false = np.append(0.0, np.cumsum(1 - probs[order])[is_end])
     if true[-1] <= 0 or false[-1] <= 0:
         return math.nan
     return float(np.diff(false) @ (true[1:] + true[:-1]) / (2 * true[-1] * false[-1]))
@@ -202,13 +248,13 @@ class _Calibrated(NamedTuple):
 
     probs: np.ndarray
     predicted: np.ndarray
-    """The class of each row: a confidence that turns out to be low does not change what the network says."""
+    """Predicted class of each row."""
     prior: np.ndarray | None
-    """The class frequencies that they were corrected for."""
+    """Class frequencies that the probabilities were corrected for."""
     dispersion: float
-    """By how much labels vary more than the probabilities say: Σ(right − c)² / Σc(1 − c) on labelled rows, at least 1.
+    """Overdispersion of the labels, Σ(right − c)² / Σc(1 − c) on labelled rows, at least 1.
 
-    A map with few parameters, such as a temperature, calibrates on the whole and not everywhere.
+    A temperature calibrates on average and not everywhere, so labels vary more than the probabilities imply.
     """
 
 
@@ -220,12 +266,12 @@ def _calibrate(
     start: np.ndarray | None = None,
     rng: np.random.Generator | None = None,
 ) -> _Calibrated:
-    """Calibrate; with a generator the rows are drawn anew where their class frequencies are estimated."""
+    """Calibrate; with a generator, resample the rows from which new class frequencies are estimated."""
     val_z, val_y = refits.pair
     labelled = softmax(fitted.calibrator(val_z))[fitted.rows]
     predicted = labelled.argmax(axis=1)
     right = predicted == val_y[fitted.rows]
-    # Temperature scaling may leave the mean confidence some tenths of a per cent off: that is all that counts here.
+    # Temperature scaling can leave the mean confidence off by some tenths of a percent, which would bias the estimate.
     intercept = match_mean(_log_odds(labelled.max(axis=1)), float((right.sum() + 0.5) / (len(right) + 1)))
     labelled = _shift_confidence(labelled, intercept)
     top = labelled[np.arange(len(predicted)), predicted]
@@ -241,8 +287,8 @@ def _calibrate(
     return _Calibrated(p, p.argmax(axis=1), prior, dispersion)
 
 
-def match_mean(odds: np.ndarray, wanted: float) -> float:
-    """The a with which σ(log-odds + a) has the wanted mean, by Newton's method.
+def match_mean(odds: np.ndarray, mean: float) -> float:
+    """Return the shift a for which σ(log-odds + a) has this mean, by Newton's method.
 
     >>> round(match_mean(np.zeros(3), 0.75), 4)
     1.0986
@@ -250,7 +296,7 @@ def match_mean(odds: np.ndarray, wanted: float) -> float:
     a = 0.0
     for _ in range(50):
         p = expit(odds + a)
-        step = (wanted - float(p.mean())) / max(float((p * (1 - p)).mean()), 1e-6)
+        step = (mean - float(p.mean())) / max(float((p * (1 - p)).mean()), 1e-6)
         a += min(max(step, -1.0), 1.0)
         if abs(step) < 1e-9:
             break
@@ -264,14 +310,14 @@ def _log_odds(confidence: np.ndarray) -> np.ndarray:
 
 
 def _shift_confidence(p: np.ndarray, intercept: float) -> np.ndarray:
-    """Add to the log-odds of the predicted class; the others share the rest as before."""
+    """Shift the log-odds of the predicted class; the other probabilities keep their ratios."""
     rows, best = np.arange(len(p)), p.argmax(axis=1)
     confidence = p[rows, best]
     moved = expit(_log_odds(confidence) + intercept)
     others = p.copy()
     others[rows, best] = 0
     total = others.sum(axis=1, keepdims=True)
-    if not total.all():  # of a very sure row nothing is left to the others: they share alike
+    if not total.all():  # where the confidence is 1, the other classes share alike
         others = np.where(total > 0, others, 1.0)
         others[rows, best] = 0
         total = others.sum(axis=1, keepdims=True)
@@ -280,8 +326,7 @@ def _shift_confidence(p: np.ndarray, intercept: float) -> np.ndarray:
     return out
 
 
-def _draw(p: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A label of each row."""
+def _draw_labels(p: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     edges = np.cumsum(p, axis=1)
     labels: np.ndarray = (rng.random((len(p), 1)) * edges[:, -1:] > edges).sum(axis=1)
     return np.minimum(labels, p.shape[1] - 1)
