@@ -28,19 +28,19 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
 
 def methods() -> str:
-    """All methods: a section for each calibrator, with the methods that fit it."""
+    """Return all methods: one section per calibrator, with the methods that fit it."""
     groups = groupby(trueup.METHODS, key=lambda name: str(documented(name)))
     return "\n".join(section(list(names)) for _, names in groups)
 
 
 def documented(name: str) -> Any:
-    """The object whose docstring describes a method: the calibrator class, or the fit if it is a function."""
+    """Return the object whose docstring describes a method: the calibrator class, or the function that fits it."""
     fit = trueup.METHODS[name]
     return getattr(fit, "__self__", fit)
 
 
 def section(names: list[str]) -> str:
-    """One calibrator: its formula, its methods, when not to use it, and its reference."""
+    """Return the section of one calibrator: its formula, its methods, when not to use it, and its reference."""
     calibrator = documented(names[0])
     docstring = parts(inspect.getdoc(calibrator) or "")
     lines = [f"## {', '.join(f'`{name}`' for name in names)}", "", docstring.description, ""]
@@ -56,14 +56,14 @@ def section(names: list[str]) -> str:
 
 
 def method(name: str) -> str:
-    """How one method fits, with its options."""
-    fit, title = trueup.METHODS[name], method_title(name)
-    how = " ".join((inspect.getdoc(fit) or "").split("\n\n")[0].split()).removeprefix(f"{title}: ")
-    return f"- **{title}** (`{name}`): {how}{options(fit)}"
+    """Return one line about a method: how it fits, and its options."""
+    fit = trueup.METHODS[name]
+    summary = " ".join((inspect.getdoc(fit) or "").split("\n\n")[0].split())
+    return f"- **{method_title(name)}** (`{name}`): {summary}{options(fit)}"
 
 
 def options(fit: Any) -> str:
-    """The keyword options with their defaults; of long sequences, the first and the last value."""
+    """Return the keyword options with their defaults; long sequences are shortened."""
     shown = []
     for name, parameter in inspect.signature(fit).parameters.items():
         if parameter.kind is parameter.KEYWORD_ONLY:
@@ -74,16 +74,14 @@ def options(fit: Any) -> str:
 
 
 def parts(docstring: str) -> Parts:
-    """Split a docstring: the last sentence that names a year is its reference, and "Not for …" is on its own."""
-    text = docstring.split(">>>")[0].strip()
-    reference = re.search(r"\n([A-Z](?:(?!\n\n|\.\s(?!\()).)*\(\d{4}\)(?:; [^\n]*)?\.)$", text, re.DOTALL)
-    if reference:
-        text = text[: reference.start()]
+    """Split a numpydoc docstring into its description, the sentence "Not for …", and its references."""
+    text, *sections = re.split(r"\n([A-Z][a-z]+)\n-+\n", docstring)
+    references = dict(zip(sections[::2], sections[1::2], strict=True)).get("References", "")
     body = " ".join(text.split())
-    not_for = re.search(r"Not for [^.]*\.", body)
+    not_for = re.search(r"Not for .*?\.(?= [A-Z>]|$)", body)
     if not_for:
         body = " ".join(body.replace(not_for.group(), "").split())
-    return Parts(body, not_for.group() if not_for else "", " ".join(reference.group(1).split()) if reference else "")
+    return Parts(body, not_for.group() if not_for else "", " ".join(references.split()))
 
 
 if __name__ == "__main__":

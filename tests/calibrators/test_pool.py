@@ -164,7 +164,7 @@ def test_weights_by_brier_score(bent):
 
 def test_a_class_without_rows_keeps_its_odds():
     z, y = calibrated(900, 3, temperature=2.0)
-    with pytest.warns(UserWarning, match=r"no row is of class 2, where the logits expect \d+ of \d+ rows"):
+    with pytest.warns(UserWarning, match=r"no row has class 2, but the logits predict \d+ of \d+ rows"):
         found = auto(z[y < 2], y[y < 2])
     assert set(found.choice.scores) == set(CANDIDATES["the same for all classes"])
     turned = found(z[:, ::-1].copy())[:, ::-1]

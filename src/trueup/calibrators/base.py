@@ -1,7 +1,7 @@
-"""What a calibrator is: a fitted map from logits to logits.
+"""The base of all calibrators: a fitted map from logits to logits.
 
-A map is written once, against the array namespace `xp` (see `trueup._core.namespace`). In it every array parameter is
-an array of that namespace in float64, and every single parameter a number to be used in arithmetic alone.
+A map is written once, against the array namespace `xp` (see `trueup._core.namespace`). Inside `map` every array
+parameter is an array of that namespace in float64, and every scalar parameter is a plain number.
 """
 
 from __future__ import annotations
@@ -16,58 +16,74 @@ from trueup._core import arrays, native
 from trueup._core.namespace import NUMPY, Namespace, namespace_of
 from trueup._core.optimize import Certificate
 from trueup._core.row_scores import confidences
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup._core.values import Value
 
 TIE_MARGIN = 1e-5
-"""Relative margin by which the predicted class's probability stays above the others where rounding would tie them."""
-_TRACE = 1e-12
-_LARGEST = 1e15
-"""Logits whose map would overflow are scaled down to this: the differences between them stay decisive."""
+"""Relative margin that keeps the predicted class's probability above the others where rounding would make a tie."""
+_VANISHED_SHARE = 1e-12  # share of a class whose probability has underflowed, so that it can be scaled up
+_LARGEST_LOGIT = 1e15
+"""Logits whose map would overflow are first scaled down to this size; differences of that size stay decisive."""
 
 
 class Calibrator(Value):
-    """A fitted map from logits to logits: its constructor takes its parameters, `fit` estimates them.
+    """A fitted map from logits to logits: the constructor takes its parameters, `fit` estimates them.
 
-    The kind of array that comes in goes out, with its dtype and device. Half precision is computed in float32.
-    An option that a row does not have, a logit of −∞, stays at −∞. A map that mixes classes takes the mean of the row's
-    other inputs for it; one that treats them one by one learns from the rows that have them.
+    The output is the same kind of array as the input, with its dtype and device. Half precision is computed in float32.
+    An absent option, a logit of −∞, stays at −∞. A map that mixes classes replaces an absent option by the mean of the
+    row's other inputs. A map that treats classes one by one learns each from the rows that offer it.
     """
 
     keeps_argmax: ClassVar[bool] = False
-    """The predicted class stays the same."""
+    """The predicted class never changes."""
     shift_invariant: ClassVar[bool] = True
-    """Adding a constant to a row of logits changes nothing."""
+    """Adding a constant to a row of logits leaves the output probabilities unchanged."""
     sample_invariant: ClassVar[bool] = False
-    """Order and duplication of samples do not change the fit."""
+    """The fit depends neither on the order of the rows nor on repeating all of them."""
     differentiable: ClassVar[bool] = True
-    """The output has a useful gradient in the input."""
+    """The output has a useful gradient with respect to the input."""
 
     certificate: Certificate | None = None
-    """How the fit ended; None where the calibrator was made from its parameters, or the fit needs no search."""
+    """Convergence of the fit; None if the fit needs no search or the calibrator was constructed from parameters."""
     choice: Any = None
-    """The comparison of methods that led to this one, where several were tried."""
+    """The comparison of methods that selected this calibrator, if several were tried."""
 
-    def __call__(self, logits: Any, **extra: Any) -> Any:
-        """Map logits (n, classes), of any kind of array."""
+    def __call__(self, logits: ArrayLike, **extra: Any) -> Any:
+        """Calibrate logits (n, classes) of any array library."""
         xp = namespace_of(logits)
-        with np.errstate(all="ignore"):  # overflow is mended afterwards
+        with np.errstate(all="ignore"):  # `_saturate` repairs overflow afterwards
             if xp is None or xp.is_numpy:
                 return arrays.match_kind(self._map_rows(arrays.as_logits(logits), **extra), logits)
             return self.bind(xp, logits).forward(xp, logits, **extra)
 
     def _map_rows(self, z: np.ndarray, **extra: Any) -> np.ndarray:
-        """Map an array, some rows at a time: in the cache it is up to four times faster."""
+        """Map an array in chunks of rows that fit the cache, which is up to four times faster."""
         if extra or z.size <= native.CACHE_CHUNK:
             return self.forward(NUMPY, z, **extra)
         chunks = native.row_chunks(z.shape[0], z.shape[1], native.CACHE_CHUNK // 2)
         return np.concatenate([self.forward(NUMPY, arrays.take_logits(z, rows)) for rows in chunks])
 
     def forward(self, xp: Namespace, z: Any, **extra: Any) -> Any:
-        """Map logits (n, classes) of the namespace; calibrators inside others are called so."""
+        """Map logits (n, classes) of the namespace; composed calibrators call this method of their parts.
+
+        Parameters
+        ----------
+        xp
+            The array namespace.
+        z
+            Logits of that namespace, shape (n, classes).
+        **extra
+            Further inputs of the map, such as `groups`.
+
+        Returns
+        -------
+        array
+            Calibrated logits, shape (n, classes).
+        """
         if z.ndim != 2:
             raise ValueError(f"logits must have shape (n, classes), got {tuple(z.shape)}")
         x, traced = xp.upcast_half(z), xp.is_traced(z)
-        if not traced:  # an exported graph knows −∞ alone
+        if not traced:  # an exported graph recognises −∞ only
             x = _read_padding(xp, x)
         absent = arrays.find_absent(x) if xp.is_numpy else xp.find_absent(x)
         mapped = xp.astype(self.map(xp, x, **extra), z.dtype)
@@ -76,36 +92,49 @@ class Calibrator(Value):
         return mapped if absent is None else xp.where(absent, -math.inf, mapped)
 
     def _saturate(self, xp: Namespace, z: Any, mapped: Any, extra: dict[str, Any]) -> Any:
-        """Rows whose map overflows, in the range of the type: scaled down before it, shifted down after it."""
+        """Remap rows that overflow: scale their logits down before the map, shift the results below zero."""
         finite = xp.isfinite(z)
         overflown = xp.any(finite, axis=1, keepdims=True) & xp.any(~xp.isfinite(mapped) & finite, axis=1, keepdims=True)
         if not bool(xp.any(overflown)):
             return mapped  # the sum overflowed, or the input was not finite
         size = xp.max(xp.where(finite, xp.abs(z), 0.0), axis=1, keepdims=True)
-        out = self.map(xp, xp.where(overflown, z * (_LARGEST / xp.clip(size, min=_LARGEST)), z), **extra)
+        out = self.map(xp, xp.where(overflown, z * (_LARGEST_LOGIT / xp.clip(size, min=_LARGEST_LOGIT)), z), **extra)
         limit = float(xp.finfo(mapped.dtype).max)
         shifted = xp.clip(out - xp.max(out, axis=1, keepdims=True), min=-limit)  # order and differences stay
         return xp.where(overflown, xp.astype(xp.where(finite, shifted, out), mapped.dtype), mapped)
 
     @abstractmethod
     def map(self, xp: Namespace, z: Any) -> Any:
-        """Map logits in float32 or float64."""
+        """Map logits in float32 or float64; subclasses implement it.
+
+        Parameters
+        ----------
+        xp
+            The array namespace.
+        z
+            Logits of that namespace, shape (n, classes).
+
+        Returns
+        -------
+        array
+            Calibrated logits, shape (n, classes).
+        """
 
     def with_certificate(self, certificate: Certificate | None) -> Self:
-        """This calibrator, with a note of how its fit ended."""
+        """Return a copy that records how its fit ended."""
         return self._replace(certificate=certificate)
 
     def with_choice(self, choice: Any) -> Self:
-        """This calibrator, with the comparison that led to it."""
+        """Return a copy that records the comparison that selected it."""
         return self._replace(choice=choice)
 
     def parts(self) -> list[Calibrator]:
-        """The calibrators that this one consists of."""
+        """Return the calibrators that this one is composed of."""
         values = [value if isinstance(value, tuple) else (value,) for value in vars(self).values()]
         return [part for value in values for part in value if isinstance(part, Calibrator)]
 
     def set_parameters(self, **parameters: Any) -> None:
-        """Store several parameters, in the constructor."""
+        """Store several parameters; for constructors."""
         for name, value in parameters.items():
             self.set_parameter(name, value)
 
@@ -115,12 +144,12 @@ class Calibrator(Value):
 
 
 def if_all_parts(flag: str) -> Any:
-    """A property: whether the flag holds for all calibrators that an object consists of."""
+    """Return a property that is true if all parts of a calibrator have the flag."""
     return property(lambda calibrator: all(getattr(part, flag) for part in calibrator.parts()))
 
 
 def _read_padding(xp: Namespace, z: Any) -> Any:
-    """The logits, with −∞ where a finite number that code pads with stands for an absent option."""
+    """Replace finite padding values of absent options by −∞."""
     if (xp.is_numpy and arrays.is_checked(z)) or not z.shape[0] or bool(xp.min(z) > -arrays.MIN_PADDING):
         return z
     padding = arrays.find_padding(arrays.to_array(z, "logits"))
@@ -128,10 +157,12 @@ def _read_padding(xp: Namespace, z: Any) -> Any:
 
 
 class Identity(Calibrator):
-    """Return the logits as they are, q = softmax(z): the baseline that every method must beat.
+    """Return the logits unchanged, q = softmax(z): the baseline that every method must beat.
 
     Not for miscalibrated networks.
 
+    Examples
+    --------
     >>> Identity.fit([[1.0, 2.0]], [1])([[1.0, 2.0]])
     array([[1., 2.]])
     """
@@ -140,28 +171,43 @@ class Identity(Calibrator):
     sample_invariant = True
 
     def map(self, xp: Namespace, z: Any) -> Any:
-        """Return them."""
+        """Return the logits."""
         return z
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
-        """No calibration: check the pair, as every method does."""
+    def fit(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
+        """Check the arguments as every method does; nothing is estimated.
+
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities of the calibration rows, shape (n, classes).
+        labels
+            True classes of the rows, numbered from 0, shape (n,).
+        sample_weight
+            Weight of each row, shape (n,). By default all rows count equally.
+
+        Returns
+        -------
+        Self
+            The fitted calibrator.
+        """
         arrays.as_weighted(logits, labels, sample_weight, min_rows=1)
         return cls()
 
 
 class ScoreCalibrator(Calibrator):
-    """A calibrator of one score a row: the confidence of the predicted class, or with `event` P(class 1) of two."""
+    """A calibrator of one score per row: the predicted class's confidence or, with `event`, P(class 1)."""
 
     event: bool = False
 
     @property
     def keeps_argmax(self) -> bool:  # type: ignore[override]
-        """Unless it maps P(class 1), which may cross one half."""
+        """Return whether the predicted class stays; a map of P(class 1) may cross one half."""
         return not self.event
 
     def score(self, xp: Namespace, z: Any) -> Any:
-        """What is mapped, (n,) in double: single precision cannot distinguish values near one, where most lie."""
+        """Return the scores (n,) in float64: float32 cannot distinguish confidences near one."""
         if self.event:
             self._check_classes(z, 2)
             return xp.sigmoid(xp.double(z[:, 1]) - xp.double(z[:, 0]))
@@ -169,25 +215,47 @@ class ScoreCalibrator(Calibrator):
 
 
 class TopLabel(ScoreCalibrator):
-    """A calibrator of the predicted class's confidence alone; the other classes share the rest.
+    """A calibrator of the predicted class's confidence; the other classes share the rest.
 
-    With `event`, as every fit to two classes is, it maps P(class 1) instead, and class 0 has the rest.
+    With `event`, as in every fit to two classes, it maps P(class 1), and class 0 gets the rest.
     """
 
     differentiable = False
     margin: float = 0.0
-    """Distance that a row's confidence keeps from 0 and 1."""
+    """Smallest distance of a calibrated confidence from 0 and 1."""
 
-    def confidence(self, logits: Any) -> Any:
-        """The calibrated confidence itself, (n,), as the method gives it; of an event its probability."""
+    def confidence(self, logits: ArrayLike) -> Any:
+        """Return the calibrated confidence of each row, before it is raised or clipped for `map`.
+
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities, shape (n, classes).
+
+        Returns
+        -------
+        array
+            Confidence of the predicted class, shape (n,); for two classes, the probability of class 1.
+        """
         xp = namespace_of(logits) or NUMPY
         z = xp.upcast_half(arrays.as_logits(logits) if xp.is_numpy else logits)
         bound = self.bind(xp, z)
         confidence = xp.astype(bound.map_confidence(xp, bound.score(xp, z)), z.dtype)
         return arrays.match_kind(confidence, logits) if xp.is_numpy else confidence
 
-    def count_clipped(self, logits: Any) -> int:
-        """In how many rows the confidence is below 1/K, so that the vector of probabilities cannot show it."""
+    def count_clipped(self, logits: ArrayLike) -> int:
+        """Return the number of rows whose confidence is below 1/K and must be raised.
+
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities, shape (n, classes).
+
+        Returns
+        -------
+        int
+            Number of rows.
+        """
         if self.event:
             return 0
         z = NUMPY.upcast_half(arrays.as_logits(logits))
@@ -199,13 +267,13 @@ class TopLabel(ScoreCalibrator):
         """Map confidences (n,)."""
 
     def map(self, xp: Namespace, z: Any) -> Any:
-        """Give the predicted class, or the event, its calibrated confidence and share the rest."""
+        """Set the predicted class, or the event, to its calibrated confidence and share the rest."""
         confidence = xp.clip(self.map_confidence(xp, self.score(xp, z)), self.margin, 1 - self.margin)
         return set_confidence(xp, z, confidence, event=self.event)
 
 
 def set_confidence(xp: Namespace, z: Any, confidence: Any, *, event: bool) -> Any:
-    """Log-probabilities with this confidence, in double, on the predicted class, or on class 1 of two."""
+    """Return log-probabilities with this confidence on the predicted class or, with `event`, on class 1 of two."""
     if not event:
         return set_top_confidence(xp, z, confidence)
     limits = xp.finfo(confidence.dtype)
@@ -214,17 +282,17 @@ def set_confidence(xp: Namespace, z: Any, confidence: Any, *, event: bool) -> An
 
 
 def set_top_confidence(xp: Namespace, z: Any, confidence: Any) -> Any:
-    """Log-probabilities with this confidence on the predicted class, which stays the predicted one.
+    """Return log-probabilities with this confidence on the predicted class, which stays the predicted class.
 
-    The rest is shared in proportion to the other probabilities, none of them above the confidence: what exceeds it goes
-    to those that do not. A confidence under 1/K, which no vector could keep on top, is raised to just above 1/K. Absent
-    options count for nothing.
+    The other classes share the rest in proportion to their probabilities, each at most the confidence. The excess over
+    that cap goes to the classes below it. A confidence below 1/K cannot be the largest of K, so it is raised to just
+    above 1/K. Absent options get nothing.
     """
     absent = xp.find_absent(z)
     classes = xp.count_options(z, absent)
     best = xp.argmax(z, axis=1, keepdims=True)
     top = xp.clip(xp.clip(xp.astype(confidence, z.dtype)[:, None], max=1.0), min=(1 + TIE_MARGIN) / classes)
-    cap = top - top * (TIE_MARGIN / 2)  # a factor this near to one would be optimised away in ONNX
+    cap = top - top * (TIE_MARGIN / 2)  # ONNX optimisers drop a factor this close to one
     others = xp.put_along_axis(z, best, -math.inf)
     log_share = xp.log_softmax(others)
     share = xp.exp(log_share)
@@ -234,24 +302,24 @@ def set_top_confidence(xp: Namespace, z: Any, confidence: Any) -> Any:
     over = xp.max(share, axis=1, keepdims=True) * rest > cap
 
     def capped(rows: Any, rest: Any, cap: Any) -> Any:
-        # Classes whose probability has vanished can take an excess only if they have a trace to be scaled up.
+        # Classes whose probability underflowed can take an excess only from a positive share.
         options = classes if absent is None else classes[rows, ...]
-        mass = xp.put_along_axis(share[rows, ...] + _TRACE, best[rows, ...], 0.0)
-        mass = mass / (1 + (options - 1) * _TRACE) * rest
+        mass = xp.put_along_axis(share[rows, ...] + _VANISHED_SHARE, best[rows, ...], 0.0)
+        mass = mass / (1 + (options - 1) * _VANISHED_SHARE) * rest
         mass = mass if absent is None else xp.where(absent[rows, ...], 0.0, mass)
         return xp.log(xp.clip(_cap_masses(xp, mass, rest, cap), min=tiny))
 
-    if xp.is_traced(z) or not (xp.is_numpy or xp.is_torch):  # other rows get numbers whose gradients are finite
+    if xp.is_traced(z) or not (xp.is_numpy or xp.is_torch):  # unused rows get 0.5, whose gradients are finite
         limits = (xp.where(over, limit, 0.5) for limit in (rest, cap))
         log_shared = xp.where(over, capped(slice(None), *limits), log_shared)
-    elif bool(xp.any(over)):  # sorting takes longest, and few rows need it
+    elif bool(xp.any(over)):  # only some rows need the slow sort
         rows = xp.nonzero(over[:, 0])[0]
         log_shared[rows] = capped(rows, rest[rows], cap[rows])
     return xp.put_along_axis(log_shared, best, xp.log(top))
 
 
 def break_ties(xp: Namespace, z: Any, calibrated: Any) -> Any:
-    """Where rounding leaves another class level with the predicted one, put it below by a few units of rounding."""
+    """Lower other classes by a few units of rounding where rounding made them equal to the predicted class."""
     best = xp.argmax(z, axis=1, keepdims=True)
     top = xp.take_along_axis(calibrated, best, axis=1)
     below = top - 4 * float(xp.finfo(calibrated.dtype).eps) * (1 + xp.abs(top))
@@ -259,19 +327,19 @@ def break_ties(xp: Namespace, z: Any, calibrated: Any) -> Any:
 
 
 def _cap_masses(xp: Namespace, mass: Any, total: Any, cap: Any) -> Any:
-    """Scale the masses up and cap them so that they still add up to the total: find how many reach the cap."""
-    ordered = xp.sort(mass, axis=1)  # rising, so that sums run from the smallest
-    below = xp.flip(xp.cumulative_sum(ordered, axis=1), axis=1)  # the sum from each rank on, the largest first
+    """Scale the masses up and cap them so that they still sum to the total."""
+    ordered = xp.sort(mass, axis=1)  # ascending: sums start with the smallest terms
+    below = xp.flip(xp.cumulative_sum(ordered, axis=1), axis=1)  # sum of all masses up to each rank, largest first
     ordered = xp.flip(ordered, axis=1)
     number = xp.arange_like(mass.shape[1], mass)
     scale = xp.clip(total - number * cap, min=0.0) / xp.where(below > 0, below, 1.0)
     fits = xp.astype(ordered * scale <= cap, xp.int32)
-    first = xp.argmax(fits, axis=1, keepdims=True)  # the fewest capped with which the others fit
+    first = xp.argmax(fits, axis=1, keepdims=True)  # smallest number of capped masses for which the others fit
     return xp.minimum(mass * xp.take_along_axis(scale, first, axis=1), cap)
 
 
 def row_count(z: np.ndarray, w: np.ndarray | None) -> float:
-    """The effective number of rows."""
+    """Return the number of rows, or the sum of their weights."""
     return float(len(z) if w is None else w.sum())
 
 
@@ -282,12 +350,12 @@ def check_positive(value: Any, name: str) -> None:
 
 
 def check_margin(margin: float) -> float:
-    """Distance that a row's confidence keeps from 0 and 1."""
+    """Check and return a smallest distance of confidences from 0 and 1."""
     if not 0 <= margin < 0.5:
         raise ValueError(f"margin must lie in [0, 0.5), got {margin!r}")
     return float(margin)
 
 
 def clip_frequencies(values: np.ndarray, n: float) -> np.ndarray:
-    """Keep frequencies among n samples off 0 and 1: at least 1/(n+2), at most 1 − 1/(n+2)."""
+    """Clip frequencies among n samples to [1/(n+2), 1 − 1/(n+2)]."""
     return np.clip(values, 1 / (n + 2), 1 - 1 / (n + 2))

@@ -1,29 +1,50 @@
-"""Temperature scaling averaged over what the rows leave open."""
+"""Temperature scaling averaged over the posterior of the temperature."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from trueup._core.arrays import as_weighted
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup.calibrators.base import row_count
 from trueup.calibrators.pool import Mixture
 from trueup.calibrators.temperature import Temperature, inverse_temperature, smoothed_loss
 
-_SMOOTH = 0.1  # rows that have all classes alike: the likelihood is then bounded where every row is right
-_NODES = np.linspace(-5.0, 5.0, 21)  # standard deviations of the posterior, whose tails are the prior's
-_LEAST = 1e-3  # weights below are left out
+_SMOOTH = 0.1  # pseudo-rows with uniform labels bound the likelihood where every prediction is correct;
+_NODES = np.linspace(-5.0, 5.0, 21)  # points of the sum over the posterior, in its standard deviations
+_MIN_WEIGHT = 1e-3  # nodes with less weight are dropped
 
 
-def bayesian_temperature(logits: Any, labels: Any, *, scale: float = 0.5, sample_weight: Any = None) -> Mixture:
-    """Bayesian temperature scaling: the mean of q = softmax(z/T) over the posterior of T.
+def bayesian_temperature(
+    logits: ArrayLike, labels: ArrayLike, *, scale: float = 0.5, sample_weight: WeightsLike = None
+) -> Mixture:
+    """Average temperature scaling over the posterior of T: the mean of q = softmax(z/T).
 
-    The prior of ln T is Student's t with three degrees of freedom around 0, of this `scale`: few rows leave the logits
-    nearly as they are, and many rule alone. One T that fits them best is too sure of itself; a mean over all that they
-    allow is less so where logits are far apart. Not for thousands of rows, of which it makes temperature scaling.
+    The prior of ln T is Student's t with three degrees of freedom around 0. With few rows the logits stay nearly
+    unchanged; with many rows the data determine T. One best-fitting T is overconfident where few rows leave T
+    uncertain; the average is less confident there. Not for thousands of rows, where it gives the same result as
+    `temperature`.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities of the calibration rows, shape (n, classes).
+    labels
+        True classes of the rows, numbered from 0, shape (n,).
+    scale
+        Scale of the prior of ln T.
+    sample_weight
+        Weight of each row, shape (n,). By default all rows count equally.
+
+    Returns
+    -------
+    Mixture
+        A mixture of temperatures.
+
+    Examples
+    --------
     >>> z = np.array([[2.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.5, 0.0]])
     >>> bayesian_temperature(z, [0, 0, 1, 1])(z[:1]).round(3)
     array([[-0.13 , -2.105]])
@@ -49,5 +70,5 @@ def bayesian_temperature(logits: Any, labels: Any, *, scale: float = 0.5, sample
     points = mode + width * _NODES
     energies = np.array([energy(x) for x in points])
     share = np.exp(energies.min() - energies)
-    kept = share >= _LEAST * share.sum()
+    kept = share >= _MIN_WEIGHT * share.sum()
     return Mixture([Temperature(math.exp(-x)) for x in points[kept]], share[kept] / share[kept].sum())

@@ -25,6 +25,7 @@ from trueup._core.bins import (
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.row_scores import scores_and_outcomes, top_label_tally
 from trueup._core.splits import random_order
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup.calibrators.base import TopLabel, check_margin, clip_frequencies, row_count, set_confidence
 from trueup.calibrators.curves import PADDING, ClassCurves, Cuts, Edges, each_class, one_vs_rest, pad_curves
 from trueup.calibrators.logistic import log_probs_and_rests
@@ -54,13 +55,13 @@ class Histogram(Edges, TopLabel):
     @classmethod
     def fit(
         cls,
-        logits: Any,
-        labels: Any,
+        logits: ArrayLike,
+        labels: ArrayLike,
         *,
         bins: int = BINS,
         edges: Literal["width", "mass"] = "width",
         empty: Empty = "midpoint",
-        sample_weight: Any = None,
+        sample_weight: WeightsLike = None,
     ) -> Self:
         """Histogram binning: count hits in the bins; an empty one gets its midpoint, zero, or the mean accuracy."""
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
@@ -85,7 +86,9 @@ class Histogram(Edges, TopLabel):
         return cls(edges, _frequency(count, hits, edges, empty), 1 / (count.sum() + 2), event)
 
     @classmethod
-    def fit_mass(cls, logits: Any, labels: Any, *, bins: int = BINS, sample_weight: Any = None) -> Self:
+    def fit_mass(
+        cls, logits: ArrayLike, labels: ArrayLike, *, bins: int = BINS, sample_weight: WeightsLike = None
+    ) -> Self:
         """Histogram binning, equal mass: fit with bins of equal mass, none of which is empty."""
         return cls.fit(logits, labels, bins=bins, edges="mass", sample_weight=sample_weight)
 
@@ -108,7 +111,13 @@ class HistogramOvR(Edges, ClassCurves):
 
     @classmethod
     def fit(
-        cls, logits: Any, labels: Any, *, bins: int = BINS, empty: Empty = "midpoint", sample_weight: Any = None
+        cls,
+        logits: ArrayLike,
+        labels: ArrayLike,
+        *,
+        bins: int = BINS,
+        empty: Empty = "midpoint",
+        sample_weight: WeightsLike = None,
     ) -> Self:
         """Histogram binning, one against the rest: count each class's labels in the bins of its probability; an empty
         one gets midpoint, zero or mean.
@@ -187,7 +196,7 @@ class ShrunkenHistogram(Cuts, ClassCurves):
         return (1 - weight) * xp.take(self.values, index) + weight * p
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, sample_weight: Any = None) -> Self:
+    def fit(cls, logits: ArrayLike, labels: ArrayLike, *, bins: int = BINS, sample_weight: WeightsLike = None) -> Self:
         """Histogram binning, shrunken: count each class's labels in bins, and choose pseudo-counts by likelihood."""
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         curves = [_curve_of(*rows, bins) for rows in each_class(z, y, w)]
@@ -259,7 +268,14 @@ class ScalingBinning(Edges, TopLabel):
 
     @classmethod
     def fit(
-        cls, logits: Any, labels: Any, *, bins: int = 10, splits: int = 1, seed: int = 0, sample_weight: Any = None
+        cls,
+        logits: ArrayLike,
+        labels: ArrayLike,
+        *,
+        bins: int = 10,
+        splits: int = 1,
+        seed: int = 0,
+        sample_weight: WeightsLike = None,
     ) -> Self:
         """Scaling-binning: fit T, the bins and their means to the same rows, or with `splits=3` to three parts drawn at
         random.
@@ -306,7 +322,7 @@ class BBQ(Cuts, ClassCurves):
     """
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
+    def fit(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
         """Bayesian binning into quantiles: weigh all binnings of each class at once, on sums."""
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         curves = [_average(*rows) for rows in each_class(z, y, w)]
@@ -425,7 +441,9 @@ class IMax(Cuts, TopLabel):
         return _top_odds(xp, z, event=self.event)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, seed: int = 0, sample_weight: Any = None) -> Self:
+    def fit(
+        cls, logits: ArrayLike, labels: ArrayLike, *, bins: int = BINS, seed: int = 0, sample_weight: WeightsLike = None
+    ) -> Self:
         """I-Max binning: alternate from representatives drawn at random, then count hits in the bins."""
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         event = z.shape[1] == 2
@@ -457,7 +475,9 @@ class IMaxShared(Cuts, ClassCurves):
         return one_vs_rest(xp, z, lambda odds: self.curve(xp, odds), score=lambda part: _odds(xp, part))
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, bins: int = BINS, seed: int = 0, sample_weight: Any = None) -> Self:
+    def fit(
+        cls, logits: ArrayLike, labels: ArrayLike, *, bins: int = BINS, seed: int = 0, sample_weight: WeightsLike = None
+    ) -> Self:
         """I-Max binning, classes shared: alternate from random representatives, then count labels in the bins."""
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         rows, classes = z.shape

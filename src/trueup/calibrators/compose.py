@@ -1,4 +1,7 @@
-"""Functions of methods: a method is a function from a pair to a calibrator, and so is what these return."""
+"""Functions that combine methods: they take methods and return a method.
+
+A method is a function `(logits, labels, **options)` that returns a fitted calibrator.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,25 @@ from trueup._core.optimize import FitError
 from trueup._core.registry import METHODS
 from trueup._core.row_scores import event_class, score_rows
 from trueup._core.splits import k_fold
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup.calibrators.base import Calibrator, if_all_parts
 
 Fit = Callable[..., Calibrator]
+"""A method: a function `(logits, labels, **options)` that returns a fitted calibrator."""
 FOLDS = 5
-"""Of `refinement`."""
+"""Number of folds in `refinement`."""
 
 
 class Chain(Calibrator):
-    """One calibrator after another.
+    """Several calibrators applied in order.
 
+    Parameters
+    ----------
+    steps
+        The calibrators, first to last.
+
+    Examples
+    --------
     >>> from trueup.calibrators.temperature import Temperature
     >>> Chain([Temperature(2.0), Temperature(3.0)])([[6.0, 0.0]])
     array([[1., 0.]])
@@ -42,7 +54,7 @@ class Chain(Calibrator):
 
     @property
     def shift_invariant(self) -> bool:  # type: ignore[override]
-        """As the first step is."""
+        """Return the flag of the first step."""
         return bool(self.steps[0].shift_invariant)
 
     def map(self, xp: Namespace, z: Any) -> Any:
@@ -52,16 +64,17 @@ class Chain(Calibrator):
         return z
 
 
-def fit(logits: Any, labels: Any, method: Fit | str = "auto", **options: Any) -> Calibrator:
+def fit(logits: ArrayLike, labels: ArrayLike, method: Fit | str = "auto", **options: Any) -> Calibrator:
     """Fit a calibrator by one of `METHODS`.
 
     Parameters
     ----------
-    logits : array (n, classes)
-        Network outputs on data that the network was not trained on, or log-probabilities; see `from_probs`.
-    labels : array (n,)
-        The true classes, 0 to K − 1.
-    method : str or function
+    logits
+        Network outputs on data that the network was not trained on, or log-probabilities, shape (n, classes). See
+        `from_probs` for probabilities.
+    labels
+        True classes, numbered from 0, shape (n,).
+    method
         A name in `METHODS`, or a function `(logits, labels, **options)` that returns a calibrator.
     **options
         Options of the method.
@@ -69,7 +82,7 @@ def fit(logits: Any, labels: Any, method: Fit | str = "auto", **options: Any) ->
     Returns
     -------
     Calibrator
-        It maps logits to logits, of any kind of array.
+        The fitted calibrator; it maps logits to logits, of any array library.
 
     Examples
     --------
@@ -82,15 +95,27 @@ def fit(logits: Any, labels: Any, method: Fit | str = "auto", **options: Any) ->
 
 
 def chain(*fits: Fit | str) -> Fit:
-    """Fit one method after another, each on what the one before made of the logits.
+    """Fit methods one after another, each to the output of the previous one.
 
+    Parameters
+    ----------
+    *fits
+        Methods or their names, first to last.
+
+    Returns
+    -------
+    Fit
+        A method that returns a `Chain`.
+
+    Examples
+    --------
     >>> z, y = np.random.default_rng(0).normal(size=(200, 3)), np.arange(200) % 3
     >>> [type(step).__name__ for step in chain("temperature", "histogram")(z, y).steps]
     ['Temperature', 'Histogram']
     """
     methods = [_resolve(fit) for fit in fits]
 
-    def fit(logits: Any, labels: Any, *, sample_weight: Any = None) -> Chain:
+    def fit(logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Chain:
         z, y, w = arrays.as_weighted(logits, labels, sample_weight, min_rows=1)
         steps = []
         for method in methods:
@@ -102,7 +127,13 @@ def chain(*fits: Fit | str) -> Fit:
 
 
 class OneVsRest(Calibrator):
-    """A binary calibrator for each class against the others, renormalised: q_k ∝ σ(calibrated log-odds of class k)."""
+    """A binary calibrator for each class against the others, renormalised: q_k ∝ σ(calibrated log-odds of class k).
+
+    Parameters
+    ----------
+    calibrators
+        One calibrator of two classes for each class.
+    """
 
     sample_invariant = if_all_parts("sample_invariant")
     differentiable = if_all_parts("differentiable")
@@ -124,20 +155,32 @@ class OneVsRest(Calibrator):
 
 
 def one_vs_rest(fit: Fit | str) -> Fit:
-    """Fit a method of two classes to each class against the others.
+    """Fit a two-class method to each class against the others.
 
+    Parameters
+    ----------
+    fit
+        A method or its name.
+
+    Returns
+    -------
+    Fit
+        A method that returns a `OneVsRest`.
+
+    Examples
+    --------
     >>> z, y = np.random.default_rng(0).normal(size=(200, 3)), np.arange(200) % 3
     >>> one_vs_rest("temperature")(z, y)(z).shape
     (200, 3)
     """
     method = _resolve(fit)
 
-    def fitted(logits: Any, labels: Any, *, sample_weight: Any = None) -> OneVsRest:
+    def fitted(logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> OneVsRest:
         z, y, w = arrays.as_weighted(logits, labels, sample_weight, min_rows=1)
         odds = _log_odds(NUMPY, NUMPY.upcast_half(z))
 
         def of_class(k: int) -> Calibrator:
-            rows = np.flatnonzero(odds[:, k] > -np.inf)  # those that have the option
+            rows = np.flatnonzero(odds[:, k] > -np.inf)  # rows that offer the option
             x = odds[rows, k] if len(rows) else np.zeros_like(odds[:1, k])
             rows = rows if len(rows) else np.arange(1)
             share = None if w is None else w[rows]
@@ -149,9 +192,19 @@ def one_vs_rest(fit: Fit | str) -> Fit:
 
 
 class OneEvent(Calibrator):
-    """A calibrator of the probability of one class of several: (n, classes) → (n, 2), ln(1 − p) and ln p.
+    """A calibrator of the probability p of one class among several: (n, classes) → (ln(1 − p), ln p).
 
-    It takes the logits of all classes, or, where these are more than two, what `event_logits` makes of them.
+    It accepts the logits of all classes or, if there are more than two, the two columns that `event_logits` makes of
+    them.
+
+    Parameters
+    ----------
+    calibrator
+        A calibrator of two classes.
+    event
+        Number of the class.
+    n_classes
+        Number of classes.
     """
 
     sample_invariant = if_all_parts("sample_invariant")
@@ -161,26 +214,41 @@ class OneEvent(Calibrator):
         self.calibrator, self.event, self.n_classes = calibrator, int(event), int(n_classes)
 
     def forward(self, xp: Namespace, z: Any, **extra: Any) -> Any:
-        """Map the logits of all classes, or of the event."""
+        """Map the logits of all classes, or those of the event."""
         if z.ndim == 2 and z.shape[1] == 2 < self.n_classes:
             return self.calibrator.forward(xp, z, **extra)
         return xp.astype(self.map(xp, xp.upcast_half(z), **extra), z.dtype)
 
     def map(self, xp: Namespace, z: Any, **extra: Any) -> Any:
-        """The calibrated log-probabilities of the event."""
+        """Return the calibrated log-probabilities of the event."""
         self._check_classes(z, self.n_classes)
         others = xp.stack([z[:, k] for k in range(self.n_classes) if k != self.event], axis=1)
-        rest, this = xp.logsumexp(others), z[:, self.event]
+        others_logit, event_logit = xp.logsumexp(others), z[:, self.event]
         if self.n_classes > 2:
-            rest, this = -xp.softplus(this - rest), -xp.softplus(rest - this)
-        return self.calibrator.forward(xp, xp.stack([rest, this], axis=1), **extra)
+            gap = event_logit - others_logit
+            others_logit, event_logit = -xp.softplus(gap), -xp.softplus(-gap)
+        return self.calibrator.forward(xp, xp.stack([others_logit, event_logit], axis=1), **extra)
 
 
 def for_event(fit: Fit | str, event: int | str, *, class_names: Sequence[str] | None = None) -> Fit:
-    """Fit a method to the probability of one class, a number or with `class_names` one of them.
+    """Fit a two-class method to the probability of one class; it maps all logits to (ln(1 − p), ln p).
 
-    The calibrator takes the logits of all classes and gives (ln(1 − p), ln p).
+    Parameters
+    ----------
+    fit
+        A method of two classes, or its name.
+    event
+        Number of the class, or its name.
+    class_names
+        Names of the classes, if `event` is a name.
 
+    Returns
+    -------
+    Fit
+        A method that returns a `OneEvent`.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(2000, 3))
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
@@ -190,8 +258,8 @@ def for_event(fit: Fit | str, event: int | str, *, class_names: Sequence[str] | 
     """
     method = _resolve(fit)
 
-    def fit_event(logits: Any, labels: Any, **options: Any) -> Calibrator:
-        from trueup.convert import as_event  # most fits are of no event
+    def fit_event(logits: ArrayLike, labels: ArrayLike, **options: Any) -> Calibrator:
+        from trueup.convert import as_event  # most fits do not need it
 
         z, y = arrays.as_arrays(logits, labels)
         number = event_class(event, z.shape[1], class_names)
@@ -212,12 +280,26 @@ def _binary(xp: Namespace, odds: Any) -> Any:
 
 
 def cross_fit(fit: Fit | str, *, n_folds: int = 5) -> Callable[..., Any]:
-    """Calibrate every row by a calibrator that has not seen it: (logits, labels) → logits, of the same kind of array.
+    """Calibrate every row by a calibrator fitted without it.
 
-    `sample_weight` are those of the rows in the fits; rows of weight zero are calibrated too. Folds are stratified by
-    label and spread copies of a row; the order of the rows does not matter. `clusters`, one value a row, keep
-    correlated rows (pixels of an image) in one fold.
+    Folds are stratified by label and do not depend on the order of the rows.
 
+    Parameters
+    ----------
+    fit
+        A method or its name.
+    n_folds
+        Number of folds.
+
+    Returns
+    -------
+    Callable
+        A function `(logits, labels, *, sample_weight=None, clusters=None)` that returns calibrated logits of the same
+        kind of array. Rows of weight zero do not enter the fits but are calibrated too. Rows of one cluster stay in one
+        fold.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(200, 3))
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
@@ -226,7 +308,9 @@ def cross_fit(fit: Fit | str, *, n_folds: int = 5) -> Callable[..., Any]:
     """
     method = _resolve(fit)
 
-    def calibrated(logits: Any, labels: Any, *, sample_weight: Any = None, clusters: Any = None) -> Any:
+    def calibrated(
+        logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None, clusters: ArrayLike | None = None
+    ) -> Any:
         z, y = arrays.as_arrays(logits, labels, min_rows=n_folds)
         blocks = as_clusters(clusters, len(z), min_clusters=2)
         w = arrays.as_weights(sample_weight, len(z))
@@ -236,8 +320,26 @@ def cross_fit(fit: Fit | str, *, n_folds: int = 5) -> Callable[..., Any]:
 
 
 def grid(fit: Fit | str, *, n_folds: int = 5, score: str = "nll", **options: Sequence[Any]) -> Fit:
-    """Fit with every combination of the options and keep that of the lowest cross-validated score.
+    """Fit with every combination of the options and keep the one with the lowest cross-validated score.
 
+    Parameters
+    ----------
+    fit
+        A method or its name.
+    n_folds
+        Number of folds.
+    score
+        Loss on held-out rows, "nll" or "brier".
+    **options
+        Values to try for each option of the method.
+
+    Returns
+    -------
+    Fit
+        A method; its calibrator carries the comparison as `choice`.
+
+    Examples
+    --------
     >>> z, y = np.random.default_rng(0).normal(size=(200, 3)), np.arange(200) % 3
     >>> type(grid("matrix", penalty=[1e-3, 1.0])(z, y)).__name__
     'Matrix'
@@ -248,25 +350,26 @@ def grid(fit: Fit | str, *, n_folds: int = 5, score: str = "nll", **options: Seq
 
 
 class Choice(NamedTuple):
-    """The cross-validated score of each method, and which was chosen."""
+    """Cross-validated scores of several methods, and the chosen one."""
 
     chosen: str
+    """Name of the chosen method."""
     scores: Mapping[str, float]
-    """Mean score on held-out rows; infinite where a method could not be fitted."""
+    """Mean score on held-out rows; infinite if a method could not be fitted."""
     reasons: Mapping[str, str]
-    """Why a method could not be fitted, or was dropped."""
+    """Reason why a method could not be fitted or was dropped."""
     errors: Mapping[str, float] = {}
-    """Standard error of each method's difference from what was chosen."""
+    """Standard error of each method's difference from the chosen one."""
     weights: Mapping[str, float] = {}
-    """The methods that were chosen, and their weights in the mixture."""
+    """WeightsLike of the methods in the chosen mixture."""
     loss: float = float("nan")
-    """Mean score of what was chosen on held-out rows."""
+    """Mean score of the chosen method on held-out rows."""
     detectable: float = float("nan")
-    """The smallest mean improvement that these rows could have shown in four of five cases."""
+    """Smallest mean improvement that these rows detect with 80 % power."""
 
 
 DETECTED = 1.645 + 0.842
-"""Standard errors of a difference that is seen in four of five samples, by a one-sided test at 5 %."""
+"""Standard errors of a difference that a one-sided test at 5 % detects with 80 % power."""
 
 
 def record_choice(
@@ -279,12 +382,35 @@ def record_choice(
     clusters: Clusters | None = None,
     mixture: tuple[np.ndarray, Mapping[str, float]] | None = None,
 ) -> Choice:
-    """The record of the choice of one method among several, by the loss of every held-out row.
+    """Record the choice of one method among several from the loss of every held-out row.
 
-    `raw` is the method that leaves everything as it is, if that is among them. What could be seen is a difference of
-    the chosen method from it, or of it from the best of the others. `mixture` is for a choice of several methods: the
-    loss of every row under their mixture, and their weights.
+    `detectable` refers to the difference between the chosen method and `raw`, or between `raw` and the best other
+    method if `raw` was chosen.
 
+    Parameters
+    ----------
+    losses
+        Loss of every held-out row under each method.
+    chosen
+        Name of the chosen method.
+    raw
+        Name of the method that leaves the logits unchanged; it need not be among the losses.
+    reasons
+        Reasons why other methods could not be fitted.
+    sample_weight
+        Weight of each row.
+    clusters
+        Clusters of correlated rows, by which standard errors are computed.
+    mixture
+        Loss of every row under the chosen mixture of methods, and the mixture's weights.
+
+    Returns
+    -------
+    Choice
+        The record.
+
+    Examples
+    --------
     >>> losses = {"identity": np.array([0.9, 0.4, 0.8, 0.3]), "temperature": np.array([0.8, 0.5, 0.6, 0.4])}
     >>> choice = record_choice(losses, "temperature", raw="identity", reasons={"svs": "too few rows"})
     >>> f"{choice.loss:.3f} {choice.errors['identity']:.3f} {choice.detectable:.3f} {choice.scores['svs']}"
@@ -308,14 +434,17 @@ def record_choice(
 
 
 def weighted_mean(values: np.ndarray, sample_weight: np.ndarray | None = None) -> float:
-    """The mean of one number a row."""
+    """Return the weighted mean of one number per row."""
     return float(np.average(values, weights=sample_weight))
 
 
 def standard_error(
     values: np.ndarray, sample_weight: np.ndarray | None = None, clusters: Clusters | None = None
 ) -> float:
-    """Of a mean: the standard deviation over √n, where n is (Σw)²/Σw² with weights; with clusters, that over them."""
+    """Return the standard error of a mean: the standard deviation over √n, with n = (Σw)²/Σw² for weights w.
+
+    With clusters it is the standard error over clusters.
+    """
     if clusters is not None:
         return mean_error(*block_sums(values, sample_weight, clusters))
     w = np.ones(len(values)) if sample_weight is None else sample_weight
@@ -326,11 +455,26 @@ def standard_error(
 def choose(
     fits: Iterable[str] | Mapping[str, Fit], *, n_folds: int = 5, score: str = "nll", standard_errors: float = 1.0
 ) -> Fit:
-    """Fit each method on folds and keep the `simplest` that is within a standard error of the best, simplest first.
+    """Fit each method on folds and keep the `simplest` one within a standard error of the best.
 
-    `score` is "nll" or "brier". The calibrator that comes out carries the comparison as `choice`. The fit takes
-    `clusters`, one value a row: correlated rows stay in one fold, and the standard error is that of clusters.
+    Parameters
+    ----------
+    fits
+        Names of methods, or methods by name, simplest first.
+    n_folds
+        Number of folds.
+    score
+        Loss on held-out rows, "nll" or "brier".
+    standard_errors
+        Number of standard errors within which a simpler method is preferred.
 
+    Returns
+    -------
+    Fit
+        A method; it also accepts `clusters`, which stay in one fold. Its calibrator carries the comparison as `choice`.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(1000, 3))
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
@@ -341,7 +485,9 @@ def choose(
     if score not in ("nll", "brier"):
         raise ValueError(f'score must be "nll" or "brier", got {score!r}')
 
-    def fit(logits: Any, labels: Any, *, sample_weight: Any = None, clusters: Any = None) -> Calibrator:
+    def fit(
+        logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None, clusters: ArrayLike | None = None
+    ) -> Calibrator:
         z, y, w = arrays.as_weighted(logits, labels, sample_weight, min_rows=2 * n_folds)
         blocks = weighted_clusters(clusters, sample_weight, len(arrays.to_array(labels, "labels")), min_clusters=2)
         losses, reasons = {}, {}
@@ -367,11 +513,29 @@ def simplest(
     sample_weight: np.ndarray | None = None,
     clusters: Clusters | None = None,
 ) -> str:
-    """Of methods, the simplest first, the first whose mean loss is within a standard error of the least.
+    """Return the first of the methods, simplest first, whose mean loss is within a standard error of the smallest.
 
-    The standard error is that of the paired difference d from the best, row by row: mean(d) ≤ s · std(d) / √n. With
-    weights, n is (Σw)²/Σw²; with clusters the standard error is that over clusters.
+    The standard error is that of the paired difference d from the best method: mean(d) ≤ s · std(d) / √n. With weights
+    n is (Σw)²/Σw²; with clusters the standard error is taken over clusters.
 
+    Parameters
+    ----------
+    losses
+        Loss of every row under each method, simplest first.
+    standard_errors
+        The number s of standard errors.
+    sample_weight
+        Weight of each row.
+    clusters
+        Clusters of correlated rows.
+
+    Returns
+    -------
+    str
+        Name of the method.
+
+    Examples
+    --------
     >>> one, two = np.array([0.9, 0.4, 0.8, 0.3]), np.array([0.8, 0.5, 0.6, 0.4])
     >>> simplest({"identity": one, "temperature": two}), simplest({"identity": one + 0.1, "temperature": two})
     ('identity', 'temperature')
@@ -385,20 +549,42 @@ def simplest(
 
 
 class Refinement(NamedTuple):
-    """A proper score split in what calibration can repair and what it cannot."""
+    """A proper score, split into the part that calibration can remove and the rest."""
 
     score: float
+    """Mean score of the logits."""
     calibration: float
-    """What the calibrator takes off."""
+    """Reduction of the score by the calibrator."""
     refinement: float
-    """What is left after it."""
+    """Score after calibration."""
 
 
-def refinement(logits: Any, labels: Any, *, method: Fit | str = "temperature", score: str = "nll") -> Refinement:
+def refinement(
+    logits: ArrayLike, labels: ArrayLike, *, method: Fit | str = "temperature", score: str = "nll"
+) -> Refinement:
     """Split a proper score by a cross-fitted calibrator: score = calibration + refinement.
 
-    A row is given (1 − w) q + w/K, with q by the calibrator of the n rows of the other folds and w = 1/(n + 1).
+    A row's prediction is (1 − w) q + w/K, where q comes from a calibrator of the n rows of the other folds and
+    w = 1/(n + 1).
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities of the calibration rows, shape (n, classes).
+    labels
+        True classes of the rows, numbered from 0, shape (n,).
+    method
+        A method or its name.
+    score
+        The score, "nll" or "brier".
+
+    Returns
+    -------
+    Refinement
+        The two parts and their sum.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(1000, 3))
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
@@ -416,22 +602,22 @@ def refinement(logits: Any, labels: Any, *, method: Fit | str = "temperature", s
             log_q = NUMPY.log_softmax(calibrated.astype(np.float64))
             options = z[fold] > -np.inf
             uniform = np.where(options, -np.log(options.sum(axis=1, keepdims=True)), -np.inf)
-            # Where the n rows are all right, T is as good as zero, and one held-out error would outweigh all else.
-            # But n rows cannot tell a probability of error of about 1/(n + 1) from 0: an error costs ≤ ln((n + 1) K).
+            # If all n rows are correct, T tends to zero, and one held-out error would dominate the score.
+            # But n rows cannot distinguish an error rate of 1/(n + 1) from 0: an error costs at most ln((n + 1) K).
             mixed[fold] = np.logaddexp(log_q + math.log(n / (n + 1)), uniform - math.log(n + 1))
     before, after = (float(getattr(score_rows(each, y), score).mean()) for each in (z, mixed))
     return Refinement(before, before - after, after)
 
 
-def takes(fit: Fit, option: str) -> bool:
-    """Whether a method takes an option, such as `clusters`.
+def accepts_option(fit: Fit, option: str) -> bool:
+    """Return whether a method accepts an option, such as `clusters`.
 
-    >>> takes(choose(["identity"]), "clusters"), takes(METHODS["temperature"], "clusters")
+    >>> accepts_option(choose(["identity"]), "clusters"), accepts_option(METHODS["temperature"], "clusters")
     (True, False)
     """
     try:
         return option in inspect.signature(fit).parameters
-    except (TypeError, ValueError):  # a function of C has no signature
+    except (TypeError, ValueError):  # compiled functions have no signature
         return False
 
 
@@ -442,7 +628,7 @@ def _resolve(fit: Fit | str) -> Fit:
 def _cross_fitted(
     method: Fit, z: np.ndarray, y: np.ndarray, w: np.ndarray | None, n_folds: int, clusters: Clusters | None
 ) -> np.ndarray:
-    """The logits of every row, mapped by a calibrator that has not seen it."""
+    """Return the logits of every row, mapped by a calibrator that was fitted without it."""
     calibrated = np.empty_like(z)
     for train, test in k_fold(z, y, n_folds, clusters):
         *pair, share = arrays.take_weighted(z, y, w, train)

@@ -13,6 +13,7 @@ from trueup._core import native
 from trueup._core.arrays import as_weighted, find_absent
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import Certificate, lbfgs
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.likelihood import mask_scores
 from trueup.calibrators.temperature import Temperature
@@ -60,7 +61,7 @@ class Diagonal(Calibrator):
         return xp.astype(result, z.dtype)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, knots: int = 8, sample_weight: Any = None) -> Self:
+    def fit(cls, logits: ArrayLike, labels: ArrayLike, *, knots: int = 8, sample_weight: WeightsLike = None) -> Self:
         """Diagonal map: minimise the negative log-likelihood in the slopes' logarithms, from temperature scaling."""
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         if knots < 2:

@@ -11,6 +11,7 @@ import numpy as np
 from trueup._core.arrays import MASKED_LOGIT, as_weighted, count_options
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import FitError, warn_at_bound
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup.calibrators.base import Calibrator, check_positive
 from trueup.calibrators.temperature import (
     MAX_BRIER_RATIO,
@@ -63,7 +64,9 @@ class EnsembleTemperature(Calibrator):
         return xp.astype(xp.logsumexp(parts, axis=0), z.dtype)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, loss: Loss = "nll", sample_weight: Any = None) -> Self:
+    def fit(
+        cls, logits: ArrayLike, labels: ArrayLike, *, loss: Loss = "nll", sample_weight: WeightsLike = None
+    ) -> Self:
         """Ensemble temperature scaling: minimise the loss in T alone, then in the weights."""
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         scale = scale_of(z)

@@ -20,6 +20,7 @@ from trueup._core.optimize import warn_at_bound
 from trueup._core.registry import FORECAST_METHODS
 from trueup._core.splits import cluster_folds, stratified_folds
 from trueup._core.tally import Mean
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup._core.values import Value
 from trueup.metrics.forecasts import LEVELS, GaussianForecast, check_forecast, scaled_pinball
 
@@ -102,7 +103,7 @@ class Recalibrator(ForecastMap):
         ends = self.quantiles(mean, std, levels=[(1 - level) / 2, (1 + level) / 2])
         return ends[:, 0], ends[:, 1]
 
-    def probabilities(self, mean: Any, std: Any, targets: Any) -> Any:
+    def probabilities(self, mean: Any, std: Any, targets: ArrayLike) -> Any:
         """P(Y ≤ y) of each target; uniform on [0, 1] when the forecasts are calibrated. `std` must be positive."""
         return match_kind(_cast(self.standard_shares(_standardise(mean, std, targets)), mean), mean)
 
@@ -149,7 +150,7 @@ class VarianceScaling(Recalibrator):
             raise ValueError(f"scale must be one positive number, got {scale}")
 
     @classmethod
-    def fit(cls, mean: Any, std: Any, targets: Any, *, sample_weight: Any = None) -> Self:
+    def fit(cls, mean: Any, std: Any, targets: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
         """Minimise the Gaussian negative log-likelihood: s is the root mean square of (y − μ)/σ."""
         z = np.abs(_standardise(mean, std, targets, min_rows=1))
         w = as_weights(sample_weight, len(z))
@@ -211,7 +212,7 @@ class IsotonicQuantiles(Recalibrator):
         self.set_parameter("law", _moments(self.knots, self.values))
 
     @classmethod
-    def fit(cls, mean: Any, std: Any, targets: Any, *, sample_weight: Any = None) -> Self:
+    def fit(cls, mean: Any, std: Any, targets: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
         """Take the shares of (y − μ)/σ that lie below each of them; of equal ones the first and the last."""
         z = _standardise(mean, std, targets, min_rows=1)
         w = as_weights(sample_weight, len(z))
@@ -268,7 +269,7 @@ def _moments(knots: np.ndarray, values: np.ndarray) -> tuple[float, float]:
     return centre + first, math.sqrt(max(second - first**2, 0.0))
 
 
-def _standardise(mean: Any, std: Any, targets: Any, *, min_rows: int = 0) -> np.ndarray:
+def _standardise(mean: Any, std: Any, targets: ArrayLike, *, min_rows: int = 0) -> np.ndarray:
     """z = (y − μ)/σ of each row, in float64; σ must be positive, for no scale makes up for a σ of zero."""
     m, s = _forecast(mean, std)
     y = as_vector(targets, "targets", length=len(m))
@@ -352,11 +353,11 @@ class RecalibrationChoice:
 def choose_recalibration(
     mean: Any,
     std: Any,
-    targets: Any,
+    targets: ArrayLike,
     *,
     methods: Sequence[str] | None = None,
-    sample_weight: Any = None,
-    clusters: Any = None,
+    sample_weight: WeightsLike = None,
+    clusters: ArrayLike | None = None,
     n_folds: int = 5,
 ) -> RecalibrationChoice:
     """Fit each recalibration to the other folds, and choose by the pinball loss of the fold left out.

@@ -23,6 +23,7 @@ from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import FitError
 from trueup._core.registry import METHODS
 from trueup._core.splits import is_significant_gain, k_fold
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup.calibrators.base import Calibrator, if_all_parts
 from trueup.calibrators.compose import Fit
 from trueup.metrics.groups import as_groups, encode_groups
@@ -67,7 +68,7 @@ class PerGroup(Calibrator):
         if not ((self.shares >= 0) & (self.shares <= 1)).all():
             raise ValueError(f"shares must lie in [0, 1], got {shares}")
 
-    def map(self, xp: Namespace, z: Any, *, groups: Any = None) -> Any:
+    def map(self, xp: Namespace, z: Any, *, groups: ArrayLike | None = None) -> Any:
         """The mixture of the row's group, as log-probabilities; that of all rows for a group not seen."""
         if groups is None:
             raise InputError("groups", "be given, as to the fit", "none")
@@ -103,7 +104,14 @@ def per_group(fit: Fit | str, *, n_folds: int = 5, strengths: Sequence[float] = 
     """
     method = METHODS[fit] if isinstance(fit, str) else fit
 
-    def fitted(logits: Any, labels: Any, *, groups: Any, sample_weight: Any = None, clusters: Any = None) -> PerGroup:
+    def fitted(
+        logits: ArrayLike,
+        labels: ArrayLike,
+        *,
+        groups: ArrayLike,
+        sample_weight: WeightsLike = None,
+        clusters: ArrayLike | None = None,
+    ) -> PerGroup:
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=2 * n_folds)
         rows = len(to_array(labels, "labels"))
         together = weighted_clusters(clusters, sample_weight, rows, min_clusters=2)
@@ -130,7 +138,7 @@ def mix(xp: Namespace, common: Any, of_group: Any, share: Any) -> Any:
     return xp.logaddexp(common + xp.log1p(-share), of_group + xp.log(share))
 
 
-def group_names(groups: Any, rows: int) -> np.ndarray:
+def group_names(groups: ArrayLike, rows: int) -> np.ndarray:
     """The group of each row in words, of several columns together."""
     columns = [[str(value) for value in column] for column in as_groups(groups, rows).values()]
     return np.array([" · ".join(values) for values in zip(*columns, strict=True)], dtype=object)

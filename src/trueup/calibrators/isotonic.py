@@ -13,6 +13,7 @@ from trueup._core.bins import tie_ends
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.row_scores import scores_and_outcomes
 from trueup._core.splits import k_fold
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup.calibrators.base import TopLabel, break_ties, clip_frequencies, row_count
 from trueup.calibrators.curves import PADDING, ClassCurves, Knots, each_class, one_vs_rest, order_weight, pad_curves
 from trueup.calibrators.temperature import Temperature
@@ -36,7 +37,7 @@ class Isotonic(Knots, TopLabel):
         self.event = event
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
+    def fit(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
         """Isotonic regression: pool adjacent violators."""
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         scores, outcomes = scores_and_outcomes(z, y, quick=True)
@@ -72,13 +73,13 @@ class IsotonicOvR(Knots, ClassCurves):
         return super().map(xp, z / self.temperature)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
+    def fit(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
         """Isotonic regression, one against the rest: pool adjacent violators in each class."""
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         return cls._of([pool_adjacent_violators(*rows) for rows in each_class(z, y, w)], row_count(z, w))
 
     @classmethod
-    def fit_scaled(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
+    def fit_scaled(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
         """Isotonic regression after temperature: fit a temperature first, then the curves to what it gives."""
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         scaler = Temperature.fit(z, y, sample_weight=w)
@@ -86,7 +87,7 @@ class IsotonicOvR(Knots, ClassCurves):
         return cls._of(curves, row_count(z, w), scaler.temperature).with_certificate(scaler.certificate)
 
     @classmethod
-    def fit_centred(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
+    def fit_centred(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
         """Centred isotonic regression: pool adjacent violators in each class, and join the blocks at their middles."""
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         curves = [centre_blocks(*rows) for rows in each_class(z, y, w)]
@@ -124,7 +125,7 @@ class IsotonicPooled(Knots, ClassCurves):
         return break_ties(xp, z, super().map(xp, z))
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
+    def fit(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
         """Isotonic regression, classes pooled: pool adjacent violators among all classes' probabilities."""
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         absent = find_absent(z)
@@ -256,7 +257,7 @@ class VennAbers(ClassCurves):
         p, weight = _two_probs(xp, xp.double(z)), order_weight(xp, z.dtype)
         return xp.astype(xp.log((self.curve(xp, p) + weight * p) / (1 + weight)).T, z.dtype)
 
-    def brackets(self, logits: Any) -> tuple[Any, Any]:
+    def brackets(self, logits: ArrayLike) -> tuple[Any, Any]:
         """p₀ and p₁ of each class, (n, classes) each; geometric means over the folds of p₁ and of 1 − p₀."""
         z = as_logits(logits).astype(np.float64)
         self._check_classes(z, self._classes)
@@ -292,12 +293,14 @@ class VennAbers(ClassCurves):
         return 1 - xp.take(lower, up_to), xp.take(upper, below)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
+    def fit(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
         """Venn–Abers: the inductive predictor, for which all rows calibrate."""
         return cls._of([_curves(*as_weighted(logits, labels, sample_weight, min_rows=1))])
 
     @classmethod
-    def fit_cross(cls, logits: Any, labels: Any, *, n_folds: int = 5, sample_weight: Any = None) -> Self:
+    def fit_cross(
+        cls, logits: ArrayLike, labels: ArrayLike, *, n_folds: int = 5, sample_weight: WeightsLike = None
+    ) -> Self:
         """Cross Venn–Abers: an inductive predictor on each of several stratified folds, and their geometric means."""
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=2 * n_folds)
         return cls._of([_curves(*take_weighted(z, y, w, held_out)) for _, held_out in k_fold(z, y, n_folds)])

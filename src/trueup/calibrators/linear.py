@@ -13,6 +13,7 @@ from trueup._core.arrays import as_weighted
 from trueup._core.namespace import Namespace
 from trueup._core.optimize import lbfgs
 from trueup._core.splits import k_fold
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup.calibrators.base import Calibrator, row_count
 from trueup.calibrators.likelihood import MATRIX_PENALTY, VECTOR_PENALTY, Penalty, Problem, Solution, matrix_problem
 from trueup.calibrators.temperature import finite_inverse_temperature, near_inverse_temperature
@@ -67,7 +68,7 @@ class Vector(Linear):
     """
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
+    def fit(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
         """Vector scaling: minimise the negative log-likelihood."""
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         z, offset = _split_offset(z)
@@ -76,7 +77,7 @@ class Vector(Linear):
         return cls(weight, _shift_bias(weight, bias, offset)).with_certificate(certificate)
 
     @classmethod
-    def fit_bias_corrected(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
+    def fit_bias_corrected(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
         """Bias-corrected temperature scaling: one temperature and a bias for each class, q = softmax(z/T + b).
 
         Alexandari, Kundaje & Shrikumar, "Maximum likelihood with bias-corrected calibration" (2020).
@@ -113,7 +114,9 @@ class Matrix(Linear):
     """
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, penalty: float = MATRIX_PENALTY, sample_weight: Any = None) -> Self:
+    def fit(
+        cls, logits: ArrayLike, labels: ArrayLike, *, penalty: float = MATRIX_PENALTY, sample_weight: WeightsLike = None
+    ) -> Self:
         """Matrix scaling: minimise the negative log-likelihood, with an L2 penalty on everything."""
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         _check_rows(z)
@@ -123,7 +126,9 @@ class Matrix(Linear):
         return cls(weight, _shift_bias(weight, bias, offset)).with_certificate(certificate)
 
     @classmethod
-    def fit_odir(cls, logits: Any, labels: Any, *, sample_weight: Any = None, **options: Any) -> Self:
+    def fit_odir(
+        cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None, **options: Any
+    ) -> Self:
         """Matrix scaling, ODIR: penalise what is off the diagonal, and the bias (MS-ODIR)."""
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=2)
         z, offset = _split_offset(z)
@@ -154,12 +159,14 @@ class Dirichlet(Linear):
         return xp.log_softmax(z)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None, **options: Any) -> Self:
+    def fit(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None, **options: Any) -> Self:
         """Dirichlet calibration: L2 on the whole matrix; the bias is free."""
         return cls.fit_odir(logits, labels, sample_weight=sample_weight, l2=True, **options)
 
     @classmethod
-    def fit_odir(cls, logits: Any, labels: Any, *, sample_weight: Any = None, **options: Any) -> Self:
+    def fit_odir(
+        cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None, **options: Any
+    ) -> Self:
         """Dirichlet calibration, ODIR: penalise what is off the diagonal, and the bias."""
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=2)
         weight, bias, certificate = _fit_penalised(Problem(z, y, Penalty(), on="log_probs", w=w), **options)
@@ -197,31 +204,38 @@ class Structured(Linear):
         return xp.log_softmax(z / self.temperature)
 
     @classmethod
-    def fit_vector(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
+    def fit_vector(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
         """Structured vector scaling: a vector of deviations (SVS)."""
         return cls._fit(logits, labels, sample_weight, vector=True)
 
     @classmethod
-    def fit_matrix(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
+    def fit_matrix(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
         """Structured matrix scaling: a matrix of deviations (SMS)."""
         return cls._fit(logits, labels, sample_weight, vector=False)
 
     @classmethod
     def fit_matrix_cv(
         cls,
-        logits: Any,
-        labels: Any,
+        logits: ArrayLike,
+        labels: ArrayLike,
         *,
         penalties: Sequence[float] = STRUCTURED_PENALTIES,
         n_folds: int = 5,
-        sample_weight: Any = None,
+        sample_weight: WeightsLike = None,
     ) -> Self:
         """Structured matrix scaling, cross-validated: the penalty on the matrix by cross-validation (SMS-CV)."""
         return cls._fit(logits, labels, sample_weight, vector=False, penalties=penalties, n_folds=n_folds)
 
     @classmethod
     def _fit(
-        cls, logits: Any, labels: Any, w: Any, *, vector: bool, penalties: Sequence[float] = (1.0,), n_folds: int = 1
+        cls,
+        logits: ArrayLike,
+        labels: ArrayLike,
+        w: Any,
+        *,
+        vector: bool,
+        penalties: Sequence[float] = (1.0,),
+        n_folds: int = 1,
     ) -> Self:
         z, y, w = as_weighted(logits, labels, w, min_rows=2 * n_folds if len(penalties) > 1 else 1)
         n, classes = row_count(z, w), z.shape[1]

@@ -13,6 +13,7 @@ from trueup._core import native
 from trueup._core.arrays import MASKED_LOGIT, as_weighted, fill_absent, find_absent
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import Certificate, FitError
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup.calibrators.base import Calibrator
 
 C = TypeVar("C", bound=Calibrator)
@@ -54,7 +55,12 @@ class Platt(Calibrator):
 
     @classmethod
     def fit(
-        cls, logits: Any, labels: Any, *, targets: Literal["platt", "plain"] = "platt", sample_weight: Any = None
+        cls,
+        logits: ArrayLike,
+        labels: ArrayLike,
+        *,
+        targets: Literal["platt", "plain"] = "platt",
+        sample_weight: WeightsLike = None,
     ) -> Self:
         """Platt scaling: minimise each class's cross-entropy against the drawn-in labels. `targets="plain"` takes the
         labels as they are, which separable classes have no finite curve for.
@@ -99,7 +105,7 @@ class Quadratic(Calibrator):
         return log_normalise(xp, self.slope * odds + self.square * odds * odds + self.offset, z)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
+    def fit(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
         """Quadratic scaling: minimise each class's cross-entropy against the drawn-in labels."""
 
         def curve(log_p: np.ndarray, log_rest: np.ndarray, targets: np.ndarray, w: np.ndarray | None) -> Curve:
@@ -145,7 +151,12 @@ class Beta(Calibrator):
 
     @classmethod
     def fit(
-        cls, logits: Any, labels: Any, *, targets: Literal["platt", "plain"] = "platt", sample_weight: Any = None
+        cls,
+        logits: ArrayLike,
+        labels: ArrayLike,
+        *,
+        targets: Literal["platt", "plain"] = "platt",
+        sample_weight: WeightsLike = None,
     ) -> Self:
         """Beta calibration: minimise each class's cross-entropy; a coefficient that comes out negative is dropped, the
         rest refitted. `targets="plain"` takes the labels as they are, which separable classes have no finite curve for.
@@ -154,7 +165,13 @@ class Beta(Calibrator):
 
 
 def fit_classes(
-    cls: type[C], logits: Any, labels: Any, w: Any, curve: CurveFit, identity: Sequence[float], targets: str = "platt"
+    cls: type[C],
+    logits: ArrayLike,
+    labels: ArrayLike,
+    w: Any,
+    curve: CurveFit,
+    identity: Sequence[float],
+    targets: str = "platt",
 ) -> C:
     """One curve a class: `curve` fits those of a block, given ln p, ln(1 − p), targets and weights (n, classes).
 

@@ -11,6 +11,7 @@ from trueup._core.arrays import as_weighted, fill_absent, find_absent, take_weig
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import Certificate, Stage, lbfgs
 from trueup._core.splits import is_significant_gain, k_fold
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.likelihood import loss_and_residual, mask_scores
 from trueup.calibrators.linear import Structured
@@ -62,7 +63,9 @@ class LowRank(Calibrator):
         return xp.astype(u * self.weight + self.bias + centred @ self.right @ self.left.T, z.dtype)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, rank: int = 8, sample_weight: Any = None) -> Calibrator:
+    def fit(
+        cls, logits: ArrayLike, labels: ArrayLike, *, rank: int = 8, sample_weight: WeightsLike = None
+    ) -> Calibrator:
         """Low-rank structured scaling: from structured vector scaling, the penalty by held-out likelihood."""
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         if rank < 1:

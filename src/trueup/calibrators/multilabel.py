@@ -9,6 +9,7 @@ import numpy as np
 
 from trueup._core.errors import InputError
 from trueup._core.namespace import Namespace
+from trueup._core.types import ArrayLike
 from trueup.calibrators.base import Calibrator, if_all_parts
 from trueup.calibrators.compose import Fit
 from trueup.calibrators.groupwise import STRENGTHS, PerGroup, mix, per_group
@@ -63,7 +64,7 @@ def per_label(
     array([[1.9, 0.6]])
     """
 
-    def fitted(logits: Any, targets: Any, *, clusters: Any = None) -> PerLabel:
+    def fitted(logits: ArrayLike, targets: ArrayLike, *, clusters: ArrayLike | None = None) -> PerLabel:
         events = label_events(logits, targets, ignore_index=ignore_index)
         labels = int(np.shape(logits)[1])
         if labels < 2:
@@ -75,7 +76,9 @@ def per_label(
     return fitted
 
 
-def fit_events(method: Fit, logits: Any, outcomes: Any, label: np.ndarray, *, labels: int, clusters: Any) -> PerLabel:
+def fit_events(
+    method: Fit, logits: ArrayLike, outcomes: Any, label: np.ndarray, *, labels: int, clusters: ArrayLike
+) -> PerLabel:
     """Fit a method of `per_group` to events (m, 2), each of the label with that number."""
     names = np.array([str(k) for k in range(labels)])
     mixed = method(logits, outcomes, groups=names[label], clusters=clusters)

@@ -15,6 +15,7 @@ from trueup._core.arrays import MASKED_LOGIT, as_arrays, as_weighted, find_absen
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.registry import METHODS
 from trueup._core.splits import k_fold, stratified_folds
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup.calibrators.base import Calibrator, if_all_parts
 from trueup.calibrators.compose import Fit
 from trueup.calibrators.diagonal import centre_rows
@@ -153,15 +154,15 @@ class Residual(FoldNetworks):
     @classmethod
     def fit(
         cls,
-        logits: Any,
-        labels: Any,
+        logits: ArrayLike,
+        labels: ArrayLike,
         *,
         base: Fit | str = "diagonal_sms",
         n_folds: int = 5,
         epochs: int = 60,
         patience: int = 5,
         seed: int = 0,
-        sample_weight: Any = None,
+        sample_weight: WeightsLike = None,
     ) -> Calibrator:
         """Residual network: fit the base, and train a network on each fold to correct it (the base, under 500 rows)."""
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
@@ -271,14 +272,14 @@ class OrderInvariant(FoldNetworks):
     @classmethod
     def fit(
         cls,
-        logits: Any,
-        labels: Any,
+        logits: ArrayLike,
+        labels: ArrayLike,
         *,
         n_folds: int = 5,
         epochs: int = 60,
         patience: int = 5,
         seed: int = 0,
-        sample_weight: Any = None,
+        sample_weight: WeightsLike = None,
     ) -> Calibrator:
         """Order-invariant network: train a network on each fold, from temperature scaling (which few rows keep)."""
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)

@@ -9,13 +9,14 @@ import numpy as np
 from trueup._core.arrays import as_logits, count_options, find_absent, match_kind, to_array
 from trueup._core.errors import InputError
 from trueup._core.namespace import NUMPY
+from trueup._core.types import ArrayLike
 from trueup.calibrators.linear import Vector
 
 _LEAST = 1e-12
 """The least prior probability of an answer: what is never given would else be given always."""
 
 
-def contextual_bias(logits: Any) -> Vector:
+def contextual_bias(logits: ArrayLike) -> Vector:
     """Contextual calibration: divide by the mean probabilities p̄ of prompts without content, q ∝ p/p̄.
 
     `logits` (m, classes) are the model's answers where the question is empty, "N/A" or such, so that it tells what the
@@ -39,7 +40,7 @@ def contextual_bias(logits: Any) -> Vector:
     return _divide_by(np.where(rows > 0, lift.sum(axis=0) / rows.clip(1), 1.0))
 
 
-def position_bias(logits: Any, orders: Any = None) -> Vector:
+def position_bias(logits: ArrayLike, orders: Any = None) -> Vector:
     """Position bias by permutation: divide by what the model gives to each place whatever stands there.
 
     `logits` (questions, orders, options) are answers to the same questions with their options in several orders;
@@ -59,7 +60,7 @@ def position_bias(logits: Any, orders: Any = None) -> Vector:
     return _divide_by(NUMPY.softmax(NUMPY.log_softmax(z, axis=2).mean(axis=1)).mean(axis=0))
 
 
-def average_orders(logits: Any, orders: Any = None) -> Any:
+def average_orders(logits: ArrayLike, orders: Any = None) -> Any:
     """Log-probabilities of the options themselves, (questions, options): means over the orders that they stood in.
 
     Logits and orders are those of `position_bias`. It costs as many answers as there are orders, and needs no fit.
@@ -82,7 +83,7 @@ def _divide_by(prior: np.ndarray) -> Vector:
     return Vector(np.ones_like(bias), bias - bias.mean())
 
 
-def _check_orders(logits: Any, orders: Any) -> tuple[np.ndarray, np.ndarray]:
+def _check_orders(logits: ArrayLike, orders: Any) -> tuple[np.ndarray, np.ndarray]:
     """Logits in double, and the option in each place, both (questions, orders, options)."""
     whole = to_array(logits, "logits")
     if whole.ndim != 3:

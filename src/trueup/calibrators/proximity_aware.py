@@ -14,6 +14,7 @@ from trueup._core.arrays import as_logits, as_matrix, as_weighted, as_weights, m
 from trueup._core.bins import BINS, EDGE_TOLERANCE, bin_index, equal_mass, equal_width, rounding_error
 from trueup._core.namespace import NUMPY, Namespace, namespace_of
 from trueup._core.row_scores import scores_and_outcomes
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup.calibrators.base import ScoreCalibrator, check_margin, row_count, set_confidence
 from trueup.calibrators.diagonal import centre_rows
 from trueup.metrics.proximity import NEIGHBOURS, Rule, check_neighbours, closeness
@@ -62,7 +63,7 @@ class ProximityInformed(ScoreCalibrator):
     def map_confidence(self, xp: Namespace, confidence: Any, proximity: Any, eps: float) -> Any:
         """Map confidences and proximities (n,) in double; `eps` is the rounding of the logits they came from."""
 
-    def confidence(self, logits: Any, *, features: Any = None) -> Any:
+    def confidence(self, logits: ArrayLike, *, features: Any = None) -> Any:
         """The calibrated confidence itself, (n,), as the method gives it; of an event its probability."""
         z = upcast_half(as_logits(logits))
         return match_kind(self._confidence(NUMPY, z, features).astype(z.dtype), logits)
@@ -143,14 +144,14 @@ class DensityRatio(ProximityInformed):
     @classmethod
     def fit(
         cls,
-        logits: Any,
-        labels: Any,
+        logits: ArrayLike,
+        labels: ArrayLike,
         *,
         features: Any = None,
         neighbours: int = NEIGHBOURS,
         rule: Rule = "distance",
         mirrored: bool = False,
-        sample_weight: Any = None,
+        sample_weight: WeightsLike = None,
     ) -> Self:
         """Density-ratio calibration: keep the samples; `mirrored` reflects their kernels at confidences 0 and 1."""
         z, y, w, x = _check(logits, labels, features, sample_weight, neighbours)
@@ -205,15 +206,15 @@ class BinMeanShift(ProximityInformed):
     @classmethod
     def fit(
         cls,
-        logits: Any,
-        labels: Any,
+        logits: ArrayLike,
+        labels: ArrayLike,
         *,
         features: Any = None,
         bins: int = BINS,
         proximity_bins: int = 5,
         neighbours: int = NEIGHBOURS,
         rule: Rule = "distance",
-        sample_weight: Any = None,
+        sample_weight: WeightsLike = None,
     ) -> Self:
         """Bin-mean shift: take the mean gap in each cell."""
         z, y, w, x = _check(logits, labels, features, sample_weight, neighbours)
@@ -231,7 +232,7 @@ class BinMeanShift(ProximityInformed):
 
 
 def _check(
-    logits: Any, labels: Any, features: Any, sample_weight: Any, neighbours: int
+    logits: ArrayLike, labels: ArrayLike, features: Any, sample_weight: WeightsLike, neighbours: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
     """A pair, its weights, and the features by which its rows are near to each other."""
     z, y, w = as_weighted(logits, labels, sample_weight, min_rows=neighbours + 1)

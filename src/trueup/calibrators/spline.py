@@ -15,6 +15,7 @@ from trueup._core.errors import InputError
 from trueup._core.namespace import Namespace
 from trueup._core.row_scores import scores_and_outcomes
 from trueup._core.splits import k_fold
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup.calibrators.base import Calibrator, TopLabel, check_margin
 from trueup.calibrators.curves import Knots, interpolate, pad_curves
 from trueup.calibrators.logistic import class_blocks, class_targets, cross_entropy, log_normalise, log_odds
@@ -46,7 +47,9 @@ class Spline(Knots, TopLabel):
         self.margin, self.event = check_margin(margin), event
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, monotone: bool = False, sample_weight: Any = None) -> Self:
+    def fit(
+        cls, logits: ArrayLike, labels: ArrayLike, *, monotone: bool = False, sample_weight: WeightsLike = None
+    ) -> Self:
         """Spline calibration: solve for the six knots; with `monotone`, pool what falls."""
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=KNOTS)
         each = np.ones(len(z)) if w is None else w
@@ -80,7 +83,7 @@ def _recalibration(
 
 
 PENALTIES = tuple(10.0**power for power in range(2, -5, -1))
-"""Weights of the curve's roughness that cross-validation tries, the stiffest first."""
+"""WeightsLike of the curve's roughness that cross-validation tries, the stiffest first."""
 _INNER_KNOTS = 12
 _LEAST_GAP = 1e-3  # between knots, as a share of their range
 _GRID = 128
@@ -122,7 +125,7 @@ class SmoothingSpline(Calibrator):
         return log_normalise(xp, interpolate(xp, odds, self.knots, self.values).T, z)
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, n_folds: int = 5, sample_weight: Any = None) -> Self:
+    def fit(cls, logits: ArrayLike, labels: ArrayLike, *, n_folds: int = 5, sample_weight: WeightsLike = None) -> Self:
         """Smoothing spline: minimise each class's penalised log-loss, the penalty by cross-validation."""
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=2 * n_folds)
         each = np.ones(len(z)) if w is None else w

@@ -1,4 +1,4 @@
-"""Temperature scaling, by likelihood, by Brier score, by focal loss, and by the ECE over a grid."""
+"""Temperature scaling by likelihood, Brier score, focal loss, or a grid search for the smallest ECE."""
 
 from __future__ import annotations
 
@@ -25,40 +25,52 @@ from trueup._core.loss_sums import temperature_sums
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import Certificate, halley, newton, warn_at_bound
 from trueup._core.row_scores import confidences, confidences_and_hits
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup.calibrators.base import Calibrator, check_positive, row_count
 
 FINE_GRID = tuple(i / 1000 for i in range(1, 5001))
-"""0.001 … 5.000, the grid of Neural Clamping's baseline."""
+"""Temperatures 0.001 … 5.000, the grid of Neural Clamping's baseline."""
 WIDE_GRID = tuple(i / 100 for i in range(1, 1001))
-"""0.01 … 10.00, the grid of Rethinking Calibration."""
+"""Temperatures 0.01 … 10.00, the grid of Rethinking Calibration."""
 Loss = Callable[[float], tuple[float, float, float]]
-"""A function of 1/T: its value and its first two derivatives."""
+"""A function of 1/T that returns its value and its first two derivatives."""
 Optimum = tuple[float, Certificate]
-"""The best 1/T, and how its search ended."""
+"""The best 1/T and the certificate of its search."""
 
 MAX_SCALE_RATIO = 1e6
-"""How far from the logits' own scale 1/T may go before the likelihood's fit stops at a bound."""
+"""Bounds of 1/T in the likelihood's fit, as a multiple of the logits' own scale and its inverse."""
 MIN_BRIER_RATIO, MAX_BRIER_RATIO = 1e-3, 1e2
-"""Where the Brier score's T is searched, as multiples of the logits' own scale."""
-_FARTHEST = 1e3  # times the median distance of a row's two largest logits: what is further counts as this far
-_FEW, _FEW_WIDE, _WIDE = 500, 100, 4096  # rows that a search begins with; fewer where there are so many classes
+"""Range of T in the Brier score's search, as multiples of the logits' own scale."""
+_MAX_DEPTH = 1e3  # logits are clipped this many median gaps (between the two largest of a row) below the largest
+_MIN_SUBSAMPLE, _MIN_SUBSAMPLE_WIDE, _WIDE = 500, 100, 4096  # rows of the first search; the second from 4096 classes on
 _SUBSAMPLE = 2000
-_NEAR, _LAST = 5e-2, 1e-4  # a Newton step of this size leaves an error of about its square
-_THIRD_NEAR, _THIRD = 0.1, 2e-4  # and one of third order of its cube
+_COARSE_STEP, _FINE_STEP = 5e-2, 1e-4  # relative Newton steps at which a search stops: the error is about the square
+_COARSE_CUBIC_STEP, _FINE_CUBIC_STEP = 0.1, 2e-4  # the same for Halley's steps: the error is about the cube
 
 
 class Temperature(Calibrator):
     """Divide the logits by one number: q = softmax(z/T).
 
-    By likelihood, T minimises Σ_i ln Σ_k exp(z_ik/T) − z_iy/T, which is convex in 1/T. It keeps the ranking and is hard
-    to overfit. Not for networks whose miscalibration differs between classes or regions of confidence.
-    Guo et al., "On calibration of modern neural networks" (2017).
+    By likelihood, T minimises Σ_i ln Σ_k exp(z_ik/T) − z_iy/T, which is convex in 1/T. The predicted class stays, and
+    one parameter hardly overfits. Not for networks whose miscalibration differs between classes or regions of
+    confidence.
 
+    Parameters
+    ----------
+    temperature
+        The divisor T > 0; above 1 it lowers confidence.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(5000, 10))
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
     >>> Temperature.fit(2.5 * z, y)
     Temperature(temperature=2.51869)
+
+    References
+    ----------
+    Guo et al., "On calibration of modern neural networks" (2017), arXiv:1706.04599.
     """
 
     keeps_argmax = True
@@ -75,11 +87,27 @@ class Temperature(Calibrator):
         return z / self.temperature
 
     @classmethod
-    def fit(cls, logits: Any, labels: Any, *, smooth: float = 0.0, sample_weight: Any = None) -> Self:
-        """Temperature scaling: minimise the negative log-likelihood, by Newton steps from a subsample's optimum.
+    def fit(
+        cls, logits: ArrayLike, labels: ArrayLike, *, smooth: float = 0.0, sample_weight: WeightsLike = None
+    ) -> Self:
+        """Minimise the negative log-likelihood by Newton's method, started at a subsample's optimum.
 
-        `smooth` rows more are taken to have all classes alike, as in Platt's targets, so that rows whose labels are all
-        right do not make it infinitely sure.
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities of the calibration rows, shape (n, classes).
+        labels
+            True classes of the rows, numbered from 0, shape (n,).
+        smooth
+            Number of pseudo-rows whose label is uniform over the classes. It keeps T finite where every prediction is
+            correct.
+        sample_weight
+            Weight of each row, shape (n,). By default all rows count equally.
+
+        Returns
+        -------
+        Self
+            The fitted calibrator.
         """
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         if not 0 <= smooth < math.inf:
@@ -89,7 +117,22 @@ class Temperature(Calibrator):
 
     @classmethod
     def from_search(cls, beta: float, certificate: Certificate, scale: Callable[[], float] | None = None) -> Self:
-        """Return the end of a search for 1/T; at a bound it warns, with the reason for logits of this scale."""
+        """Build the calibrator from a search for 1/T, and warn if the search stopped at a bound.
+
+        Parameters
+        ----------
+        beta
+            The best 1/T.
+        certificate
+            How the search ended.
+        scale
+            Function that returns the logits' own scale; a warning then explains why the likelihood has no optimum.
+
+        Returns
+        -------
+        Self
+            The fitted calibrator.
+        """
         if certificate.status == "bound":
             reason = "" if scale is None else bound_reason(beta, scale())
             warn_at_bound("temperature", 1 / beta, reason, stacklevel=3)
@@ -98,17 +141,32 @@ class Temperature(Calibrator):
     @classmethod
     def fit_ece(
         cls,
-        logits: Any,
-        labels: Any,
+        logits: ArrayLike,
+        labels: ArrayLike,
         *,
         temperatures: Sequence[float] | None = None,
         bins: int = BINS,
-        sample_weight: Any = None,
+        sample_weight: WeightsLike = None,
     ) -> Self:
-        """Temperature scaling (least ECE): take the temperature of a grid with the least ECE; of equal ones the one
-        nearest to 1 (in its logarithm).
+        """Take the temperature of a grid with the smallest ECE; ties go to the one closest to 1 on a log scale.
 
-        The default grid is `FINE_GRID`, 0.001 … 5.000; `WIDE_GRID` is 0.01 … 10.00.
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities of the calibration rows, shape (n, classes).
+        labels
+            True classes of the rows, numbered from 0, shape (n,).
+        temperatures
+            The grid; by default `FINE_GRID`, 0.001 … 5.000. `WIDE_GRID` is 0.01 … 10.00.
+        bins
+            Number of equal-width bins of the ECE.
+        sample_weight
+            Weight of each row, shape (n,). By default all rows count equally.
+
+        Returns
+        -------
+        Self
+            The fitted calibrator.
         """
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         grid = np.asarray(FINE_GRID if temperatures is None else temperatures, dtype=np.float64)
@@ -119,14 +177,46 @@ class Temperature(Calibrator):
         return cls(float(grid[best[np.abs(np.log(grid[best])).argmin()]]))
 
     @classmethod
-    def fit_ece_wide(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
-        """Temperature scaling (least ECE, wide search): take the temperature of 0.01 … 10.00 with the least ECE."""
+    def fit_ece_wide(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
+        """Take the temperature of 0.01 … 10.00 with the smallest ECE.
+
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities of the calibration rows, shape (n, classes).
+        labels
+            True classes of the rows, numbered from 0, shape (n,).
+        sample_weight
+            Weight of each row, shape (n,). By default all rows count equally.
+
+        Returns
+        -------
+        Self
+            The fitted calibrator.
+        """
         return cls.fit_ece(logits, labels, temperatures=WIDE_GRID, sample_weight=sample_weight)
 
     @classmethod
-    def fit_focal(cls, logits: Any, labels: Any, *, gamma: float = 1.0, sample_weight: Any = None) -> Self:
-        """Temperature scaling (focal loss): minimise the focal loss −(1 − p_y)^γ ln p_y: a grid finds the valley, since
-        it is not convex.
+    def fit_focal(
+        cls, logits: ArrayLike, labels: ArrayLike, *, gamma: float = 1.0, sample_weight: WeightsLike = None
+    ) -> Self:
+        """Minimise the focal loss −(1 − p_y)^γ ln p_y; it is not convex, so a grid brackets the minimum first.
+
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities of the calibration rows, shape (n, classes).
+        labels
+            True classes of the rows, numbered from 0, shape (n,).
+        gamma
+            The exponent γ ≥ 0; 0 is the likelihood.
+        sample_weight
+            Weight of each row, shape (n,). By default all rows count equally.
+
+        Returns
+        -------
+        Self
+            The fitted calibrator.
         """
         if not gamma >= 0 or math.isinf(gamma):
             raise ValueError(f"gamma must be a number from 0 on, got {gamma}")
@@ -134,64 +224,79 @@ class Temperature(Calibrator):
         return cls.from_search(*focal_inverse_temperature(z, y, gamma, w=w))
 
     @classmethod
-    def fit_brier(cls, logits: Any, labels: Any, *, sample_weight: Any = None) -> Self:
-        """Temperature scaling (Brier score): minimise the mean squared distance from the one-hot label."""
+    def fit_brier(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
+        """Minimise the mean squared distance between the probabilities and the one-hot label.
+
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities of the calibration rows, shape (n, classes).
+        labels
+            True classes of the rows, numbered from 0, shape (n,).
+        sample_weight
+            Weight of each row, shape (n,). By default all rows count equally.
+
+        Returns
+        -------
+        Self
+            The fitted calibrator.
+        """
         return cls.from_search(*brier_inverse_temperature(*as_weighted(logits, labels, sample_weight, min_rows=1)))
 
 
 def grid_errors(
     z: np.ndarray, y: np.ndarray, temperatures: np.ndarray, bins: int, w: np.ndarray | None = None
 ) -> np.ndarray:
-    """The ECE at each temperature that could have the least, and infinity at those that could not.
+    """Return the ECE at each temperature that could have the smallest one, and infinity at the others.
 
-    ECE is at least |mean confidence − accuracy|, and the mean confidence falls as T rises: from where it crosses the
-    accuracy, walk outwards until that gap alone exceeds the least ECE found.
+    The ECE is at least |mean confidence − accuracy|, and the mean confidence falls as T rises. The search starts where
+    the two cross and walks outwards until that lower bound exceeds the smallest ECE so far.
     """
     correct = confidences_and_hits(z, y)[1]
     accuracy, edges, unit = np.average(correct, weights=w), equal_width(bins), rounding_error(z)
     order = np.argsort(temperatures, kind="stable")
     errors = np.full(len(order), np.inf)
 
-    def gap(place: int) -> float:
-        """Mean confidence − accuracy at a place of the sorted grid, where the ECE is noted."""
-        confidence, _ = confidences(z, beta=1 / float(temperatures[order[place]]))
+    def gap(index: int) -> float:
+        """Return mean confidence − accuracy at an index of the sorted grid, and store the ECE there."""
+        confidence, _ = confidences(z, beta=1 / float(temperatures[order[index]]))
         tally = Bins.from_scores(confidence, correct, edges, rounding=unit, sample_weight=w)
-        errors[order[place]] = tally.ece()
+        errors[order[index]] = tally.ece()
         return float(np.average(confidence, weights=w) - accuracy)
 
     low, high = 0, len(order) - 1
     while low < high:
         middle = (low + high) // 2
         low, high = (middle + 1, high) if gap(middle) > 0 else (low, middle)
-    for places in (range(low, len(order)), range(low - 1, -1, -1)):
-        for place in places:
-            if abs(gap(place)) > errors.min() + 1e-9:
+    for walk in (range(low, len(order)), range(low - 1, -1, -1)):
+        for index in walk:
+            if abs(gap(index)) > errors.min() + 1e-9:
                 break
     return errors
 
 
 def inverse_temperature(z: np.ndarray, y: np.ndarray, w: np.ndarray | None = None, *, smooth: float = 0.0) -> Optimum:
-    """1/T of most likelihood, in trusted arrays: Newton on some rows, on all of them quickly, then exactly.
+    """Return the 1/T of maximum likelihood for checked arrays.
 
-    With `smooth` the labels are smoothed as if so many rows had all classes alike, ε = smooth/(n + smooth): the best
-    1/T is then finite where every label has its row's largest logit.
+    Newton's method runs on a subsample, then on all rows with fast arithmetic, then exactly. With `smooth` the labels
+    are smoothed by ε = smooth/(n + smooth), which makes the best 1/T finite even where every prediction is correct.
     """
     z, y, w = _as_arrays(z, y, w)
     scale = scale_of(z)
-    if scale == 0:  # constant rows: every T is as good
+    if scale == 0:  # constant rows: every T has the same loss
         return 1.0, Certificate("converged", 0.0, 0, 0, float(np.mean(np.log(count_options(z)))))
     rise = _rise(z, y, w, smooth)
     quick = None if z.dtype == np.float64 else _mean_loss(z, y, w, rise, quick=True)
-    return search_beta(_mean_loss(z, y, w, rise), quick, _estimate_from_few(z, y, w, scale), scale)
+    return search_beta(_mean_loss(z, y, w, rise), quick, _estimate_from_subsample(z, y, w, scale), scale)
 
 
 def smoothed_loss(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, smooth: float) -> Loss:
-    """The mean loss of labels smoothed as in `inverse_temperature`, as a function of 1/T, with two derivatives."""
+    """Return the mean loss with labels smoothed as in `inverse_temperature`, as a function of 1/T."""
     return _mean_loss(z, y, w, _rise(z, y, w, smooth))
 
 
 def _rise(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, smooth: float) -> float:
-    """The slope that smoothed labels add to the mean loss."""
+    """Return the slope that smoothed labels add to the mean loss."""
     if not smooth:
         return 0.0
     above_mean = np.empty(len(z))  # the label's logit less the mean of its row
@@ -203,125 +308,127 @@ def _rise(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, smooth: float) -> 
 
 
 def finite_inverse_temperature(z: np.ndarray, y: np.ndarray, w: np.ndarray | None = None) -> float:
-    """1/T of most likelihood, or of smoothed labels where every label has its row's largest logit."""
+    """Return the 1/T of maximum likelihood, with smoothed labels if every prediction is correct."""
     beta, certificate = inverse_temperature(z, y, w)
     if certificate.status == "bound" and beta * scale_of(z) > 1:
         beta, _ = inverse_temperature(z, y, w, smooth=1.0)
     return beta
 
 
-def search_beta(loss: Loss, quick: Loss | None, few: Estimate | None, scale: float) -> Optimum:
-    """The best 1/T by what some rows say, then a quick loss of all rows if there is one, then the exact one.
+def search_beta(loss: Loss, quick: Loss | None, estimate: Estimate | None, scale: float) -> Optimum:
+    """Return the best 1/T: start at a subsample's estimate, refine with the fast loss if any, finish exactly.
 
-    Where some rows say nothing it may be at a bound.
+    Without an estimate the optimum may lie at a bound, which is checked first.
     """
     low, high = 1 / (MAX_SCALE_RATIO * scale), MAX_SCALE_RATIO / scale
-    if few is None:
+    if estimate is None:
         bound = _bound(loss, low, high)
         if bound is None:
-            return newton(loss, 1 / scale, low=low, high=high, tolerance=_LAST)
+            return newton(loss, 1 / scale, low=low, high=high, tolerance=_FINE_STEP)
         value, slope, _ = loss(bound)
         return bound, Certificate("bound", abs(slope), 0, 3, value)
-    near, passes = few.near, 0
+    near, passes = estimate.near, 0
     if quick is not None:
-        near, (before, curvature_before), passes = _refine(quick, few, low, high)
+        near, (before, curvature_before), passes = _refine(quick, estimate, low, high)
         value, slope, curvature = loss(near)
         third = (curvature - curvature_before) / (near - before) if near != before else 0.0
         step = halley(slope, curvature, third)
-        if abs(step) <= _THIRD * near:
+        if abs(step) <= _FINE_CUBIC_STEP * near:
             return near + step, Certificate("converged", abs(slope), 1, passes + 1, value)
         near, passes = min(max(near + step, near / 2), 2 * near), passes + 1
-    beta, certificate = newton(loss, near, low=low, high=high, tolerance=_LAST)
+    beta, certificate = newton(loss, near, low=low, high=high, tolerance=_FINE_STEP)
     return beta, replace(certificate, passes=certificate.passes + passes)
 
 
 def bound_reason(beta: float, scale: float) -> str:
-    """Why a likelihood has no best 1/T: it rises up to the bound that was reached, of logits of this scale."""
+    """Explain why the likelihood has no optimum and the search stopped at this bound."""
     if beta * scale > 1:
         return "every label has its row's largest logit"
-    return "the logits tell labels apart no better than chance"
+    return "the logits predict the labels no better than chance"
 
 
-def _refine(loss: Loss, few: Estimate, low: float, high: float) -> tuple[float, tuple[float, float], int]:
-    """A better 1/T, where the loss was last asked with its curvature there, and how often it was asked."""
-    recorded, seen = _record(loss)
-    _, slope, curvature = recorded(few.near)
-    near = few.near + halley(slope, curvature, few.third * curvature)
-    if abs(near - few.near) > _THIRD_NEAR * few.near:
-        start = min(max(near, few.near / 2), 2 * few.near)
-        near, _ = newton(recorded, start, low=low, high=high, tolerance=_NEAR)
-    return near, seen[-1], len(seen)
+def _refine(loss: Loss, estimate: Estimate, low: float, high: float) -> tuple[float, tuple[float, float], int]:
+    """Refine 1/T; also return the last 1/T and curvature that were evaluated, and the number of evaluations."""
+    recorded, evaluated = _record(loss)
+    _, slope, curvature = recorded(estimate.near)
+    near = estimate.near + halley(slope, curvature, estimate.third * curvature)
+    if abs(near - estimate.near) > _COARSE_CUBIC_STEP * estimate.near:
+        start = min(max(near, estimate.near / 2), 2 * estimate.near)
+        near, _ = newton(recorded, start, low=low, high=high, tolerance=_COARSE_STEP)
+    return near, evaluated[-1], len(evaluated)
 
 
 def _record(loss: Loss) -> tuple[Loss, list[tuple[float, float]]]:
-    """A loss that notes where it was asked and the curvature there."""
-    seen: list[tuple[float, float]] = []
+    """Return the loss and a list to which each call appends its 1/T and curvature."""
+    evaluated: list[tuple[float, float]] = []
 
     def recorded(beta: float) -> tuple[float, float, float]:
-        found = loss(beta)
-        seen.append((beta, found[2]))
-        return found
+        derivatives = loss(beta)
+        evaluated.append((beta, derivatives[2]))
+        return derivatives
 
-    return recorded, seen
+    return recorded, evaluated
 
 
 def near_inverse_temperature(z: np.ndarray, y: np.ndarray, w: np.ndarray | None = None) -> float:
-    """1/T to a few percent, where a search of more than a temperature may begin."""
+    """Return 1/T to a few percent, as the start of searches with further parameters."""
     scale = scale_of(z)
     if scale == 0:
         return 1.0
-    few = _estimate_from_few(z, y, w, scale)
-    return finite_inverse_temperature(z, y, w) if few is None else few.near
+    estimate = _estimate_from_subsample(z, y, w, scale)
+    return finite_inverse_temperature(z, y, w) if estimate is None else estimate.near
 
 
 class Estimate(NamedTuple):
-    """What some rows say."""
+    """A subsample's estimate of the optimum."""
 
     near: float
-    """Where their best 1/T is."""
+    """The subsample's best 1/T."""
     third: float
-    """The loss's third derivative over its second there, about."""
+    """Ratio of the loss's third to its second derivative there, approximately."""
 
 
-def _estimate_from_few(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, scale: float) -> Estimate | None:
-    """1/T of some rows; none if there are hardly more, or it is at a bound, where that of all rows need not be."""
-    # As many as save a pass over all: a hundredth of them costs little, and brings the search near enough.
-    least = _FEW if z.shape[1] < _WIDE else _FEW_WIDE
-    few = _SUBSAMPLE if z.dtype == np.float64 else max(least, min(len(z) // 100, 2 * _SUBSAMPLE))
-    if len(z) <= 4 * few:
+def _estimate_from_subsample(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, scale: float) -> Estimate | None:
+    """Return a subsample's estimate; None if all rows cost hardly more, or if the optimum is at a bound."""
+    # One percent of the rows costs little and saves a pass over all of them.
+    minimum = _MIN_SUBSAMPLE if z.shape[1] < _WIDE else _MIN_SUBSAMPLE_WIDE
+    size = _SUBSAMPLE if z.dtype == np.float64 else max(minimum, min(len(z) // 100, 2 * _SUBSAMPLE))
+    if len(z) <= 4 * size:
         return None
-    some = slice(None, None, len(z) // few)
-    return subsample_estimate(z[some].copy(), y[some].copy(), scale, None if w is None else w[some].copy())
+    rows = slice(None, None, len(z) // size)
+    return subsample_estimate(z[rows].copy(), y[rows].copy(), scale, None if w is None else w[rows].copy())
 
 
 def subsample_estimate(z: np.ndarray, y: np.ndarray, scale: float, w: np.ndarray | None = None) -> Estimate | None:
-    """What some rows say; none if their best is at a bound."""
+    """Return the estimate from these rows; None if their optimum is at a bound."""
     low, high = 1 / (MAX_SCALE_RATIO * scale), MAX_SCALE_RATIO / scale
     if _bound(_mean_loss(z, y, w), low, high) is not None:
         return None
-    loss, seen = _record(_mean_loss(z, y, w))
-    near, found = newton(loss, 1 / scale, low=low, high=high, tolerance=1e-2)
-    if found.status != "converged":
+    loss, evaluated = _record(_mean_loss(z, y, w))
+    near, certificate = newton(loss, 1 / scale, low=low, high=high, tolerance=1e-2)
+    if certificate.status != "converged":
         return None
-    (before, first), (last, second) = seen[-2:] if len(seen) > 1 else (seen[0], seen[0])
-    third = (second - first) / (last - before) / second if last != before and second > 0 else 0.0
+    (before, first), (after, second) = evaluated[-2:] if len(evaluated) > 1 else (evaluated[0], evaluated[0])
+    third = (second - first) / (after - before) / second if after != before and second > 0 else 0.0
     return Estimate(near, third)
 
 
 def brier_inverse_temperature(z: np.ndarray, y: np.ndarray, w: np.ndarray | None = None) -> Optimum:
-    """1/T of least Brier score, in trusted arrays.
+    """Return the 1/T that minimises the Brier score, for checked arrays.
 
-    The score may have more than one valley: a grid over some rows finds the deepest, Newton its bottom over all rows.
+    The score may have several local minima. A grid over a subsample finds the deepest, and Newton's method refines it
+    on all rows.
     """
     z, y, w = _as_arrays(z, y, w)
     every = max(1, len(z) // _SUBSAMPLE)
-    some, labels, few = z[::every], y[::every], None if w is None else w[::every]
+    subsample = z[::every], y[::every]
+    subsample_weight = None if w is None else w[::every]
     scale = scale_of(z)
     if scale == 0:
         level = 1 - float(np.mean(1 / count_options(z)))
-        return 1.0, Certificate("converged", 0.0, 0, 0, level)  # constant rows: every T is as good
+        return 1.0, Certificate("converged", 0.0, 0, 0, level)  # constant rows: every T has the same loss
     grid = np.geomspace(1 / MAX_BRIER_RATIO, 1 / MIN_BRIER_RATIO, 26) / scale
-    deepest = int(np.argmin([_brier(some, labels, float(beta), few)[0] for beta in grid]))
+    deepest = int(np.argmin([_brier(*subsample, float(beta), subsample_weight)[0] for beta in grid]))
     low, high = max(deepest - 1, 0), min(deepest + 1, len(grid) - 1)
     while low > 0 and _brier(z, y, float(grid[low]), w)[1] > 0:
         low -= 1
@@ -333,10 +440,10 @@ def brier_inverse_temperature(z: np.ndarray, y: np.ndarray, w: np.ndarray | None
 def focal_inverse_temperature(
     z: np.ndarray, y: np.ndarray, gamma: float, *, near: float | None = None, w: np.ndarray | None = None
 ) -> Optimum:
-    """1/T of least focal loss −(1 − p_y)^γ ln p_y, in trusted arrays; `near` is where it is searched first.
+    """Return the 1/T that minimises the focal loss −(1 − p_y)^γ ln p_y, for checked arrays.
 
-    The loss need not be convex in 1/T: a coarse walk about the likelihood's optimum finds the valley, Newton its
-    bottom.
+    The loss need not be convex in 1/T. A coarse grid around the likelihood's optimum, or around `near`, brackets the
+    minimum, and Newton's method refines it.
     """
     z, y, w = _as_arrays(z, y, w)
     beta, certificate = inverse_temperature(z, y, w)
@@ -355,11 +462,11 @@ def focal_inverse_temperature(
 
 
 _LEAST_REST = 1e-12
-"""The least 1 − p that is raised to a power: the slope of a power below 1 has no bound at 0."""
+"""Smallest 1 − p that is raised to a power; below it the slope of a power less than 1 is unbounded."""
 
 
 def _focal(z: np.ndarray, y: np.ndarray, beta: float, gamma: float, w: np.ndarray | None) -> tuple[float, float, float]:
-    """The mean focal loss of softmax(βz), and its first two derivatives in β."""
+    """Return the mean focal loss of softmax(βz) and its first two derivatives in β."""
     sums = np.zeros(3)
     for part, labels, share in shifted_chunks(z, y, w):
         log_p = NUMPY.log_softmax(beta * part)
@@ -381,14 +488,14 @@ def _focal(z: np.ndarray, y: np.ndarray, beta: float, gamma: float, w: np.ndarra
 
 
 def _bound(loss: Loss, low: float, high: float) -> float | None:
-    """The end of the range towards which a convex loss falls all the way, if it does."""
+    """Return the end of the range towards which a convex loss decreases throughout, if there is one."""
     if loss(high)[1] <= 0:
         return high
     return low if loss(low)[1] >= 0 else None
 
 
 def _mean_loss(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, rise: float = 0.0, *, quick: bool = False) -> Loss:
-    """The mean loss of softmax(βz) plus a straight line, and its first two derivatives in β."""
+    """Return the function β ↦ mean loss of softmax(βz) plus rise·β, with its first two derivatives."""
     n = row_count(z, w)
 
     def derivatives(beta: float) -> tuple[float, float, float]:
@@ -399,7 +506,7 @@ def _mean_loss(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, rise: float =
 
 
 def _brier(z: np.ndarray, y: np.ndarray, beta: float, w: np.ndarray | None = None) -> tuple[float, float, float]:
-    """The mean Brier score of softmax(βz), and its first two derivatives in β."""
+    """Return the mean Brier score of softmax(βz) and its first two derivatives in β."""
     sums = np.zeros(3)
     for part, labels, share in shifted_chunks(z, y, w):
         p = NUMPY.softmax(beta * part)
@@ -416,26 +523,26 @@ def _brier(z: np.ndarray, y: np.ndarray, beta: float, w: np.ndarray | None = Non
 
 
 def scale_of(z: np.ndarray) -> float:
-    """The median standard deviation of a row's logits, of some hundred rows; absent options are left out.
+    """Return the median standard deviation of a row's logits, over some hundred rows and without absent options.
 
-    A logit counts as no further below the largest than a thousand times the median distance of the second, so that
-    numbers that only fill up rows cannot make the scale.
+    Logits far below the largest are clipped at 1000 times the median gap between a row's two largest logits. Padding
+    values then do not determine the scale.
     """
-    few = to_array(z, "logits")[:: max(1, len(z) // 256)]
-    chunks = native.row_chunks(len(few), z.shape[1], native.DEFAULT_CHUNK)  # a vocabulary is large
-    parts = [_below_largest(upcast_half(few[rows])) for rows in chunks]
-    farthest = -_FARTHEST * np.median(np.concatenate([second for _, second in parts]))
+    sample = to_array(z, "logits")[:: max(1, len(z) // 256)]
+    chunks = native.row_chunks(len(sample), z.shape[1], native.DEFAULT_CHUNK)  # for large vocabularies
+    parts = [_below_largest(upcast_half(sample[rows])) for rows in chunks]
+    max_depth = -_MAX_DEPTH * np.median(np.concatenate([second for _, second in parts]))
     spread = []
     for below, _ in parts:
-        here = None if np.isfinite(below.min()) else np.isfinite(below)
-        if farthest > 0:
-            np.maximum(below, -farthest, out=below)
-        spread.append(below.std(axis=1) if here is None else below.std(axis=1, where=here))
+        offered = None if np.isfinite(below.min()) else np.isfinite(below)
+        if max_depth > 0:
+            np.maximum(below, -max_depth, out=below)
+        spread.append(below.std(axis=1) if offered is None else below.std(axis=1, where=offered))
     return float(np.median(np.concatenate(spread)))
 
 
 def _below_largest(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return logits less the largest of their row, in double, and those of the second largest."""
+    """Return logits minus the largest of their row, in float64, and the second largest of these."""
     largest = z.argmax(axis=1)[:, None]
     below = z.astype(np.float64)
     below -= np.take_along_axis(below, largest, axis=1)
@@ -448,7 +555,7 @@ def _below_largest(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def shifted_chunks(
     z: np.ndarray, y: np.ndarray, w: np.ndarray | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Rows in double, less their largest logit, with their labels and their shares of all weight as columns."""
+    """Yield rows in float64 minus their largest logit, with labels and shares of the total weight as columns."""
     share = np.full(len(z), 1 / len(z)) if w is None else w / w.sum()
     for rows in native.row_chunks(len(z), z.shape[1], native.DEFAULT_CHUNK):
         double = z[rows].astype(np.float64)
@@ -457,5 +564,5 @@ def shifted_chunks(
 
 
 def _as_arrays(z: Any, y: Any, w: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """A trusted pair and its weights in NumPy: networks are fitted on tensors."""
+    """Return checked arrays as NumPy arrays; networks are fitted on tensors."""
     return to_array(z, "logits"), to_array(y, "labels"), None if w is None else to_array(w, "sample_weight")

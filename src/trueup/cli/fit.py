@@ -111,10 +111,10 @@ def _print_choice(choice: Any, classes: int) -> None:
 
 def _fit(methods: list[str], table: PredictionTable, event: int | None) -> Calibrator:
     from trueup._core.registry import METHODS
-    from trueup.calibrators.compose import choose, for_event, takes
+    from trueup.calibrators.compose import accepts_option, choose, for_event
 
     fit = METHODS[methods[0]] if len(methods) == 1 else choose(methods)
-    names = ("sample_weight", "clusters") if takes(fit, "clusters") else ("sample_weight",)
+    names = ("sample_weight", "clusters") if accepts_option(fit, "clusters") else ("sample_weight",)
     options = {name: value for name, value in table.options().items() if name in names}
     fit = fit if event is None else for_event(fit, event)
     return fit(*table.pair, **options)

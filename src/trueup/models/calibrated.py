@@ -17,7 +17,7 @@ from trueup._core.errors import InputError
 from trueup._core.progress import track
 from trueup._core.registry import METHODS
 from trueup.calibrators.base import Calibrator
-from trueup.calibrators.compose import takes
+from trueup.calibrators.compose import accepts_option
 from trueup.convert import ClassAxis, classes_last, flatten
 from trueup.io.predictions import Predictions, PredictionTable
 from trueup.models._distributed import all_gather_object, all_gather_rows, raise_on_all_ranks, rank, world_size
@@ -355,7 +355,7 @@ def calibrate(
         table: Any = collect(model, loader, device=device, progress=progress, **rows)
     else:
         table = collect(model, loader, device=device, progress=progress)
-    if class_axis is not None and takes(fit, "clusters"):
+    if class_axis is not None and accepts_option(fit, "clusters"):
         options |= table.options()
     return Calibrated(model, after=fit(*table, **options), class_axis=class_axis)
 

@@ -23,11 +23,11 @@ from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import (
     Choice,
     Fit,
+    accepts_option,
     cross_fit,
     record_choice,
     simplest,
     standard_error,
-    takes,
     weighted_mean,
 )
 from trueup.io.predictions import Predictions
@@ -247,7 +247,7 @@ def run_audit(
             try:
                 held_out = as_arrays(cross_fit(fit, n_folds=n_folds)(z, y, **weights, clusters=clusters), y)
                 loss = score_rows(*held_out).nll
-                by_cluster = {"clusters": clusters} if clusters is not None and takes(fit, "clusters") else {}
+                by_cluster = {"clusters": clusters} if clusters is not None and accepts_option(fit, "clusters") else {}
                 calibrator = fit(z, y, **weights, **by_cluster)
                 after = held_out if test is None else as_arrays(calibrator(test.logits), test.labels)
                 losses[name], calibrators[name], pairs[name] = loss, calibrator, after
