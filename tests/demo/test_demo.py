@@ -22,7 +22,7 @@ pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 pytest.importorskip("plotly", reason="plotly is not installed")
 
 from trueup.demo import camera, messages, repair_figure, walkthrough
-from trueup.demo.digits import CALIBRATE, TRAIN, digits, loader, train_network
+from trueup.demo.digits import N_CALIBRATION, N_TRAIN, digits, loader, train_network
 from trueup.demo.walkthrough import COMPARED, FILES
 
 METHODS = ("temperature", "svs", "histogram")
@@ -83,7 +83,11 @@ def found(told):
 
 def test_the_parts_are_disjoint_and_split_by_the_seed():
     one, two = digits(0), digits(1)
-    assert [len(labels) for _, labels in (one.train, one.val, one.test)] == [TRAIN, CALIBRATE, 1797 - TRAIN - CALIBRATE]
+    assert [len(labels) for _, labels in (one.train, one.val, one.test)] == [
+        N_TRAIN,
+        N_CALIBRATION,
+        1797 - N_TRAIN - N_CALIBRATION,
+    ]
     together = torch.cat([images for images, _ in (one.train, one.val, one.test)]).flatten(1)
     other = torch.cat([images for images, _ in (two.train, two.val, two.test)]).flatten(1)
     assert torch.equal(together.sum(0), other.sum(0))  # the same digits, each once: sums of sixteenths are exact
@@ -136,7 +140,7 @@ def test_shifted_scores_are_those_of_the_networks(network, found):
         seen = (pixels - 0.5) * 0.4 + 0.5 if each.corruption == "contrast" else (pixels + 0.4).clamp(max=1)
         with torch.no_grad():
             raw, clamped, repaired = network(seen), each.clamped(seen), each.repaired(seen)
-        assert each.clamped.fit_record.samples == CALIBRATE
+        assert each.clamped.fit_record.samples == N_CALIBRATION
         val = trueup.collect(network, loader(camera.apply_shift(data.val, each.corruption, each.severity)))
         alone = trueup.METHODS["temperature"](*val)(raw)
         for name, logits in (("raw", raw), ("temperature", alone), ("clamping", clamped), ("repair", repaired)):
@@ -263,7 +267,7 @@ def test_the_choice_is_explained():
     pair = np.array([[2.0, 0.0], [0.0, 1.0]] * 20), np.array([0, 1, 1, 1] * 10)
     found = trueup.reports.report(pair, pair, methods=["temperature"], progress=False).audit
     found = replace(found, losses={"raw": (0.5, 0.1), "temperature": (0.4, 0.1)})
-    assert "temperature; its cross-validated loss is the least." in messages.choice(
+    assert "temperature; it has the smallest cross-validated loss." in messages.choice(
         replace(found, chosen="temperature")
     )
     assert "raw; it is the simplest within a standard error of the best (temperature)" in messages.choice(
@@ -301,7 +305,7 @@ def test_what_is_missing_is_told_before_anything_is_done(monkeypatch, tmp_path):
 
 def test_a_file_in_the_folders_place_is_refused(tmp_path):
     (tmp_path / "demo").write_text("")
-    with pytest.raises(ValueError, match="folder must be a folder, or not be there yet, got the file"):
+    with pytest.raises(ValueError, match="folder must be a folder or a new path, got the file"):
         demo.run(tmp_path / "demo")
 
 
@@ -316,7 +320,7 @@ def test_without_torch_the_stored_predictions_are_shown(tmp_path, monkeypatch, t
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     out = " ".join(done.stdout.split())
-    assert "nothing is trained here" in out
+    assert "the demo neither trains a network" in out
     assert "pip install 'trueup[torch]'" in out
     assert max(map(len, done.stdout.splitlines())) <= 79
     names = {name for names in FILES for name in names.split(", ")} - {"repair.png"}
@@ -326,5 +330,5 @@ def test_without_torch_the_stored_predictions_are_shown(tmp_path, monkeypatch, t
         assert np.array_equal(stored.labels, trained.labels)
         np.testing.assert_allclose(stored.logits, trained.logits, rtol=0.05, atol=2)  # training differs by machine
     monkeypatch.setattr(demo, "find_spec", lambda module: None if module == "torch" else module)
-    with pytest.raises(ImportError, match="another seed trains another network"):
+    with pytest.raises(ImportError, match="another seed needs another network"):
         demo.run(tmp_path / "new", seed=1)

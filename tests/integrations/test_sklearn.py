@@ -333,11 +333,11 @@ def test_what_cannot_be_calibrated_is_refused():
         CalibratedClassifier(LogisticRegression()).fit(X[few], y[few])
     X, y = overconfident(300, classes=4)
     pairwise = SVC(decision_function_shape="ovo")
-    with pytest.raises(ValueError, match="a column for each of 4 classes, got 6; decision_function_shape='ovr'"):
+    with pytest.raises(ValueError, match="a column for each of 4 classes, got 6; use decision_function_shape='ovr'"):
         CalibratedClassifier(pairwise).fit(X, y)
     X, y = overconfident(300)  # of three classes there are as many pairs
     for machine in (pairwise, make_pipeline(StandardScaler(), pairwise), FrozenEstimator(pairwise.fit(X, y))):
-        with pytest.raises(ValueError, match="each of 3 pairs of classes; decision_function_shape='ovr'"):
+        with pytest.raises(ValueError, match="each of 3 pairs of classes; use decision_function_shape='ovr'"):
             CalibratedClassifier(machine).fit(X, y)
 
 

@@ -1,4 +1,4 @@
-"""A camera that changes: what the shift does to a network, and what calibration on shifted images can repair."""
+"""A changed camera: how the shift affects a network, and what calibration on shifted images can repair."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ SHIFTS = (("contrast", 4), ("brightness", 4))
 
 @dataclass(frozen=True, eq=False)
 class ShiftResult:
-    """A network on images of a changed camera, uncalibrated and calibrated in several ways."""
+    """Scores of a network on images of a changed camera, uncalibrated and calibrated in several ways."""
 
     corruption: str
     severity: int
     scores: Scores
-    """On the test images; paired changes are from temperature scaling."""
+    """Scores on the test images; paired differences are from temperature scaling."""
     clamped: Clamped
     repaired: Repaired
 
     @property
     def setting(self) -> str:
-        """The formula of the shift for a pixel x."""
+        """Formula of the shift for a pixel x."""
         amount = CORRUPTIONS[self.corruption].settings[self.severity - 1]
         return f"(x − ½)·{amount:g} + ½" if self.corruption == "contrast" else f"x + {amount:g}"
 
@@ -41,7 +41,7 @@ class ShiftResult:
 def evaluate_shift(
     network: nn.Module, data: Digits, corruption: str, severity: int, *, kept: Calibrator, seed: int = 0
 ) -> ShiftResult:
-    """Shift calibration and test images alike, fit on the first, and score on the second.
+    """Apply the same shift to calibration and test images, fit on the former, and score on the latter.
 
     `kept` is the calibrator that was fitted before the camera changed.
     """
@@ -63,5 +63,5 @@ def evaluate_shift(
 
 
 def apply_shift(images: Images, corruption: str, severity: int) -> Images:
-    """The same digits through the changed camera."""
+    """Apply the shift of the camera to images."""
     return corrupt(images[0], corruption, severity), images[1]

@@ -2,7 +2,7 @@
 
     python -m trueup.demo.digits
 
-trains it and stores its predictions, which the demo shows where torch is not installed.
+trains it and stores its predictions, which the demo uses if torch is not installed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from trueup._core.progress import track
 from trueup.demo.walkthrough import EPOCHS, STORED
 from trueup.models.networks import CNN
 
-TRAIN, CALIBRATE = 200, 700
-"""Digits for training and for calibration; the rest of the 1,797 are the test set."""
+N_TRAIN, N_CALIBRATION = 200, 700
+"""Number of digits for training and for calibration; the rest of the 1,797 are the test set."""
 BATCH_SIZE = 50
 
 Images: TypeAlias = tuple[Tensor, Tensor]
@@ -37,7 +37,7 @@ class Digits:
 
 
 def digits(seed: int = 0) -> Digits:
-    """The digits of scikit-learn, split at random.
+    """Split the digits of scikit-learn at random.
 
     >>> data = digits()
     >>> len(data.train[1]), len(data.val[1]), len(data.test[1]), data.test[0].shape[1:]
@@ -49,14 +49,14 @@ def digits(seed: int = 0) -> Digits:
     images = torch.tensor(whole.images, dtype=torch.float32)[:, None] / 16
     labels = torch.tensor(whole.target, dtype=torch.int64)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    parts = order[:TRAIN], order[TRAIN : TRAIN + CALIBRATE], order[TRAIN + CALIBRATE :]
+    parts = order[:N_TRAIN], order[N_TRAIN : N_TRAIN + N_CALIBRATION], order[N_TRAIN + N_CALIBRATION :]
     return Digits(*((images[part], labels[part]) for part in parts))
 
 
 def train_network(train: Images, *, epochs: int = EPOCHS, seed: int = 0, progress: bool = True) -> nn.Module:
     """Train a small convolutional network with cross-entropy and no regularization."""
     images, labels = train
-    # Batch normalisation, weight decay or noise would each keep the network from becoming overconfident.
+    # Batch normalisation, weight decay or noise would each prevent overconfidence.
     network = CNN(10, channels=1, width=16, batch_norm=False, seed=seed)
     optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(seed)
@@ -73,7 +73,7 @@ def train_network(train: Images, *, epochs: int = EPOCHS, seed: int = 0, progres
 
 
 def loader(images: Images, *, batch_size: int = 500) -> list[Images]:
-    """Batches, in order."""
+    """Split images and labels into batches, in order."""
     pixels, labels = images
     return list(zip(torch.split(pixels, batch_size), torch.split(labels, batch_size), strict=True))
 

@@ -1,4 +1,4 @@
-"""The text that the demo prints: sentences and tables for a terminal of 80 columns."""
+"""Texts of the demo: sentences and tables for a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 
 WIDTH = 79
 METRICS = ("accuracy", "nll", "brier", "ece", "sce")
-"""Columns of the comparison."""
+"""Columns of the comparison of methods."""
 SHIFT_METRICS = ("accuracy", "confidence", "nll", "ece")
-"""Columns of the table about a changed camera."""
+"""Columns of the table on the changed camera."""
 LEVEL = 0.95
-"""Of the intervals."""
+"""Confidence level of the intervals."""
 CLEAN, RAW, KEPT, REFITTED, CLAMPED, REPAIRED = "clean", "raw", "kept", "temperature", "clamping", "repair"
-"""Before the shift; after it the uncalibrated network, with the calibrator fitted before, with a temperature fitted to
-shifted images, and clamped and repaired, fitted to the same images."""
+"""Names of the networks in the table on the changed camera; `ROLES` describes them."""
 ROLES: Mapping[str, str] = {
     CLEAN: "before the shift, no calibration",
     RAW: "no calibration",
@@ -37,39 +36,39 @@ ROLES: Mapping[str, str] = {
 
 
 CAMERA = (
-    "The camera changes: calibration digits and test digits are shifted, the network stays the same. Temperature "
-    "scaling and Neural Clamping are refitted to the shifted calibration digits; repair looks there for maps of the "
-    "inputs with few parameters that make up for the change, and corrects the last layer. A star marks a "
+    "The camera changes: calibration and test digits are shifted, and the network stays the same. Temperature "
+    "scaling and Neural Clamping are refitted to the shifted calibration digits. Repair uses the same digits to find "
+    "input maps with few parameters that undo the change, and corrects the last layer. A star marks a "
     "statistically significant difference from temperature scaling: its paired "
     f"{format_percent(LEVEL)} bootstrap interval excludes 0."
 )
 STORED = (
-    "PyTorch is not installed, so nothing is trained here, and no changed camera is repaired: pip install "
-    "'trueup[torch]' brings both. These are the stored predictions of a network that was trained before, for "
-    "150 epochs on 200 handwritten digits, until it overfitted them: 700 other digits are for calibration, and 897 for "
+    "PyTorch is not installed, so the demo neither trains a network nor repairs a changed camera; "
+    "pip install 'trueup[torch]' enables both. It uses stored predictions of a network that was trained for "
+    "150 epochs on 200 handwritten digits, until it overfitted them. 700 other digits are for calibration, and 897 for "
     "the test."
 )
 CAPTION = (
-    "The first test digit of each class: clean, through the changed camera, with δ added, and repaired. Above each, "
-    "the predicted class and its probability; ≠ marks an error. δ is orange where it darkens and purple where it "
-    "lightens."
+    "The first test digit of each class: clean, through the changed camera, with δ added, and repaired. The predicted "
+    "class and its probability are above each digit; ≠ marks an error. Orange parts of δ darken the digit, and purple "
+    "parts lighten it."
 )
 
 
 def paragraph(*sentences: str) -> str:
-    """Sentences, wrapped to the width of the terminal."""
+    """Wrap sentences to the width of the terminal."""
     text = " ".join(sentences).replace(" %", "\N{NO-BREAK SPACE}%")
     return fill(text, WIDTH, break_long_words=False, break_on_hyphens=False).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def heading(number: int, text: str) -> str:
-    """The title of a part, underlined."""
+    """Underline the title of a part."""
     line = f"{number}. {text}"
     return f"\n{line}\n{'─' * len(line)}"
 
 
 def training(epochs: int, train: int, val: int, test: int) -> str:
-    """How the network is trained."""
+    """Describe the training of the network."""
     return paragraph(
         f"A small convolutional network is trained with cross-entropy for {epochs} epochs on {train} handwritten",
         f"digits, until it overfits them. {val} others are held out for calibration, and {test} for the test.",
@@ -77,30 +76,30 @@ def training(epochs: int, train: int, val: int, test: int) -> str:
 
 
 def evaluation(scores: Scores) -> str:
-    """The verdict on the uncalibrated network."""
+    """State the verdict on the uncalibrated network."""
     verdict = scores.verdict()
     return paragraph(f"On the test digits {verdict[:1].lower()}{verdict[1:]}")
 
 
 def comparison_intro(methods: int, val: int, test: int, *, n_folds: int, level: float) -> str:
-    """What the table of methods shows."""
+    """Describe the table of methods."""
     return paragraph(
-        f"{methods} methods are fitted to the {val} calibration digits. They are ordered and chosen by their loss",
-        f"there in {n_folds}-fold cross-validation (cv nll); the other columns are of the {test} test digits. A star",
+        f"{methods} methods are fitted to the {val} calibration digits. They are ordered and chosen by their loss in",
+        f"{n_folds}-fold cross-validation (cv nll); the other columns are for the {test} test digits. A star",
         f"marks a statistically significant difference from raw: its paired {format_percent(level)} bootstrap interval",
         "excludes 0.",
     )
 
 
 def comparison(audit: Audit, clamping: str | None = None) -> str:
-    """The table of all methods, the choice, the verdict, and that of the fit of Neural Clamping."""
+    """Print the table of methods, the choice, the verdict, and the verdict on Neural Clamping."""
     failures = (f"{name} could not be fitted: {why}" for name, why in audit.failures.items())
     shift = () if clamping is None else (f"Does an input shift help too, as in Neural Clamping? {clamping}",)
     return "\n\n".join([comparison_table(audit), *map(paragraph, (*failures, choice(audit), audit.verdict(), *shift))])
 
 
 def comparison_table(audit: Audit) -> str:
-    """Methods in the order of their cross-validated loss, the chosen one marked, with their scores on the test rows."""
+    """Tabulate the methods by cross-validated loss, with their scores on the test rows; mark the chosen one."""
     names = sorted(audit.scores.methods, key=lambda name: audit.losses.get(name, (float("inf"), 0.0))[0])
     rows: list[Row] = [["  method", "cv nll", *(f"{metric} " for metric in METRICS)]]
     for name in names:
@@ -111,27 +110,27 @@ def comparison_table(audit: Audit) -> str:
 
 
 def choice(audit: Audit) -> str:
-    """Which method was chosen, and why."""
+    """Explain which method was chosen, and why."""
     best = min(audit.losses, key=lambda name: audit.losses[name][0])
     why = f"it is the simplest within a standard error of the best ({best})"
     if best == audit.chosen:
-        why = "its cross-validated loss is the least"
+        why = "it has the smallest cross-validated loss"
     return f"Chosen by cross-validation, without the test digits: {audit.chosen}; {why}."
 
 
 def shift_summary(shift: ShiftResult) -> str:
-    """The shift, the table of the ways to calibrate, and the verdicts."""
+    """Describe the shift, with the table of calibrations and the verdicts."""
     setting = paragraph(f"{shift.corruption.capitalize()}.", shift_setting(shift))
     return "\n\n".join([setting, text_table(shift_rows(shift)), *map(paragraph, shift_verdicts(shift))])
 
 
 def shift_setting(shift: ShiftResult) -> str:
-    """The formula of the shift."""
+    """State the formula of the shift."""
     return f"Every pixel x becomes {shift.setting}, clipped to 0 … 1."
 
 
 def shift_rows(shift: ShiftResult) -> list[Row]:
-    """A row for each way to calibrate; a star where it differs significantly from temperature scaling."""
+    """Make one row per calibration; stars mark significant differences from temperature scaling."""
     rows: list[Row] = [["calibration", *(f"{metric} " for metric in SHIFT_METRICS)]]
     for name, role in ROLES.items():
         rows.append([role, *(_star(shift.scores, name, metric) for metric in SHIFT_METRICS)])
@@ -139,7 +138,7 @@ def shift_rows(shift: ShiftResult) -> list[Row]:
 
 
 def shift_verdicts(shift: ShiftResult) -> list[str]:
-    """What Neural Clamping and repair change compared with temperature scaling, and what their own records say."""
+    """Compare Neural Clamping and repair with temperature scaling, and quote their own verdicts."""
     return [
         f"{shift_verdict(shift, CLAMPED)} Does the input shift help? {shift.clamped.fit_record.verdict}",
         f"{shift_verdict(shift, REPAIRED)} Was there anything to repair? {shift.repaired.repair_record.verdict}",
@@ -147,7 +146,7 @@ def shift_verdicts(shift: ShiftResult) -> list[str]:
 
 
 def shift_verdict(shift: ShiftResult, way: str) -> str:
-    """What a way to calibrate changes compared with temperature scaling, on the test digits."""
+    """Compare a calibration with temperature scaling on the test digits."""
     scores, parts = shift.scores, []
     for metric in ("accuracy", "nll", "ece"):
         values = (scores[name, metric].value for name in (REFITTED, way))
@@ -171,7 +170,7 @@ def _is_significant(change: Interval) -> bool:
 
 
 def closing(folder: Path, files: Mapping[str, str]) -> str:
-    """The files that were written, and how to use the calibrator."""
+    """List the files that were written, and show how to use the calibrator."""
     width = max(map(len, files))
     return "\n".join(
         [
@@ -188,6 +187,6 @@ def closing(folder: Path, files: Mapping[str, str]) -> str:
 
 
 def usage(folder: Path) -> list[str]:
-    """Three lines of Python that use the calibrator."""
+    """Return three lines of Python that use the calibrator."""
     test, calibrator = (json.dumps((folder / name).as_posix()) for name in ("test.npz", "calibrator.safetensors"))
     return ["import trueup", f"logits, labels = trueup.load({test})", f"calibrated = trueup.load({calibrator})(logits)"]

@@ -1,4 +1,4 @@
-"""The digits that the network gets: clean, through the changed camera, and repaired; with their section of the page."""
+"""Figure of digits, clean, through the changed camera and repaired, and the section of the report around it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WIDTH = 7.0
 """Inches: two columns of a paper."""
 DPI = 160
 _STEP = (1.14, 1.4)
-"""From an image to the next, across and down, in widths of one."""
+"""Distance from one image to the next, across and down, in image widths."""
 
 
 SECTION_TITLE = "What if the camera changes?"
@@ -37,21 +37,23 @@ SECTION_TITLE = "What if the camera changes?"
 
 @dataclass(frozen=True, eq=False)
 class ImageRow:
-    """Images and what a network predicts for each."""
+    """Images, and the prediction of a network for each."""
 
     name: str
     images: np.ndarray
-    """Pixels (n, H, W), which a repair may take out of [0, 1]."""
+    """Pixels (n, H, W); a repair may map them outside [0, 1]."""
     label: np.ndarray
-    """The predicted classes."""
+    """Predicted classes."""
     probability: np.ndarray
+    """Probability of each predicted class."""
     right: np.ndarray
+    """Whether each prediction is right."""
     delta: np.ndarray | None = None
-    """What was added to every image of the row, (H, W)."""
+    """Input shift that was added to every image, (H, W)."""
 
 
 def repair_figure(network: nn.Module, test: Images, shifts: Sequence[ShiftResult]) -> list[ImageRow]:
-    """Rows of the first image of every class: clean, then of each shift the shifted and the repaired ones."""
+    """Take the first image of every class, and make a clean row and, for each shift, shifted and repaired rows."""
     pixels, labels = test
     first = np.unique(labels.numpy(), return_index=True)[1]
     images, labels = pixels[first], labels[first]
@@ -63,7 +65,7 @@ def repair_figure(network: nn.Module, test: Images, shifts: Sequence[ShiftResult
         with torch.no_grad():
             mapped = inputs if repair is None else repair(inputs)
             delta, outputs = torch.zeros_like(inputs[0]), inputs
-            if isinstance(before, Shift):  # else clamping kept no shift
+            if isinstance(before, Shift):  # otherwise clamping kept no shift
                 delta, outputs = before.delta.cpu(), before(inputs)
         rows.append(_image_row("+ δ", outputs, inputs, shift.clamped, labels, delta))
         rows.append(_image_row("repaired", mapped, inputs, shift.repaired, labels))
@@ -80,7 +82,7 @@ def _image_row(
 
 
 def draw(rows: Sequence[ImageRow]) -> Figure:
-    """Draw the rows of images, each with its δ first; above an image stand its predicted class and probability."""
+    """Draw the rows of images, with δ first and the predicted class and its probability above each image."""
     columns, (right, down) = len(rows[0].images) + 1, _STEP
     ax = style.axes_for(None)
     figure = ax.get_figure(root=True)
@@ -105,13 +107,13 @@ def draw(rows: Sequence[ImageRow]) -> Figure:
 
 
 def save_png(rows: Sequence[ImageRow], path: Path) -> None:
-    """Write the drawing to a PNG file that is either complete or not there."""
+    """Write the drawing to a PNG file, completely or not at all."""
     with atomic_write(path) as (draft,):
         draw(rows).savefig(draft, format="png", dpi=DPI)
 
 
 def section_html(shifts: Sequence[ShiftResult], images: Sequence[ImageRow], png: bytes) -> str:
-    """The section of the report on the changed camera: the drawing, and the scores of each way to calibrate."""
+    """Make the section of the report on the changed camera: the drawing, and the scores of each calibration."""
     source = f"data:image/png;base64,{b64encode(png).decode('ascii')}"
     parts = [
         paragraph(messages.CAMERA),
@@ -129,7 +131,7 @@ def section_html(shifts: Sequence[ShiftResult], images: Sequence[ImageRow], png:
 
 
 def alt_text(rows: Sequence[ImageRow]) -> str:
-    """The drawing in words.
+    """Describe the drawing in words.
 
     >>> row = ImageRow("clean", np.zeros((2, 8, 8)), np.array([3, 1]), np.array([0.9, 0.7]), np.array([True, False]))
     >>> alt_text([row])

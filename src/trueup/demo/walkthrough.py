@@ -1,6 +1,6 @@
 """The demo from end to end: train, compare methods, shift the camera, and write the files.
 
-Without torch, the stored predictions of the network take the place of training, and the camera does not change.
+Without torch, stored predictions replace the training, and the camera does not change.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from trueup.reports.audit import DEFAULT, RAW
 from trueup.reports.page import Report, report
 
 SKIPPED = ("identity", "auto", "matrix", "dirichlet")
-"""Not compared: no calibration; the choice itself; and two whose 110 parameters are not penalized, which on so few
-digits may take a minute to fail. Their penalized versions are compared."""
-# The choice takes the first of those that are equally good, so the simple ones stand first.
+"""Methods that are not compared: no calibration, the automatic choice, and two with 110 parameters without a penalty.
+With 700 digits these two may take a minute to fail; their penalized versions are compared."""
+# The choice takes the first of equally good methods, so the simple ones come first.
 COMPARED = (*DEFAULT, *(name for name in METHODS if name not in (*DEFAULT, *SKIPPED)))
 EPOCHS = 150
-"""Many more than it takes to fit the digits: the loss falls further by growing confidence alone."""
+"""Far more than needed to fit the digits: growing confidence alone keeps lowering the training loss."""
 FOLDS = 5
 TITLE = "Overfitted digits"
 STORED = Path(__file__).with_name("predictions.npz")
-"""The predictions of the network with seed 0, written by `python -m trueup.demo.digits`."""
+"""Predictions of the network with seed 0, written by `python -m trueup.demo.digits`."""
 FILES = {
     "report.html": "everything on one page",
     "repair.png": "digits: clean, through the changed camera, repaired",
@@ -40,7 +40,7 @@ FILES = {
 def run_demo(
     folder: Path, *, seed: int = 0, quiet: bool = False, epochs: int = EPOCHS, methods: Sequence[str] = COMPARED
 ) -> Path:
-    """Train, compare, choose, shift the camera, repair and write; return the report's path."""
+    """Train, compare, choose, shift the camera, repair and write the files; return the path of the report."""
     from trueup.clamping import clamp
     from trueup.demo import camera
     from trueup.demo.digits import digits, loader, train_network
@@ -80,7 +80,7 @@ def run_demo(
 
 
 def run_stored(folder: Path, *, quiet: bool = False, methods: Sequence[str] = COMPARED) -> Path:
-    """Compare methods on the stored predictions, choose and write; return the report's path."""
+    """Compare methods on the stored predictions, choose and write the files; return the path of the report."""
     write = _writer(quiet)
     write(messages.heading(1, "Look at a network that is overconfident"))
     write(messages.paragraph(messages.STORED))

@@ -1,10 +1,10 @@
-"""trueup with other libraries, each imported only by the module of its name.
+"""Connections to other libraries; each is imported only by the module that carries its name.
 
 - `sklearn`: `LogitCalibrator` and `CalibratedClassifier`, scikit-learn estimators.
 - `torchmetrics`: `ECE`, `SCE`, `NLL`, `Brier` and `CalibrationTable`, streaming metrics.
 - `lightning`: `lightning_callback`, which logs the calibration of each validation epoch.
 - `transformers`: `TrainerMetrics`, a `compute_metrics` for Hugging Face's Trainer.
-- `onnx`: which calibrators `torch.export` and ONNX can export, and how far the outputs differ.
+- `onnx`: export of forecast recalibrators, and checks that `torch.export` and ONNX give the same outputs.
 - `prometheus`: the metrics of monitors in the text format of Prometheus.
 """
 

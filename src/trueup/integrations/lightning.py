@@ -1,6 +1,6 @@
-"""Calibration in Lightning: a callback that logs it with each validation epoch.
+"""A Lightning callback that logs calibration metrics after each validation epoch.
 
-ECE, NLL and Brier score are summed batch by batch (`trueup.integrations.torchmetrics`), so that nothing is stored.
+The metrics of `trueup.integrations.torchmetrics` sum ECE, NLL and Brier score batch by batch, without storing rows.
 Lightning is imported when a callback is made.
 """
 
@@ -21,18 +21,33 @@ from trueup.models.batches import batches, logits_of
 
 __all__ = ["lightning_callback"]
 
-Pair: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
-"""From what a validation step returned and its batch to logits and labels."""
+PairFunction: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
+"""Maps the output of a validation step and its batch to logits and labels."""
 
 
-def lightning_callback(*, prefix: str = "val_", bins: int = BINS, pair: Pair | None = None) -> Any:
-    """A Lightning callback that logs the calibration of each validation epoch as `val_ece`, `val_nll` and `val_brier`.
+def lightning_callback(*, prefix: str = "val_", bins: int = BINS, pair: PairFunction | None = None) -> Any:
+    """Make a Lightning callback that logs `val_ece`, `val_nll` and `val_brier` after each validation epoch.
 
-    The `validation_step` returns its logits, or a mapping that has them under `logits` beside the `loss`. Labels are
-    its `labels`, else those of the batch; `pair(outputs, batch)` returns logits and labels where neither holds. With
-    several validation sets the names end in `/dataloader_idx_0` and so on, as in Lightning. Several processes are
-    summed.
+    The `validation_step` must return logits, or a mapping with `logits` and optionally `labels`. Without `labels`, the
+    labels of the batch are used. With several validation sets the names end in `/dataloader_idx_0` and so on, as in
+    Lightning. Sums are taken over all processes.
 
+    Parameters
+    ----------
+    prefix
+        Prefix of the logged names.
+    bins
+        Number of bins of the calibration error.
+    pair
+        Function of the step's output and the batch that returns logits and labels, for other outputs and batches.
+
+    Returns
+    -------
+    lightning.pytorch.Callback
+        Pass it to `lightning.Trainer(callbacks=[…])`.
+
+    Examples
+    --------
     >>> import pytest
     >>> lightning = pytest.importorskip("lightning.pytorch")
     >>> callback = lightning_callback()  # lightning.Trainer(callbacks=[callback]).fit(module, train, val)
@@ -50,16 +65,16 @@ def lightning_callback(*, prefix: str = "val_", bins: int = BINS, pair: Pair | N
 
 @functools.cache
 def _callback_class() -> Any:
-    """The class, which cannot be written down before its base is imported."""
+    """Return the class, whose base can only be imported if Lightning is installed."""
     base = _lightning().Callback
     from trueup.integrations.torchmetrics import calibration_metrics
 
     class CalibrationCallback(base):  # type: ignore[misc, valid-type]
-        def __init__(self, prefix: str, bins: int, pair: Pair | None) -> None:
+        def __init__(self, prefix: str, bins: int, pair: PairFunction | None) -> None:
             self.options: dict[str, Any] = {"prefix": prefix, "bins": bins, "pair": pair}
             self.metrics_of_loader: dict[int, dict[str, Any]] = {}
             self.device: Any = "cpu"
-            calibration_metrics(bins)  # bad options fail here, before training begins
+            calibration_metrics(bins)  # bad options fail here, before training starts
 
         def __reduce__(self) -> Any:
             return functools.partial(lightning_callback, **self.options), ()
@@ -83,7 +98,7 @@ def _callback_class() -> Any:
                 module.log_dict(self.values(), sync_dist=trainer.world_size > 1, add_dataloader_idx=False)
 
         def values(self) -> dict[str, Tensor]:
-            """The metrics of the epoch over all processes, by the names under which they are logged."""
+            """Compute the metrics of the epoch over all processes, by the names under which they are logged."""
             prefix, several = self.options["prefix"], len(self.metrics_of_loader) > 1
             return {
                 f"{prefix}{name}{f'/dataloader_idx_{index}' if several else ''}": metric.compute().float()
@@ -95,7 +110,7 @@ def _callback_class() -> Any:
 
 
 def _lightning() -> Any:
-    for module in ("lightning.pytorch", "pytorch_lightning"):  # the same library under its two names
+    for module in ("lightning.pytorch", "pytorch_lightning"):  # the two names of one library
         with suppress(ModuleNotFoundError):
             return import_module(module)
     raise ImportError("lightning_callback needs Lightning: pip install lightning")
@@ -108,8 +123,8 @@ def _logits_and_labels(outputs: Any, batch: Any) -> tuple[Tensor, Tensor]:
         logits = torch.empty(0)
     if logits.ndim < 2:  # a loss alone
         got = f"keys {', '.join(map(str, outputs))}" if isinstance(outputs, Mapping) else type(outputs).__name__
-        wanted = "return logits (n, classes), or a mapping that has them under `logits`"
-        raise InputError("validation_step", wanted, got, "or give lightning_callback(pair=…)")
+        expected = "return logits (n, classes), or a mapping with `logits`"
+        raise InputError("validation_step", expected, got, "for other outputs use lightning_callback(pair=…)")
     if isinstance(outputs, Mapping) and "labels" in outputs:
         return logits, outputs["labels"]
     [parsed] = batches([batch])

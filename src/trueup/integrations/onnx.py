@@ -1,8 +1,8 @@
-"""Export to `torch.export` and ONNX: which calibrators can be exported, and how far their outputs differ there.
+"""Export to `torch.export` and ONNX: which calibrators can be exported, and by how much their outputs differ.
 
     python -m trueup.integrations.onnx
 
-prints the table of all methods. A calibrated network is an `nn.Module`, so exporting one does not need this module:
+prints a table of all methods. A calibrated network is an `nn.Module`, so torch exports it without this module:
 `torch.onnx.export(Calibrated(network, after=calibrator), …, dynamo=True)`.
 """
 
@@ -22,26 +22,41 @@ from torch import Tensor, nn
 
 from trueup._core.errors import silence_warnings
 from trueup._core.registry import METHODS
+from trueup._core.types import ArrayLike
 from trueup.calibrators.forecasts import Recalibrator
 from trueup.models._value_module import as_module
 
 __all__ = ["TOLERANCE", "check_export", "export_recalibrator", "export_table"]
 
 TOLERANCE = 1e-5
-"""By how much an exported calibrator may differ: relative for logits above 1, absolute below."""
+"""Largest accepted difference of an exported calibrator: relative for logits above 1, absolute below."""
 
 
 def check_export(module: Any, logits: Tensor) -> dict[str, float | str]:
-    """Export a calibrator or a module of one input: the largest difference of its outputs, or why it failed.
+    """Export a calibrator by each exporter, and compare the outputs of the exported programs.
 
-    The number of rows is dynamic: the module is exported with a few of the rows, and run with all of them.
+    The number of rows is dynamic: the export sees a few of the rows, and the exported program runs on all of them.
 
+    Parameters
+    ----------
+    module
+        A calibrator, another fitted object that `models.as_module` takes, or an `nn.Module` with one input.
+    logits
+        Rows to compare, shape (n, classes).
+
+    Returns
+    -------
+    dict[str, float | str]
+        For each exporter the largest difference of the outputs, or the reason why the export failed.
+
+    Examples
+    --------
     >>> from trueup.calibrators.temperature import Temperature
     >>> differences = check_export(Temperature(2.0), torch.eye(5))
     >>> differences["torch.export"]
     0.0
     """
-    module = copy.deepcopy(as_module(module)).eval()  # the caller's keeps its mode
+    module = copy.deepcopy(as_module(module)).eval()  # the copy keeps the caller's module in its mode
     with torch.no_grad():
         expected = module(logits)
     differences: dict[str, float | str] = {}
@@ -49,13 +64,32 @@ def check_export(module: Any, logits: Tensor) -> dict[str, float | str]:
         try:
             with _quiet_exporters():
                 differences[name] = _difference(run(module, logits), expected)
-        except Exception as error:  # an exporter raises anything
+        except Exception as error:  # exporters raise errors of any type
             differences[name] = _reason(error)
     return differences
 
 
 def export_table(methods: Mapping[str, Callable[..., Any]] | None = None) -> str:
-    """A Markdown table of methods, fitted to simulated data: which exporters work, and how far the outputs differ."""
+    """Fit methods to simulated data, and make a Markdown table of the exporters that work.
+
+    Parameters
+    ----------
+    methods
+        Methods by name (default: all of `METHODS`).
+
+    Returns
+    -------
+    str
+        One row per method, with the largest difference of the outputs.
+
+    Examples
+    --------
+    >>> from trueup import METHODS
+    >>> print(export_table({"temperature": METHODS["temperature"]}))
+    | method | torch.export | ONNX |
+    |---|---|---|
+    | `temperature` | yes (0e+00) | ... |
+    """
     logits, labels = _simulate()
     lines = [f"| method | {' | '.join(EXPORTERS)} |", f"|---|{'---|' * len(EXPORTERS)}"]
     for name, fit in (methods or METHODS).items():
@@ -64,10 +98,23 @@ def export_table(methods: Mapping[str, Callable[..., Any]] | None = None) -> str
     return "\n".join(lines)
 
 
-def export_recalibrator(recalibrator: Recalibrator, *, levels: Any = None) -> bytes:
-    """A recalibrator of regression as an ONNX model with the inputs `mean` and `std`, float32, of any number of rows.
+def export_recalibrator(recalibrator: Recalibrator, *, levels: ArrayLike | None = None) -> bytes:
+    """Export a recalibrator of Gaussian forecasts to ONNX.
 
-    Its outputs are the recalibrated mean and std, or with `levels` the calibrated `quantiles` (n, levels).
+    The model has the inputs `mean` and `std`, float32, for any number of rows.
+
+    Parameters
+    ----------
+    recalibrator
+        The recalibrator to export.
+    levels
+        Quantile levels, shape (k,). With them the output is `quantiles`, shape (n, k); without them the outputs are
+        `calibrated_mean` and `calibrated_std`.
+
+    Returns
+    -------
+    bytes
+        The ONNX model; write it to a file or pass it to `onnxruntime.InferenceSession`.
     """
     module = as_module(recalibrator if levels is None else recalibrator.at_levels(levels))
     rows = torch.export.Dim("rows")
@@ -76,12 +123,12 @@ def export_recalibrator(recalibrator: Recalibrator, *, levels: Any = None) -> by
 
 
 def _run_torch_export(module: nn.Module, logits: Tensor) -> Tensor:
-    few, shapes = _example(logits)
-    return torch.export.export(module, few, dynamic_shapes=shapes).module()(logits)
+    first_rows, shapes = _example(logits)
+    return torch.export.export(module, first_rows, dynamic_shapes=shapes).module()(logits)
 
 
 def _run_onnx(module: nn.Module, logits: Tensor) -> Tensor:
-    # An output of another name, else the identity has one name twice.
+    # The output needs a name of its own, because the identity returns its input.
     model = _onnx_bytes(module, *_example(logits), ["logits"], ["calibrated"])
     import onnxruntime
 
@@ -114,9 +161,9 @@ def _example(logits: Tensor) -> tuple[tuple[Tensor], tuple[dict[int, Any]]]:
 
 def _difference(output: Tensor, expected: Tensor) -> float:
     if output.shape != expected.shape or output.dtype != expected.dtype:
-        raise ValueError(f"wanted {tuple(expected.shape)} {expected.dtype}, got {tuple(output.shape)} {output.dtype}")
-    off = (output - expected).abs() / expected.abs().clamp(min=1)
-    return float(torch.where(output == expected, 0.0, off).max())  # −∞ of absent options are equal
+        raise ValueError(f"expected {tuple(expected.shape)} {expected.dtype}, got {tuple(output.shape)} {output.dtype}")
+    difference = (output - expected).abs() / expected.abs().clamp(min=1)
+    return float(torch.where(output == expected, 0.0, difference).max())  # logits of −∞ are equal
 
 
 def _simulate(rows: int = 2000, classes: int = 5) -> tuple[Tensor, Tensor]:
@@ -133,7 +180,7 @@ def _cell(result: float | str) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of the innermost cause, without colours: exporters wrap what went wrong in advice."""
+    """Return the first line of the innermost cause, without colours: exporters wrap errors in advice."""
     while error.__cause__ is not None:
         error = error.__cause__
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -142,7 +189,7 @@ def _reason(error: BaseException) -> str:
 
 @contextmanager
 def _quiet_exporters() -> Iterator[None]:
-    """Without what the exporters warn and log of themselves: deprecations inside torch, missing packages."""
+    """Silence warnings and logs of the exporters, such as deprecations inside torch."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)

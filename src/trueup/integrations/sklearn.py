@@ -1,4 +1,4 @@
-"""Calibrators as scikit-learn estimators: of scores, and of a classifier that gives them."""
+"""Calibrators as scikit-learn estimators: `LogitCalibrator` for scores, `CalibratedClassifier` for a classifier."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from scipy.special import log_softmax, logsumexp, softmax
 
 from trueup._core.arrays import effective_rows, warn_users, weight_kwargs
 from trueup._core.registry import METHODS
+from trueup._core.types import ArrayLike
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.temperature import inverse_temperature
 from trueup.convert import MIN_FLOOR, from_log_odds, from_probs, resolution
@@ -29,51 +30,105 @@ except ImportError:
 
 __all__ = ["CalibratedClassifier", "LogitCalibrator"]
 
-_VOTES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
-"""What a won comparison may count beside the margins of all."""
-_MEMBERS_NOISE, _SURER = 12.0, 0.15
-"""The mean of classifiers that were trained on different rows may be surer than one of them, since their own noise
-cancels. That noise falls with the number of rows: twelve over it, up to .15, did best on small sets."""
+_VOTE_WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+"""Candidates for the weight of a won comparison of two classes, relative to the margins."""
+_SHARPENING_ROWS, _MAX_SHARPENING = 12.0, 0.15
+"""The mean of the folds' classifiers may be more confident than each of them, because their noise cancels. The noise
+falls with the number of rows n: sharpening by 12/n, at most 0.15, did best on small data sets."""
 
 
 class _CalibratedBase(ClassifierMixin, BaseEstimator):
-    """Predictions that follow from calibrated logits."""
+    """Predictions from calibrated logits."""
 
     classes_: np.ndarray
 
     @abstractmethod
     def _calibrated_logits(self, X: Any) -> np.ndarray:
-        """Calibrated logits, a column for each class."""
+        """Return calibrated logits, one column per class."""
 
-    def predict_proba(self, X: Any) -> np.ndarray:
-        """Calibrated probabilities, a column for each of `classes_`."""
+    def predict_proba(self, X: ArrayLike) -> np.ndarray:
+        """Return calibrated probabilities.
+
+        Parameters
+        ----------
+        X
+            Rows to predict, shape (n, features).
+
+        Returns
+        -------
+        np.ndarray
+            Probabilities, one column for each of `classes_`.
+        """
         return softmax(self._calibrated_logits(X), axis=1)
 
-    def predict_log_proba(self, X: Any) -> np.ndarray:
-        """Their logarithms."""
+    def predict_log_proba(self, X: ArrayLike) -> np.ndarray:
+        """Return logarithms of the calibrated probabilities.
+
+        Parameters
+        ----------
+        X
+            Rows to predict, shape (n, features).
+
+        Returns
+        -------
+        np.ndarray
+            Log-probabilities, one column for each of `classes_`.
+        """
         return log_softmax(self._calibrated_logits(X), axis=1)
 
-    def decision_function(self, X: Any) -> np.ndarray:
-        """Calibrated logits, a column for each of `classes_`; for two classes the second's less the first's, (n,)."""
+    def decision_function(self, X: ArrayLike) -> np.ndarray:
+        """Return calibrated logits.
+
+        Parameters
+        ----------
+        X
+            Rows to predict, shape (n, features).
+
+        Returns
+        -------
+        np.ndarray
+            Logits, one column for each of `classes_`; for two classes the log-odds of the second, shape (n,).
+        """
         z = self._calibrated_logits(X)
         return z[:, 1] - z[:, 0] if z.shape[1] == 2 else z
 
-    def predict(self, X: Any) -> np.ndarray:
-        """The class of the largest probability; of equal ones the first."""
-        best = self._calibrated_logits(X).argmax(axis=1)  # first: an estimator that is not fitted has no classes_
+    def predict(self, X: ArrayLike) -> np.ndarray:
+        """Return the class with the largest probability, the first one among equals.
+
+        Parameters
+        ----------
+        X
+            Rows to predict, shape (n, features).
+
+        Returns
+        -------
+        np.ndarray
+            Predicted classes, shape (n,).
+        """
+        best = self._calibrated_logits(X).argmax(axis=1)  # before classes_, which an unfitted estimator lacks
         return self.classes_[best]
 
 
 class LogitCalibrator(_CalibratedBase):
-    """Calibrate scores: X holds a classifier's logits, one column for each class.
+    """Calibrate scores: X holds the logits or probabilities of a classifier, one column per class.
 
-    With `input="probs"` it holds probabilities. A single column is a binary score: the log-odds of the second class, or
-    its probability. y holds labels of any kind. The columns belong to the labels in sorted order, or to `class_names`
-    where y may lack some. `method` is a name of `METHODS` or a function of (logits, labels) that returns a calibrator;
-    `options` are its keyword arguments. The fitted calibrator is `calibrator_`; probabilities, exact zeros among them,
-    are raised to `floor_`: half the smallest positive one of the fit, or a tenth of it where that is more likely after
-    a temperature, and at least 1e-45.
+    A single column is a binary score: the log-odds of the second class, or its probability. The fitted calibrator is
+    `calibrator_`. Probabilities below `floor_` are raised to it. `floor_` is 1/2 or 1/10 of the smallest positive
+    probability of the fit, whichever has the larger likelihood after a temperature, and at least 1e-45.
 
+    Parameters
+    ----------
+    method
+        A name of `METHODS`, or a function of (logits, labels) that returns a calibrator.
+    options
+        Keyword arguments of the method.
+    input
+        What X holds: ``"logits"`` or ``"probs"``.
+    class_names
+        Label of each column. By default the columns belong to the labels in y in sorted order.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(2000, 3))
     >>> y = np.array(["cat", "dog", "eel"])[(z + rng.gumbel(size=z.shape)).argmax(axis=1)]
@@ -95,16 +150,32 @@ class LogitCalibrator(_CalibratedBase):
     ) -> None:
         self.method, self.options, self.input, self.class_names = method, options, input, class_names
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Fit the calibrator to scores (n, classes) and the true labels (n,), each row by its weight."""
-        X, y = validation.validate_data(self, X, y, dtype=[np.float64, np.float32])
-        weights = _weights(sample_weight, X)
-        check_classification_targets(y)
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Fit the calibrator.
+
+        Parameters
+        ----------
+        X
+            Logits or probabilities, shape (n, classes), or (n, 1) for a binary score.
+        y
+            True labels of any type, shape (n,).
+        sample_weight
+            Weight of each row, shape (n,).
+
+        Returns
+        -------
+        Self
+            The fitted estimator.
+        """
+        scores, targets = validation.validate_data(self, X, y, dtype=[np.float64, np.float32])
+        weights = _weights(sample_weight, scores)
+        check_classification_targets(targets)
         self.floor_ = MIN_FLOOR
-        self.classes_, labels = _encode(validation.column_or_1d(y), self.class_names, self._logits(X).shape[1])
+        columns = self._logits(scores).shape[1]
+        self.classes_, labels = _encode(validation.column_or_1d(targets), self.class_names, columns)
         if self.input == "probs":
-            self.floor_ = _floor(_both(X), labels, weights, "X")
-        self.calibrator_ = _fit(self, self._logits(X), labels, weights)
+            self.floor_ = _floor(_both(scores), labels, weights, "X")
+        self.calibrator_ = _fit(self, self._logits(scores), labels, weights)
         return self
 
     def _calibrated_logits(self, X: Any) -> np.ndarray:
@@ -121,16 +192,34 @@ class LogitCalibrator(_CalibratedBase):
 
 
 class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):
-    """Calibrate a classifier on rows that it has not seen: one calibrator is fitted to its cross-validated scores.
+    """Calibrate a classifier by cross-validation: one calibrator is fitted to its scores on held-out rows.
 
-    The scores are its `decision_function`, or the logarithms of its `predict_proba` where it has none. Those of a
-    support vector machine for more than two classes are votes of pairs, which jump where a margin changes its sign:
-    they are taken apart, and a vote counts `votes_` beside the sum of the margins, as is most likely after a
-    temperature. The classifiers of the folds, `estimators_`, then predict together, by the mean of their calibrated
-    probabilities, made surer by `temperature_` where the rows are few; with `ensemble=False` one does that is fitted to
-    all rows. For a classifier that is fitted already, pass `sklearn.frozen.FrozenEstimator(classifier)` and rows that
-    it has not seen.
+    The scores are the classifier's `decision_function`, or without one the logarithms of its `predict_proba`. In a
+    support vector machine for more than two classes, `decision_function` counts votes of pairs: it jumps where a margin
+    changes its sign. Votes and margins are then separated, and a vote gets the weight `votes_` with the largest
+    likelihood after a temperature.
 
+    By default the prediction averages the calibrated probabilities of the folds' classifiers, `estimators_`. With few
+    rows the average is sharpened by `temperature_`. To calibrate a fitted classifier, pass
+    `sklearn.frozen.FrozenEstimator(classifier)` and rows that it was not trained on.
+
+    Parameters
+    ----------
+    estimator
+        The classifier.
+    method
+        A name of `METHODS`, or a function of (logits, labels) that returns a calibrator.
+    options
+        Keyword arguments of the method.
+    cv
+        Number of folds, a splitter, or an iterable of splits, as in scikit-learn.
+    n_jobs
+        Number of processes that fit the folds' classifiers.
+    ensemble
+        If false, predict by one classifier fitted to all rows, instead of the average over the folds.
+
+    Examples
+    --------
     >>> from sklearn.datasets import load_digits
     >>> from sklearn.ensemble import RandomForestClassifier
     >>> X, y = load_digits(return_X_y=True)
@@ -161,76 +250,97 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):
         self.estimator, self.method, self.options = estimator, method, options
         self.cv, self.n_jobs, self.ensemble = cv, n_jobs, ensemble
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, **fit_params: Any) -> Self:
-        """Fit a classifier to each fold, and the calibrator to their scores of the rows left out.
+    def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None, **fit_params: Any) -> Self:
+        """Fit a classifier to each fold, and the calibrator to their scores on the held-out rows.
 
-        `sample_weight` goes to the calibrator, and to the classifiers if their fit takes one, else a warning says so.
-        Further parameters go to the classifiers' fit; with scikit-learn's metadata routing each goes where it is
-        requested, `groups` to the splitter.
+        Parameters
+        ----------
+        X
+            Training rows, in any form that the classifier takes.
+        y
+            True labels of any type, shape (n,).
+        sample_weight
+            Weight of each row, shape (n,), for the calibrator and the classifiers. If the classifiers' `fit` takes no
+            weights, a warning says so.
+        **fit_params
+            Further parameters of the classifiers' `fit`. With scikit-learn's metadata routing each goes where it is
+            requested, such as `groups` to the splitter.
+
+        Returns
+        -------
+        Self
+            The fitted estimator.
         """
         if y is None:
             raise ValueError("y must be given: it requires y to be passed, but the target y is None")
         check_classification_targets(y)
-        y = validation.column_or_1d(y, warn=True)
-        self.classes_, labels = np.unique(y, return_inverse=True)
+        targets = validation.column_or_1d(y, warn=True)
+        self.classes_, labels = np.unique(targets, return_inverse=True)
         if isinstance(self.estimator, FrozenEstimator):
             if fit_params:
                 raise ValueError(f"a frozen classifier is not fitted again, got {', '.join(fit_params)} for its fit")
-            return self._fit_frozen(X, y, sample_weight)
+            return self._fit_frozen(X, targets, sample_weight)
         if len(self.classes_) == 1:
             raise ValueError(f"y must have at least 2 classes, got one class, {self.classes_[0]!r}")
         weights = _weights(sample_weight, X)
         params, split_params = self._route(weights, fit_params)
-        folds = check_cv(self.cv, y, classifier=True)
+        folds = check_cv(self.cv, targets, classifier=True)
         fewest = int(np.bincount(labels).min())
-        if fewest < (number := folds.get_n_splits(X, y, **split_params)):
-            wanted = f"at least {number} rows for {number} folds"
-            raise ValueError(f"each class must have {wanted}, got one class with {fewest}")
+        if fewest < (n_folds := folds.get_n_splits(X, targets, **split_params)):
+            raise ValueError(
+                f"each class must have at least {n_folds} rows for {n_folds} folds, got one class with {fewest}"
+            )
         response = _response(self.estimator)
-        if weights is not None and not (of_class := np.bincount(labels, weights)).all():
-            lacking = self.classes_[of_class == 0]
+        if weights is not None and not (class_weights := np.bincount(labels, weights)).all():
+            lacking = self.classes_[class_weights == 0]
             raise ValueError(f"each class must have rows of positive weight, got none in {lacking}")
-        X, _ = indexable(X, y)
+        X, _ = indexable(X, targets)
         options: dict[str, Any] = {"cv": folds, "n_jobs": self.n_jobs, "params": params | split_params}
         if self.ensemble:
             options |= {"scoring": _no_score, "return_estimator": True, "return_indices": True, "error_score": "raise"}
-            parts = cross_validate(clone(self.estimator), X, y, **options)
+            parts = cross_validate(clone(self.estimator), X, targets, **options)
             self.estimators_ = parts["estimator"]
             for rows, part in zip(parts["indices"]["test"], self.estimators_, strict=True):
                 held_out = np.asarray(getattr(part, response)(_safe_indexing(X, rows)))
                 if part is self.estimators_[0]:
-                    scores = np.full((len(y), *held_out.shape[1:]), np.nan)
+                    scores = np.full((len(targets), *held_out.shape[1:]), np.nan)
                 scores[rows] = held_out
         else:
-            scores = cross_val_predict(clone(self.estimator), X, y, method=response, **options)
-            self.estimators_ = [clone(self.estimator).fit(X, y, **params)]
+            scores = cross_val_predict(clone(self.estimator), X, targets, method=response, **options)
+            self.estimators_ = [clone(self.estimator).fit(X, targets, **params)]
         return self._fit_calibrator(scores, response, labels, weights)
 
     def _route(
         self, sample_weight: np.ndarray | None, fit_params: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What goes to the classifiers' fit, and what to the splitter."""
-        given_params = fit_params if sample_weight is None else fit_params | {"sample_weight": sample_weight}
+        """Split parameters into those of the classifiers' fit and those of the splitter."""
+        all_params = fit_params if sample_weight is None else fit_params | {"sample_weight": sample_weight}
         if get_config()["enable_metadata_routing"]:
-            routed = process_routing(self, "fit", **given_params)
+            routed = process_routing(self, "fit", **all_params)
             return dict(routed.estimator.fit), dict(routed.splitter.split)
         if sample_weight is None or validation.has_fit_parameter(self.estimator, "sample_weight"):
-            return given_params, {}
+            return all_params, {}
         warn_users(
             f"{type(self.estimator).__name__}.fit takes no sample_weight: the weights go to the calibrator alone; "
-            "metadata routing brings them to the step of a pipeline"
+            "metadata routing passes them to a step of a pipeline"
         )
         return fit_params, {}
 
     def get_metadata_routing(self) -> MetadataRouter:
-        """Where parameters of `fit` go: to itself, the classifier and the splitter."""
+        """Return the routing of `fit` parameters to this estimator, the classifier and the splitter.
+
+        Returns
+        -------
+        MetadataRouter
+            As scikit-learn's metadata routing requires.
+        """
         to_fit, to_split = (MethodMapping().add(caller="fit", callee=callee) for callee in ("fit", "split"))
         router = MetadataRouter(owner=self).add_self_request(self)
         router = router.add(estimator=self.estimator, method_mapping=to_fit)
         return router.add(splitter=self.cv, method_mapping=to_split)
 
     def _fit_frozen(self, X: Any, y: np.ndarray, sample_weight: Any) -> Self:
-        """All rows are new to the classifier: no folds, and its classes, of which the rows may lack some."""
+        """Fit the calibrator alone: all rows are held out, and some of the classifier's classes may be absent."""
         response, weights = _response(self.estimator), _weights(sample_weight, X)
         self.classes_ = np.asarray(self.estimator.classes_)
         labels = _encode(y, self.classes_.tolist(), len(self.classes_))[1]
@@ -239,17 +349,21 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):
 
     def _fit_calibrator(self, scores: np.ndarray, response: str, labels: np.ndarray, sample_weight: Any) -> Self:
         probs = response == "predict_proba"
-        if len(self.classes_) == 3 and not probs and _is_pairwise(self.estimator):  # of other numbers columns tell
+        if (
+            len(self.classes_) == 3 and not probs and _is_pairwise(self.estimator)
+        ):  # with 3 classes only, pairs and classes are equally many
             raise ValueError(
                 "decision_function must have a column for each class, got one for each of 3 pairs of classes; "
-                "decision_function_shape='ovr' gives that"
+                "use decision_function_shape='ovr'"
             )
         self.floor_ = _floor(scores, labels, sample_weight) if probs else MIN_FLOOR
         self.votes_ = None
         if not probs and _are_votes(scores):
-            self.votes_ = min(_VOTES, key=lambda worth: _loss(_margins_and_votes(scores, worth), labels, sample_weight))
-        noise = _MEMBERS_NOISE / effective_rows(sample_weight, len(labels)) * (1 - 1 / len(self.estimators_))
-        self.temperature_ = 1 / (1 + min(noise, _SURER))
+            self.votes_ = min(
+                _VOTE_WEIGHTS, key=lambda weight: _loss(_margins_and_votes(scores, weight), labels, sample_weight)
+            )
+        noise = _SHARPENING_ROWS / effective_rows(sample_weight, len(labels)) * (1 - 1 / len(self.estimators_))
+        self.temperature_ = 1 / (1 + min(noise, _MAX_SHARPENING))
         self.calibrator_ = _fit(self, self._logits(scores, response), labels, sample_weight)
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(self.estimators_[0], name):
@@ -271,12 +385,12 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):
     def _logits(self, scores: Any, response: str) -> np.ndarray:
         z, classes = np.asarray(scores), len(self.classes_)
         if response == "predict_proba":
-            z = from_probs(z, floor=self.floor_, renormalise=True)  # single precision may stray from a sum of one
+            z = from_probs(z, floor=self.floor_, renormalise=True)  # sums of float32 differ from 1 by rounding
         elif z.ndim == 1:
             z = from_log_odds(z)
         if z.shape[1] != classes:
             pairs = z.shape[1] == classes * (classes - 1) / 2
-            hint = "; decision_function_shape='ovr' gives that" if pairs else ""
+            hint = "; use decision_function_shape='ovr'" if pairs else ""
             raise ValueError(f"{response} must have a column for each of {classes} classes, got {z.shape[1]}{hint}")
         return z if self.votes_ is None else _margins_and_votes(z, self.votes_)
 
@@ -287,7 +401,7 @@ class CalibratedClassifier(MetaEstimatorMixin, _CalibratedBase):
 
 
 def _no_score(estimator: Any, X: Any, y: Any) -> float:
-    """For `cross_validate`, which keeps the classifiers of the folds."""
+    """Return nothing of use: `cross_validate` is called for its classifiers, and requires a scorer."""
     return 0.0
 
 
@@ -297,14 +411,14 @@ def _fit(estimator: Any, logits: np.ndarray, labels: np.ndarray, sample_weight: 
 
 
 def _both(probs: np.ndarray) -> np.ndarray:
-    """The probabilities of all classes, where those of two may be one column."""
+    """Return probabilities of all classes; a single column is the probability of the second of two."""
     return probs if probs.shape[1] > 1 else np.hstack([1 - probs, probs])
 
 
 def _floor(probs: np.ndarray, labels: np.ndarray, sample_weight: np.ndarray | None, name: str = "probs") -> float:
-    """What exact zeros stand for: half the smallest positive probability, or a tenth of it if that is more likely.
+    """Return the value for exact zeros: 1/2 or 1/10 of the smallest positive probability, by likelihood.
 
-    No vote of five neighbours says less than no vote of a hundred trees, and how much less the labels tell.
+    A zero among five neighbours is weaker evidence than a zero among a hundred trees; the labels decide by how much.
     """
     half = resolution(probs)
     if half == MIN_FLOOR or probs.min() > 0:
@@ -317,46 +431,46 @@ def _floor(probs: np.ndarray, labels: np.ndarray, sample_weight: np.ndarray | No
 
 
 def _are_votes(scores: np.ndarray) -> bool:
-    """Whether scores are those of scikit-learn's pairs of classes: votes, and margins folded in between −⅓ and ⅓."""
+    """Return whether scores are scikit-learn's votes of pairs of classes plus margins squeezed into (−⅓, ⅓)."""
     if scores.ndim == 1 or scores.shape[1] < 3:
         return False
     votes, pairs = np.round(scores), scores.shape[1] * (scores.shape[1] - 1) / 2
     return bool((np.abs(scores - votes) <= 1 / 3).all() and (votes >= 0).all() and (votes.sum(axis=1) == pairs).all())
 
 
-def _margins_and_votes(scores: np.ndarray, worth: float) -> np.ndarray:
-    """The sum of each class's margins against the others, unfolded, and so much for each that it has won.
+def _margins_and_votes(scores: np.ndarray, weight: float) -> np.ndarray:
+    """Return each class's sum of margins against the others, plus `weight` times its number of votes.
 
     >>> margins = np.array([[2.0, -0.5, -1.5]])
     >>> _margins_and_votes(np.array([[2.0, 1.0, 0.0]]) + margins / (3 * (abs(margins) + 1)), 1.0)
     array([[ 4. ,  0.5, -1.5]])
     """
     votes = np.round(scores)
-    folded = 3 * (scores - votes)
-    unfolded: np.ndarray = folded / np.maximum(1 - np.abs(folded), 1e-12)
-    return unfolded + worth * votes
+    squeezed = 3 * (scores - votes)
+    margins: np.ndarray = squeezed / np.maximum(1 - np.abs(squeezed), 1e-12)
+    return margins + weight * votes
 
 
 def _loss(logits: np.ndarray, labels: np.ndarray, sample_weight: np.ndarray | None) -> float:
-    """The log-loss after the best temperature."""
+    """Return the log-loss after the best temperature."""
     return inverse_temperature(logits, labels, sample_weight, smooth=0.1)[1].loss
 
 
 def _weights(sample_weight: Any, X: Any) -> np.ndarray | None:
-    """Weights in scikit-learn's words: none, one number for all rows, or one a row."""
+    """Return one weight per row from scikit-learn's argument: None, one number, or one number per row."""
     if sample_weight is None:
         return None
     return validation._check_sample_weight(sample_weight, X, ensure_non_negative=True)
 
 
 def _encode(y: np.ndarray, class_names: Sequence[Any] | None, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """The label of each column, and y as column indices."""
+    """Return the label of each column, and y as column indices."""
     present, labels = np.unique(y, return_inverse=True)
     if class_names is None:
         if len(present) != columns:
             raise ValueError(
                 f"X must have a column for each class in y, got {columns} columns (one for a binary score counts as 2) "
-                f"and {len(present)} classes; where y lacks classes, name those of all columns by class_names=…"
+                f"and {len(present)} classes; if y lacks classes, name all columns by class_names=…"
             )
         return present, labels
     named = np.asarray(class_names)
@@ -376,7 +490,7 @@ def _response(estimator: Any) -> str:
 
 
 def _is_pairwise(estimator: Any) -> bool:
-    """Whether the columns of its scores are pairs of classes."""
+    """Return whether the columns of the scores are pairs of classes."""
     inner = estimator.estimator if isinstance(estimator, FrozenEstimator) else estimator
-    last = inner.steps[-1][1] if isinstance(inner, Pipeline) else inner
-    return getattr(last, "decision_function_shape", None) == "ovo"
+    classifier = inner.steps[-1][1] if isinstance(inner, Pipeline) else inner
+    return getattr(classifier, "decision_function_shape", None) == "ovo"

@@ -1,8 +1,7 @@
 """Streaming metrics for torchmetrics: updated batch by batch, reset by epoch, summed over processes.
 
-The states are the sums of a tally, so memory does not grow with the rows, and every number is the one that
-`trueup.metrics` gives of all rows at once. Logits come first, as everywhere; probabilities go through `from_probs`.
-Every metric takes tokens and pixels with `class_axis="first"` or `"last"`, and leaves out `ignore_index`.
+The states are sums, so memory does not grow with the number of rows. The results equal those of `trueup.metrics` on
+all rows at once. Logits come first, as everywhere; convert probabilities by `from_probs`.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from trueup._core.bins import BINS, Bins
 from trueup._core.errors import InputError
 from trueup._core.row_scores import score_rows
 from trueup._core.tally import TABLE_METRICS, Mean, Tally
+from trueup._core.types import ArrayLike
 from trueup.convert import flatten
 
 try:
@@ -31,11 +31,25 @@ except ImportError:
 __all__ = ["ECE", "NLL", "SCE", "Brier", "CalibrationTable"]
 
 _SETTINGS = ("edges", "bins", "closed", "top_label", "clusters")
-"""What of a tally is not a sum, but says what is counted."""
+"""Fields of a tally that are settings, not sums."""
 
 
 class Streaming(Metric):
-    """A metric whose states are the sums of a tally, in float64; `count` tallies a batch."""
+    """Base of the metrics: the states are the sums of a tally, in float64.
+
+    Parameters
+    ----------
+    count
+        Function that tallies a batch of logits and labels.
+    n_classes
+        Number of classes.
+    class_axis
+        Axis of classes for tokens or pixels: ``"first"`` for (n, K, …), ``"last"`` for (n, …, K).
+    ignore_index
+        Label of tokens or pixels to leave out.
+    **options
+        Options of `torchmetrics.Metric`.
+    """
 
     is_differentiable = False
     higher_is_better: bool | None = False
@@ -58,17 +72,23 @@ class Streaming(Metric):
         for name, total in _sums(self._empty):
             self.add_state(name, torch.zeros(total.shape, dtype=torch.float64), dist_reduce_fx="sum")
 
-    def update(self, logits: Any, labels: Any, sample_weight: Any = None) -> None:
-        """Add the rows of a batch: logits (n, classes) and labels (n,), and weights (n,) if they have any.
+    def update(self, logits: ArrayLike, labels: ArrayLike, sample_weight: ArrayLike | None = None) -> None:
+        """Add the rows of a batch.
 
-        With `class_axis` logits are tokens or pixels, (n, K, …) or (n, …, K), labels (n, …), and weights those of the
-        texts or images.
+        Parameters
+        ----------
+        logits
+            Network outputs, shape (n, classes); with `class_axis` (n, K, …) or (n, …, K).
+        labels
+            True classes, shape (n,); with `class_axis` (n, …).
+        sample_weight
+            Weight of each row, text or image, shape (n,).
         """
         if self.class_axis is not None:
             options: dict[str, Any] = {"class_axis": self.class_axis, "ignore_index": self.ignore_index}
             logits, labels, sample = flatten(torch.as_tensor(logits), labels, **options, clusters=True)
             sample_weight = None if sample_weight is None else torch.as_tensor(sample_weight)[torch.from_numpy(sample)]
-        # Tallies of other classes or bins do not add, and say so.
+        # Adding to the empty tally checks the number of classes.
         batch = self._empty + self._count(logits, labels, sample_weight=sample_weight)
         for name, total in _sums(batch):
             state: Tensor = getattr(self, name)
@@ -76,7 +96,7 @@ class Streaming(Metric):
 
     @property
     def tally(self) -> Any:
-        """The rows since the last reset as a tally: of this process, or inside `sync_context` of all."""
+        """Tally of the rows since the last reset: of this process, or inside `sync_context` of all processes."""
         return _with_sums(self._empty, {name: getattr(self, name).cpu().numpy() for name, _ in _sums(self._empty)})
 
     def _number(self, value: float) -> Tensor:
@@ -86,8 +106,19 @@ class Streaming(Metric):
 class ECE(Streaming):
     """Expected calibration error in equal-width bins: Σ_b (n_b/n) |acc_b − conf_b|.
 
-    Of two classes it is that of class 1; of more, or with `top_label`, of the predicted class.
+    For two classes the error is about class 1; for more, or with `top_label`, about the predicted class.
 
+    Parameters
+    ----------
+    bins
+        Number of bins.
+    top_label
+        Read two classes by the predicted class instead of class 1.
+    **options
+        `class_axis`, `ignore_index`, and options of `torchmetrics.Metric`; see `SCE`.
+
+    Examples
+    --------
     >>> metric = ECE()
     >>> metric.update(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1]))
     >>> metric.update(torch.tensor([[0.5, 0.0]]), torch.tensor([1]))
@@ -100,13 +131,26 @@ class ECE(Streaming):
         self.bins, self.top_label = bins, top_label
 
     def compute(self) -> Tensor:
-        """The error of all rows; NaN if there are none."""
+        """Return the error of all rows, or NaN without rows."""
         return self._number(self.tally.ece())
 
 
 class SCE(Streaming):
-    """Static calibration error: the mean over the classes of each one's calibration error.
+    """Static calibration error: the mean of the class-wise calibration errors.
 
+    Parameters
+    ----------
+    n_classes
+        Number of classes.
+    bins
+        Number of bins.
+    **options
+        Options of every metric here: `class_axis` is the axis of classes for tokens or pixels, ``"first"`` for
+        (n, K, …) and ``"last"`` for (n, …, K); `ignore_index` (default -100) is the label to leave out. Other options
+        go to `torchmetrics.Metric`.
+
+    Examples
+    --------
     >>> metric = SCE(2)
     >>> metric.update(torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.5, 0.0]]), torch.tensor([0, 1, 1]))
     >>> f"{metric.compute():.4f}"
@@ -118,13 +162,20 @@ class SCE(Streaming):
         self.bins = bins
 
     def compute(self) -> Tensor:
-        """The error of all rows; NaN if there are none."""
+        """Return the error of all rows, or NaN without rows."""
         return self._number(self.tally.ece())
 
 
 class NLL(Streaming):
     """Mean negative log-likelihood −ln p_y.
 
+    Parameters
+    ----------
+    **options
+        `class_axis`, `ignore_index`, and options of `torchmetrics.Metric`; see `SCE`.
+
+    Examples
+    --------
     >>> metric = NLL()
     >>> metric.update(torch.tensor([[0.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 0]))
     >>> f"{metric.compute():.4f}"
@@ -137,13 +188,20 @@ class NLL(Streaming):
         super().__init__(partial(_mean_score, self._score), **options)
 
     def compute(self) -> Tensor:
-        """The mean over all rows; NaN if there are none."""
+        """Return the mean over all rows, or NaN without rows."""
         return self._number(self.tally.value)
 
 
 class Brier(NLL):
     """Mean Brier score Σ_k (p_k − e_k)².
 
+    Parameters
+    ----------
+    **options
+        `class_axis`, `ignore_index`, and options of `torchmetrics.Metric`; see `SCE`.
+
+    Examples
+    --------
     >>> metric = Brier()
     >>> metric.update(torch.tensor([[0.0, 0.0]]), torch.tensor([0]))
     >>> f"{metric.compute():.4f}"
@@ -154,8 +212,21 @@ class Brier(NLL):
 
 
 class CalibrationTable(Streaming):
-    """The whole table of `evaluate`, as a dictionary of numbers, in one pass over each batch.
+    """The table of `evaluate` as a dictionary of numbers, from one pass over each batch.
 
+    Parameters
+    ----------
+    n_classes
+        Number of classes.
+    bins
+        Number of bins of the calibration errors.
+    top_label
+        Read two classes by the predicted class instead of class 1.
+    **options
+        `class_axis`, `ignore_index`, and options of `torchmetrics.Metric`; see `SCE`.
+
+    Examples
+    --------
     >>> metric = CalibrationTable(2)
     >>> metric.update(torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.5, 0.0]]), torch.tensor([0, 1, 1]))
     >>> table = metric.compute()
@@ -170,13 +241,13 @@ class CalibrationTable(Streaming):
         self.bins, self.top_label = bins, top_label
 
     def compute(self) -> dict[str, Tensor]:
-        """Every number of the table; NaN if there are no rows."""
+        """Return every number of the table, or NaN without rows."""
         tally = self.tally
         return {name: self._number(tally.value(name)) for name in TABLE_METRICS}
 
 
 def calibration_metrics(bins: int = BINS) -> dict[str, Streaming]:
-    """The metrics that are logged during training: ECE, NLL and Brier score."""
+    """Return the metrics that are logged during training: ECE, NLL and Brier score."""
     return {"ece": ECE(bins=bins), "nll": NLL(), "brier": Brier()}
 
 
@@ -186,7 +257,7 @@ def _mean_score(name: str, logits: Any, labels: Any, sample_weight: Any = None) 
 
 
 def _sums(tally: Any, prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
-    """The sums of a tally and of the tallies in it, by names that a module's state can have."""
+    """Yield the sums of a tally and of nested tallies, with names for the states of a module."""
     for field in fields(tally):
         value = getattr(tally, field.name)
         if is_dataclass(value):
@@ -196,7 +267,7 @@ def _sums(tally: Any, prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _with_sums(tally: Any, sums: Mapping[str, np.ndarray], prefix: str = "") -> Any:
-    """The same tally with these sums."""
+    """Return the tally with other sums."""
     changed: dict[str, Any] = {}
     for field in fields(tally):
         value = getattr(tally, field.name)

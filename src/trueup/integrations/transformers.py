@@ -1,7 +1,7 @@
-"""Hugging Face's transformers: calibration logged by its Trainer, calibrated networks in its pipelines and folders.
+"""Hugging Face's transformers: calibration metrics for its Trainer, calibrated networks in its pipelines and folders.
 
-`collect`, `calibrate` and `Calibrated` take its networks as they are, and what a calibrated one does not have itself
-(`config`, `device`, `generate`) it passes on to the network. `transformers` is imported only where it is used.
+`collect`, `calibrate` and `Calibrated` take its networks unchanged. A `Calibrated` network passes attributes such as
+`config`, `device` and `generate` on to the network inside. `transformers` is imported only where it is used.
 """
 
 from __future__ import annotations
@@ -19,9 +19,23 @@ __all__ = ["TrainerMetrics", "from_pretrained", "pipeline", "save_pretrained"]
 
 
 def pipeline(task: str, model: Calibrated, **options: Any) -> Any:
-    """A pipeline of transformers whose scores are calibrated; `options`, such as `tokenizer`, are its own.
+    """Make a pipeline of transformers with calibrated scores.
 
-    `transformers.pipeline` takes a calibrated network too, but logs that it does not know the class's name.
+    `transformers.pipeline` takes a calibrated network too, but logs that it does not know the class.
+
+    Parameters
+    ----------
+    task
+        Task of the pipeline, such as ``"text-classification"``.
+    model
+        The calibrated network.
+    **options
+        Options of `transformers.pipeline`, such as `tokenizer`.
+
+    Returns
+    -------
+    transformers.Pipeline
+        The pipeline; its scores are calibrated probabilities.
     """
     import transformers
 
@@ -35,16 +49,26 @@ class TrainerMetrics:
 
     Pass it to the Trainer as `compute_metrics=TrainerMetrics()`. It needs `trueup[torchmetrics]`. The training argument
     `eval_strategy="epoch"` logs it after each epoch. With `batch_eval_metrics=True` it sums batch by batch; without it
-    the Trainer passes all logits at once. If a model returns several outputs, the first are the logits. Tokens are
-    (n, length, classes), and those labelled `ignore_index` are left out. The logits of a causal language model are for
-    the next token: `shifted=True` moves the labels by one.
+    the Trainer passes all logits at once. If a model returns several outputs, the first are the logits. Logits of
+    tokens have shape (n, length, classes).
 
+    Parameters
+    ----------
+    bins
+        Number of bins of the calibration error.
+    ignore_index
+        Label of tokens to leave out.
+    shifted
+        Set it for a causal language model, whose logits are for the next token: labels then move by one.
+
+    Examples
+    --------
     >>> import pytest
     >>> _ = pytest.importorskip("torchmetrics")
-    >>> from types import SimpleNamespace  # in the place of transformers.EvalPrediction
+    >>> from types import SimpleNamespace  # stands for transformers.EvalPrediction
     >>> compute_metrics = TrainerMetrics()  # Trainer(model, arguments, …, compute_metrics=compute_metrics).train()
-    >>> seen = SimpleNamespace(predictions=torch.tensor([[2.0, 0.0], [0.0, 1.0]]).numpy(), label_ids=[0, 1])
-    >>> {name: round(value, 4) for name, value in compute_metrics(seen).items()}
+    >>> prediction = SimpleNamespace(predictions=torch.tensor([[2.0, 0.0], [0.0, 1.0]]).numpy(), label_ids=[0, 1])
+    >>> {name: round(value, 4) for name, value in compute_metrics(prediction).items()}
     {'ece': 0.1941, 'nll': 0.2201, 'brier': 0.0865}
     """
 
@@ -55,7 +79,20 @@ class TrainerMetrics:
         self._metrics = calibration_metrics(bins)
 
     def __call__(self, prediction: Any, compute_result: bool = True) -> dict[str, float]:
-        """Add a batch of predictions; unless more are to come, return the metrics and reset."""
+        """Add a batch of predictions; with `compute_result`, return the metrics and reset.
+
+        Parameters
+        ----------
+        prediction
+            A `transformers.EvalPrediction` with `predictions` and `label_ids`.
+        compute_result
+            False if more batches follow.
+
+        Returns
+        -------
+        dict[str, float]
+            The metrics, or nothing if more batches follow.
+        """
         logits, labels = prediction.predictions, prediction.label_ids
         logits, labels = (torch.as_tensor(x[0] if isinstance(x, tuple) else x) for x in (logits, labels))
         if self.shifted:
