@@ -1,5 +1,6 @@
-"""Other things than logits as a pair of them: probabilities, log-odds, the likeliest answers, tokens and pixels, one
-event of several classes, and several labels at once. The kind of array that comes in goes out.
+"""Convert other outputs to logits: probabilities, log-odds, top-k answers, tokens, pixels, events and multi-labels.
+
+Functions return the kind of array that they were given.
 """
 
 from __future__ import annotations
@@ -14,52 +15,67 @@ from trueup._core import arrays, native
 from trueup._core.arrays import ROUNDING, as_arrays, check_finite, match_kind, shape_of, to_array, upcast_half
 from trueup._core.errors import Hint, InputError, LooksLikeProbabilities
 from trueup._core.row_scores import event_class
+from trueup._core.types import ArrayLike, ArrayT
 
 ClassAxis: TypeAlias = Literal["first", "last"] | None
-"""Where the classes are in outputs of more than two dimensions: (n, K, …) or (n, …, K)."""
+"""Position of the classes in outputs with more than two dimensions: (n, K, …) or (n, …, K)."""
 
 DEFAULT_FLOOR = 1e-6
-"""What an exact zero becomes where there is no other probability below a half, unless a floor is given."""
+"""Replaces exact zeros if no other probability is below a half and no floor is given."""
 
 MIN_FLOOR = 1e-45
-"""What it becomes at least: about the smallest positive number of single precision."""
+"""Smallest replacement of exact zeros: about the smallest positive number of single precision."""
 
 MAX_EVENT_FLOOR = 1e-4
-"""By how much a probability of an event of exactly 0 or 1 is moved at most, unless a floor is given."""
+"""Largest shift of an event's probability of exactly 0 or 1, unless a floor is given."""
 
 _ROUNDED_SUM = 0.1
-"""How far a row of rounded probabilities may be from a sum of one to be divided by it."""
+"""With `renormalise`, row sums may differ from one by this."""
 
 _ROUNDED_TOP = 1e-2
-"""How far above 1 the largest probabilities of a row may sum: services round log-probabilities, or mix precisions."""
+"""The top probabilities of a row may sum to this above 1: services round log-probabilities, or mix precisions."""
 
 _FEW_SCORES = 8
-"""Fewer log-odds may all lie between 0 and 1 by chance."""
+"""Fewer log-odds than this may all lie between 0 and 1 by chance."""
 
 
 _HALF_PRECISION = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
-"""The relative rounding of the types of 16 bits."""
+"""Relative rounding of 16-bit types."""
 
 
-def from_probs(probs: Any, *, floor: float | None = None, renormalise: bool = False, name: str = "probs") -> Any:
-    """Turn probabilities (n, classes) into logits: log p, since softmax(log p) = p.
+def from_probs(probs: ArrayT, *, floor: float | None = None, renormalise: bool = False, name: str = "probs") -> ArrayT:
+    """Convert probabilities (n, classes) to logits: log p, since softmax(log p) = p.
 
-    Probabilities (n,) or (n, 1) are those of class 1, an event: a risk, a forecast, a stated confidence. They become
-    (ln(1 − p), ln p), and the labels that go with them are 1 where it happened and 0 where it did not. Those of exactly
-    0 or 1 are moved inwards by 1e-4, or by half of the distance that the nearest other one has if that is less, and a
-    warning says so; or by `floor`. That hardly changes their mean; curves of the log-odds, such as Platt scaling, fit
-    better with a larger floor.
+    Probabilities of shape (n,) or (n, 1) are those of class 1, an event such as a risk, a forecast or a stated
+    confidence. They become (ln(1 − p), ln p). Their labels are 1 where the event occurred and 0 where it did not.
 
-    Rounding up to 1e-6 is tolerated, in a row's sum 1e-6 for every thousand classes, since a float32 softmax of a whole
-    vocabulary strays that far (for half precision, up to the type's own epsilon); anything worse is refused.
-    Exact zeros, as in the votes of a forest, are raised to half the smallest positive probability, which is the
-    resolution of the data (to 1e-6 where all others are above a half), and a warning says so. What is positive stays:
-    naive Bayes is not as sure at 1e-6 as at 1e-30, and maps can use that. With `floor` nothing is smaller than that:
-    give later, smaller batches the floor of the calibration set (`resolution`).
-    With `renormalise` rows that sum to nearly 1, as probabilities rounded for a file do, are divided by their sum; a
-    sum outside [0.9, 1.1] is refused all the same. NaN is an option that the row does not have, and becomes −∞; the
-    others sum to 1.
+    Exact zeros, as in the votes of a forest, would have infinite logits. They are raised to half the smallest positive
+    probability, which is the resolution of the data, and a warning says so. If all other probabilities are above a
+    half, they are raised to 1e-6. An event's probability of exactly 0 or 1 is shifted inwards by 1e-4, or by half the
+    distance of the nearest other value if that is less. Small positive probabilities stay: 1e-6 and 1e-30 are different
+    confidences, and calibrators can use that.
 
+    Parameters
+    ----------
+    probs
+        Probabilities, shape (n, classes), or (n,) for an event. NaN is an option that the row does not have and becomes
+        −∞; the others sum to 1.
+    floor
+        Smallest probability. Give later, smaller batches the floor of the calibration set (see `resolution`). Curves of
+        the log-odds, such as Platt scaling, fit better with a larger floor.
+    renormalise
+        Divide rows by their sum if it is in [0.9, 1.1], as for probabilities rounded in a file. Without it, a sum may
+        differ from 1 by 1e-6 per thousand classes. For half precision, it may differ by the type's epsilon.
+    name
+        Name of the argument in errors.
+
+    Returns
+    -------
+    array like `probs`
+        Logits, shape (n, classes), or (n, 2) for an event.
+
+    Examples
+    --------
     >>> from_probs(np.array([[0.5, 0.5]]))
     array([[-0.69314718, -0.69314718]])
     >>> np.exp(from_probs(np.array([[0.9, 0.1], [1.0, 0.0]]), floor=0.01))
@@ -106,7 +122,7 @@ def from_probs(probs: Any, *, floor: float | None = None, renormalise: bool = Fa
 
 
 def _event_pair(p: np.ndarray, floor: float | None, name: str, tolerance: float) -> np.ndarray:
-    """Logits (ln(1 − p), ln p) of the probabilities of an event."""
+    """Return logits (ln(1 − p), ln p) of the probabilities of an event."""
     kind = p.dtype if p.dtype.kind == "f" else np.dtype(np.float64)
     p = check_finite(p.astype(np.float64), name)
     if len(p):
@@ -131,11 +147,23 @@ def _check_floor(floor: float | None) -> None:
         raise InputError("floor", "lie between 0 and 0.5", f"{floor}")
 
 
-def resolution(probs: Any, *, least: float = MIN_FLOOR) -> float:
-    """Half the smallest positive probability, and at least `least`: what an exact zero may stand for.
+def resolution(probs: ArrayLike, *, least: float = MIN_FLOOR) -> float:
+    """Return half the smallest positive probability, which replaces exact zeros.
 
-    Where none is below a half it is 1e-6.
+    Parameters
+    ----------
+    probs
+        Probabilities, any shape.
+    least
+        Smallest result.
 
+    Returns
+    -------
+    float
+        At least `least`; 1e-6 if no probability is below a half.
+
+    Examples
+    --------
     >>> resolution(np.array([[0.9, 0.1], [1.0, 0.0]]))
     0.05
     """
@@ -145,7 +173,7 @@ def resolution(probs: Any, *, least: float = MIN_FLOOR) -> float:
 
 
 def warn_of_zeros(zeros: int, numbers: int, floor: float) -> None:
-    """Say that exact zeros among probabilities were raised, and to what."""
+    """Warn that exact zeros among probabilities were raised."""
     warnings.warn(
         f"{zeros} exact zeros among {numbers} probabilities were raised to {floor:.4g}, "
         + ("as no other one is below a half" if floor == DEFAULT_FLOOR else "about half the smallest positive one"),
@@ -154,18 +182,32 @@ def warn_of_zeros(zeros: int, numbers: int, floor: float) -> None:
 
 
 def warn_of_certain(certain: int, rows: int, floor: float) -> None:
-    """Say that probabilities of an event of exactly 0 or 1 were moved, and by how much."""
+    """Warn that probabilities of an event of exactly 0 or 1 were shifted."""
     arrays.warn_users(f"{certain} of {rows} confidences are exactly 0 or 1; they were moved by {floor:.4g}")
 
 
-def from_topk(log_probs: Any, *, floor: float = DEFAULT_FLOOR, name: str = "log_probs") -> Any:
-    """Turn the log-probabilities of the k likeliest answers (n, k) into logits (n, k + 1): the last is of all others.
+def from_topk(log_probs: ArrayT, *, floor: float = DEFAULT_FLOOR, name: str = "log_probs") -> ArrayT:
+    """Convert log-probabilities of the k likeliest answers (n, k) to logits (n, k + 1), the last for all other answers.
 
-    That is ln(1 − Σp), which never falls below ln `floor`: of probabilities that sum to 1 up to rounding it would be
-    noise. The labels that go with them are the place of the right answer among the k, or k where it is none of them.
-    A row with fewer answers has −∞ in the places left over; so is −9999 read, which some services write for what they
-    leave out.
+    The added logit is ln(1 − Σp), and at least ln `floor`, since the rest is rounding noise if the probabilities sum to
+    1. The label of a row is the index of the right answer, or k if it is another answer.
 
+    Parameters
+    ----------
+    log_probs
+        Log-probabilities, shape (n, k). Rows with fewer answers have −∞, or −9999 as some services write.
+    floor
+        Smallest probability of all other answers.
+    name
+        Name of the argument in errors.
+
+    Returns
+    -------
+    array like `log_probs`
+        Logits, shape (n, k + 1).
+
+    Examples
+    --------
     >>> np.exp(from_topk(np.log([[0.7, 0.2], [0.5, 0.25]])))
     array([[0.7 , 0.2 , 0.1 ],
            [0.5 , 0.25, 0.25]])
@@ -185,15 +227,29 @@ def from_topk(log_probs: Any, *, floor: float = DEFAULT_FLOOR, name: str = "log_
         row = int(total[:, 0].argmax())
         got = f"{total[row, 0]:.6g} in row {row}"
         raise InputError(name, "be logarithms of probabilities that sum to at most 1 in each row", got)
-    # Where rounding, or the floor, makes the sum exceed one, the row is divided by it.
+    # Rounding, or the floor, can make the sum exceed one, so the row is divided by it.
     rest = np.maximum(1 - total, floor)
     logits = np.concatenate([double, np.log(rest)], axis=1) - np.log(total + rest)
     return match_kind(logits.astype(x.dtype), log_probs)
 
 
-def from_log_odds(scores: Any, *, name: str = "scores") -> Any:
-    """Turn a binary score x (n,), the log-odds of class 1, into logits (0, x).
+def from_log_odds(scores: ArrayT, *, name: str = "scores") -> ArrayT:
+    """Convert binary scores x, the log-odds of class 1, to logits (0, x).
 
+    Parameters
+    ----------
+    scores
+        Log-odds of class 1, shape (n,) or (n, 1).
+    name
+        Name of the argument in errors.
+
+    Returns
+    -------
+    array like `scores`
+        Logits, shape (n, 2).
+
+    Examples
+    --------
     >>> from_log_odds(np.array([1.5, -0.5]))
     array([[ 0. ,  1.5],
            [ 0. , -0.5]])
@@ -206,8 +262,8 @@ def from_log_odds(scores: Any, *, name: str = "scores") -> Any:
     return match_kind(np.stack([np.zeros_like(x), x], axis=1), scores)
 
 
-def warn_of_probabilities(log_odds: Any, name: str) -> None:
-    """Warn where log-odds (n,) look like probabilities."""
+def warn_of_probabilities(log_odds: ArrayLike, name: str) -> None:
+    """Warn if log-odds (n,) look like probabilities."""
     x = to_array(log_odds, name)
     if len(x) >= _FEW_SCORES and arrays.lies_in_unit_interval(x[:_FEW_SCORES]) and arrays.lies_in_unit_interval(x):
         arrays.warn_users(
@@ -218,20 +274,37 @@ def warn_of_probabilities(log_odds: Any, name: str) -> None:
 
 
 def flatten(
-    logits: Any,
-    labels: Any,
+    logits: ArrayLike,
+    labels: ArrayLike,
     *,
     class_axis: ClassAxis = None,
     ignore_index: int = -100,
     clusters: Any = None,
 ) -> tuple[Any, ...]:
-    """Flatten tokens or pixels to a pair (m, K), (m,), leaving out what is labelled `ignore_index`.
+    """Flatten tokens or pixels to a pair (m, K), (m,), leaving out the label `ignore_index`.
 
-    `class_axis="last"` reads logits as (n, …, K), as language models give them; `class_axis="first"` as (n, K, …), as
-    segmentation networks do. It must be named, because a wrong guess would be silent. With `clusters`, which has a
-    value for each of the n texts or images, or is True for their numbers, a third array (m,) says which one each row is
-    of: rows of one image are correlated, and `evaluate(logits, labels, clusters=…)` has intervals that know it.
+    Parameters
+    ----------
+    logits
+        Logits of shape (n, …, K) or (n, K, …).
+    labels
+        Labels of shape (n, …).
+    class_axis
+        "last" for (n, …, K), as language models return; "first" for (n, K, …), as segmentation networks return. It is
+        required, because a wrong guess would go unnoticed.
+    ignore_index
+        Label of entries to leave out.
+    clusters
+        A value for each of the n texts or images, or True for their numbers. Rows of one image are correlated;
+        `evaluate(logits, labels, clusters=…)` takes that into account.
 
+    Returns
+    -------
+    tuple of arrays
+        Logits (m, K) and labels (m,). With `clusters`, also the text or image of each row, (m,).
+
+    Examples
+    --------
     >>> z, y = flatten(np.zeros((2, 3, 5)), np.array([[0, 4, -100], [1, -100, -100]]), class_axis="last")
     >>> z.shape, y
     ((3, 5), array([0, 4, 1]))
@@ -256,29 +329,61 @@ def flatten(
 
 
 def classes_last(logits: Any, class_axis: ClassAxis) -> Any:
-    """Logits of any dimension with the classes as their last, (n, …, K); `classes` says where they are.
+    """Move the classes to the last axis, (n, …, K).
 
+    Parameters
+    ----------
+    logits
+        Logits of any number of dimensions.
+    class_axis
+        "last" or "first"; not needed with two dimensions.
+
+    Returns
+    -------
+    array like `logits`
+        Logits with the classes last.
+
+    Examples
+    --------
     >>> classes_last(np.zeros((2, 5, 3, 4)), "first").shape
     (2, 3, 4, 5)
     """
     if logits.ndim < 2:
         raise ValueError(f"logits must have at least 2 dimensions, got {shape_of(logits)}")
     if class_axis not in ("first", "last") and not (class_axis is None and logits.ndim == 2):
-        wanted = f'be "first" (n, K, …) or "last" (n, …, K) for logits {shape_of(logits)}'
-        raise InputError("class_axis", wanted, repr(class_axis))
+        requirement = f'be "first" (n, K, …) or "last" (n, …, K) for logits {shape_of(logits)}'
+        raise InputError("class_axis", requirement, repr(class_axis))
     if class_axis != "first":
         return logits
     return logits.movedim(1, -1) if arrays.is_tensor(logits) else np.moveaxis(logits, 1, -1)
 
 
 def as_event(
-    logits: Any, labels: Any, event: int | str, *, class_names: Sequence[str] | None = None
+    logits: ArrayLike, labels: ArrayLike, event: int | str, *, class_names: Sequence[str] | None = None
 ) -> tuple[Any, Any]:
-    """Turn a pair into that of an event: logits (ln(1 − p), ln p) with p = P(class `event`), labels 1[y = event].
+    """Convert a pair to that of an event: logits (ln(1 − p), ln p) with p = P(class `event`), and labels 1[y = event].
 
-    Both logarithms are right to the last digits, however near p is to 0 or 1. Of two classes the logits stay as they
-    are, with the columns exchanged for event 0. With `class_names` of the classes the event may be one of them.
+    Both logarithms keep full precision however near p is to 0 or 1. With two classes the logits are unchanged, or have
+    their columns exchanged for event 0.
 
+    Parameters
+    ----------
+    logits
+        Logits, shape (n, classes).
+    labels
+        Class of each row, shape (n,).
+    event
+        The class, by number or by name.
+    class_names
+        Names of the classes.
+
+    Returns
+    -------
+    tuple of arrays
+        Logits (n, 2) and labels (n,) of the event.
+
+    Examples
+    --------
     >>> z, y = as_event(np.log([[0.2, 0.3, 0.5]]), [2], 2)
     >>> np.exp(z), y
     (array([[0.5, 0.5]]), array([1]))
@@ -288,9 +393,25 @@ def as_event(
     return match_kind(_two_columns(z, number), logits), match_kind((y == number).astype(np.int64), logits)
 
 
-def event_logits(logits: Any, event: int | str, *, class_names: Sequence[str] | None = None) -> Any:
-    """The logits of `as_event`, where there are no labels: what a calibrator that was fitted to an event takes.
+def event_logits(logits: ArrayT, event: int | str, *, class_names: Sequence[str] | None = None) -> ArrayT:
+    """Return the logits of `as_event` without labels, to apply a calibrator that was fitted to an event.
 
+    Parameters
+    ----------
+    logits
+        Logits, shape (n, classes).
+    event
+        The class, by number or by name.
+    class_names
+        Names of the classes.
+
+    Returns
+    -------
+    array like `logits`
+        Logits of the event, shape (n, 2).
+
+    Examples
+    --------
     >>> np.exp(event_logits(np.log([[0.2, 0.3, 0.5]]), 2))
     array([[0.5, 0.5]])
     """
@@ -311,9 +432,9 @@ def _two_columns(z: np.ndarray, event: int) -> np.ndarray:
 
 
 def _log_odds_pair(z: np.ndarray, event: int) -> np.ndarray:
-    """(ln(1 − p), ln p), each as a difference of logarithms of sums: nothing cancels."""
+    """Return (ln(1 − p), ln p), each as a difference of log-sums, without cancellation."""
     z = upcast_half(z)
-    others = np.delete(np.ascontiguousarray(z.T), event, axis=0)  # sums over few classes are faster along columns
+    others = np.delete(np.ascontiguousarray(z.T), event, axis=0)  # with few classes, sums along columns are faster
     top = others.max(axis=0)
     others -= top
     odds = z[:, event] - top - np.log(np.exp(others, out=others).sum(axis=0))
@@ -321,22 +442,39 @@ def _log_odds_pair(z: np.ndarray, event: int) -> np.ndarray:
 
 
 class LabelEvents(NamedTuple):
-    """Labels of rows as events, a pair of two classes with the row and the label each comes from."""
+    """Labels of rows as events: a two-class pair with the row and label of each entry."""
 
     logits: Any
     """(m, 2): the event is class 1."""
     labels: Any
-    """(m,): 1 where the row has the label."""
+    """(m,): 1 if the label applies to the row."""
     row: np.ndarray
     label: np.ndarray
 
 
-def label_events(logits: Any, targets: Any, *, ignore_index: int = -100, probs: bool = False) -> LabelEvents:
-    """Turn log-odds (n, labels) and targets (n, labels), 1, 0 or ignored, into the pair of events (m, 2), (m,).
+def label_events(
+    logits: ArrayLike, targets: ArrayLike, *, ignore_index: int = -100, probs: bool = False
+) -> LabelEvents:
+    """Convert log-odds and targets (n, labels) to a pair of events (m, 2), (m,), row by row.
 
-    Entries whose target is `ignore_index` or NaN are left out; the rest come row by row. With `probs` the numbers are
-    probabilities.
+    Parameters
+    ----------
+    logits
+        Log-odds of each label, shape (n, labels).
+    targets
+        1 where the label applies, else 0, shape (n, labels). Entries with `ignore_index` or NaN are left out.
+    ignore_index
+        The target of unknown entries.
+    probs
+        Read `logits` as probabilities.
 
+    Returns
+    -------
+    LabelEvents
+        The pair, and the row and label of each entry.
+
+    Examples
+    --------
     >>> events = label_events([[2.0, -1.0], [0.5, 3.0]], [[1, 0], [-100, 1]])
     >>> events.labels, events.row, events.label
     (array([1, 0, 1]), array([0, 0, 1]), array([0, 1, 1]))
@@ -350,8 +488,8 @@ def label_events(logits: Any, targets: Any, *, ignore_index: int = -100, probs: 
     bad = kept & (t != 0) & (t != 1)
     if bad.any():
         at = tuple(np.argwhere(bad)[0].tolist())
-        wanted, got = f"be 0 or 1, or {ignore_index} where it is not known", f"{t[at]:g} at {list(at)}"
-        raise InputError("targets", wanted, got, "ignore_index names another mark")
+        requirement, got = f"be 0 or 1, or {ignore_index} if unknown", f"{t[at]:g} at {list(at)}"
+        raise InputError("targets", requirement, got, "ignore_index names another mark")
     row, label = kept.nonzero()
     pair = from_probs(x[kept]) if probs else from_log_odds(x[kept], name="logits")
     return LabelEvents(match_kind(pair, logits), match_kind(t[kept].astype(np.int64), logits), row, label)

@@ -173,7 +173,7 @@ def test_a_file_that_cannot_be_written_is_noticed_before_the_work(folder, comman
     (folder / f"taken{Path(OUTPUTS[verb][-1].format('x')).suffix}").mkdir()
     assert "it cannot be written: Permission denied" in refused("sealed/out")
     assert "there is no folder no" in refused("no/out")
-    assert "wanted a file, this is a folder" in refused("taken")
+    assert "must be a file, but is a folder" in refused("taken")
     assert "it cannot be written: File name too long" in refused("x" * 240)
     assert not list((folder / "sealed").iterdir())
 

@@ -312,8 +312,8 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
         ("\n", "the first line must be a header"),
         ("logit_0;logit_1;label\n1;2;0\n", "the file must have logits and labels, got 'logit_0;logit_1;label'"),
         ("logit_0,logit_1\n1,2\n", "the file must have labels, got 'logit_0', 'logit_1'"),
-        ("logit_0,logit_1,label\n1,2,0\n1,2\n", "line 3: 3 fields wanted, got 2"),
-        ("logit_0,logit_1,label\n1,2,0,4\n", "line 2: 3 fields wanted, got 4"),
+        ("logit_0,logit_1,label\n1,2,0\n1,2\n", "line 3: a line must have 3 fields, got 2"),
+        ("logit_0,logit_1,label\n1,2,0,4\n", "line 2: a line must have 3 fields, got 4"),
         ("logit_0,logit_1,label\n1,x,0\n", "line 2: could not convert string to float: 'x'"),
         ("logit_0,logit_1,label\n1,,0\n", "at least 2 options in each row, got 1 in row 0"),
         ("logit_0,logit_1,label\n1,2,cat\n", "line 2, label must be whole numbers, got 'cat'; class_names= names"),
@@ -623,7 +623,7 @@ def test_unknown_suffix_and_missing_file(tmp_path):
     np.save(tmp_path / "lone.npy", np.zeros((2, 2)))
     with pytest.raises(ValueError, match=r"a\.h5: the suffix must be one of .*, got '\.h5'$"):
         load(tmp_path / "a.h5")
-    with pytest.raises(ValueError, match=r"d\.npz: wanted a file, this is none"):
+    with pytest.raises(ValueError, match=r"d\.npz: must be a file, but is none"):
         load(tmp_path / "d.npz")
     for suffix in SUFFIXES:
         for read in (load, stream):

@@ -105,7 +105,7 @@ def test_fits_per_label_share_what_few_rows_cannot_tell(tmp_path):
 
 def test_what_is_wrong_is_said():
     x, y = tags(10)
-    with pytest.raises(InputError, match=r"targets must be 0 or 1, or -100 where it is not known, got 2 at \[0, 1\]"):
+    with pytest.raises(InputError, match=r"targets must be 0 or 1, or -100 if unknown, got 2 at \[0, 1\]"):
         trueup.io.from_multilabel(x, np.where(np.arange(30).reshape(10, 3) == 1, 2, y))
     with pytest.raises(InputError, match=r"targets must have the logits' shape \(10, 3\), got \(10,\)"):
         trueup.io.from_multilabel(x, y[:, 0])

@@ -122,7 +122,7 @@ BAD = {
         "label must be there in each row, got 1 rows",
     ),
     "broken jsonl": ("a.jsonl", b'{"logits": [1, 2], "label": 0}\n{"logits": [1\n', "line 2 is not JSON"),
-    "ragged csv": ("a.csv", b"logit_0,logit_1,label\n1,2,0\n1,2\n", "line 3: 3 fields wanted, got 2"),
+    "ragged csv": ("a.csv", b"logit_0,logit_1,label\n1,2,0\n1,2\n", "line 3: a line must have 3 fields, got 2"),
     "words in csv": ("a.csv", b"logit_0,logit_1,label\n1,two,0\n", "could not convert string to float: 'two'"),
     "no text": ("a.csv", b"\xff\xfe\x00\x01\n1,2,3\n", "not a readable .csv file"),
     "no parquet": ("a.parquet", b"PAR1" + bytes(40), "not a readable .parquet file"),

@@ -1,4 +1,4 @@
-"""Files at addresses such as `s3://bucket/net.npz` or `memory://net.csv`, which fsspec opens."""
+"""Files at addresses such as `s3://bucket/net.npz` or `memory://net.csv`, opened by fsspec."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 from trueup.io.atomic import StorageOptions
 from trueup.io.source import file_list, suffix_of
 
-_WHOLE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "memory"})
-"""Where a file that is sent appears at once, whole; elsewhere it is sent under another name, which is then changed."""
+_ATOMIC_PROTOCOLS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "memory"})
+"""Protocols that replace a file in one step. With others, files are sent under a temporary name and then renamed."""
 
 
 def file_system(address: str, storage_options: StorageOptions = None) -> tuple[Any, str]:
-    """The file system of an address, and the path on it."""
+    """Return the file system of an address, and the path on it."""
     try:
         from fsspec.core import url_to_fs
     except ImportError:
@@ -30,7 +30,7 @@ def file_system(address: str, storage_options: StorageOptions = None) -> tuple[A
 
 @contextmanager
 def local_copy(path: str, storage_options: StorageOptions = None) -> Iterator[Path]:
-    """A copy of the file at an address that lasts as long as it is read."""
+    """Download the file at an address to a temporary copy, which is removed when the block ends."""
     system, remote = file_system(path, storage_options)
     name = PurePosixPath(remote).name
     with tempfile.TemporaryDirectory() as folder:
@@ -38,22 +38,22 @@ def local_copy(path: str, storage_options: StorageOptions = None) -> Iterator[Pa
         if not system.isfile(remote):
             raise FileNotFoundError(f"{path}: no such file")
         system.get_file(remote, str(target))
-        beside = remote.removesuffix(".npy") + ".labels.npy"
-        if name.endswith(".npy") and system.exists(beside):
-            system.get_file(beside, str(target.with_suffix(".labels.npy")))
+        labels = remote.removesuffix(".npy") + ".labels.npy"
+        if name.endswith(".npy") and system.exists(labels):
+            system.get_file(labels, str(target.with_suffix(".labels.npy")))
         yield target
 
 
 @contextmanager
 def remote_files(path: str, storage_options: StorageOptions = None, *, labels: bool = True) -> Iterator[list[Path]]:
-    """Local drafts of the files at an address, which are sent there when the block ends well."""
+    """Provide local drafts of the files at an address, and send them there if the block succeeds."""
     system, remote = file_system(path, storage_options)
     protocols = {system.protocol} if isinstance(system.protocol, str) else {*system.protocol}
     with tempfile.TemporaryDirectory() as folder:
         drafts = list(file_list(Path(folder, f"draft{suffix_of(remote)}")))[: 2 if labels else 1]
         yield drafts
         for draft, target in zip(drafts, file_list(Path(PurePosixPath(remote))), strict=False):
-            if protocols & _WHOLE:
+            if protocols & _ATOMIC_PROTOCOLS:
                 system.put_file(str(draft), str(target))
                 continue
             hidden = str(target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp"))

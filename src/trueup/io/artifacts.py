@@ -1,15 +1,14 @@
-"""Artifacts: what was fitted, in a safetensors file with a JSON header. A file holds nothing but data.
+"""Artifacts: fitted values in a safetensors file with a JSON header. A file holds data only, never code.
 
-A calibrator, a recalibrator, a prediction-set rule or a threshold is what its constructor makes of its arguments, so
-the file holds those. Arrays are stored under names such as `steps.0.weight`. The header has everything else, and
-{"tensor": name} where an array belongs:
+A calibrator, a recalibrator, a prediction-set rule or a threshold is stored as its constructor's arguments. Arrays have
+names such as `steps.0.weight`. The header has everything else, and {"tensor": name} in place of an array:
 
     {"schema": 2, "kind": "calibrator", "content": {"value": {"class": "Vector", "config": {"scale": {"tensor":
      "scale"}, …}}}, "class_names": null, "n_classes": 10, "versions": {"trueup": "0.2.0"}, "summary": …, "sha256": …}
 
 Monitors and networks have a module with `to_artifact(value)` and `from_artifact(content, arrays, model)` instead.
-`ARTIFACTS` lists the kinds. On loading, a class is looked up there: nothing is imported by a name in a file.
-Files of schema 1 are read through `OLD_ARGUMENTS`.
+`ARTIFACTS` lists the kinds, and loading looks classes up there: a file cannot import anything by name. Files of schema
+1 are read through `OLD_ARGUMENTS`.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ from trueup.io.atomic import StrPath, atomic_write, errors_name_file, require_fi
 from trueup.io.safetensors_file import TensorFile
 
 SCHEMA = 2
-"""Raised when a file of this version could be misread by an older one."""
+"""Increased when older versions could misread a file of this version."""
 
 MAX_CLASSES = 1 << 24
-"""More than any network has: what a damaged file says must not fill the memory."""
+"""Largest number of classes accepted from a file, so that a damaged file cannot exhaust memory."""
 
 OLD_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "alpha": ("coverage", "level"),
@@ -50,12 +49,13 @@ OLD_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "names": ("class_names",),
     "weights": ("sample_weight",),
 }
-"""Argument names in files of schema 1 → today's names, of which the one is used that a signature has.
+"""Argument names in files of schema 1 → names of today; the one in the signature is used.
 
-An alpha is one minus a coverage or a level."""
+An alpha is one minus a coverage or a level.
+"""
 
-_KEYS = ("trueup", "trueup_monitor")  # of the header in the file's metadata; monitors of schema 1 have the second
-_ENTRIES = ("schema", "kind", "content", "class_names", "n_classes", "versions", "summary", "sha256")
+_METADATA_KEYS = ("trueup", "trueup_monitor")  # the second is that of monitors of schema 1
+_HEADER_ENTRIES = ("schema", "kind", "content", "class_names", "n_classes", "versions", "summary", "sha256")
 
 
 class Header(NamedTuple):
@@ -66,7 +66,7 @@ class Header(NamedTuple):
     """The class of the stored value, if the file holds its constructor's arguments."""
     class_names: tuple[str, ...] | None
     n_classes: int | None
-    """How many classes it was fitted to, if that is known."""
+    """Number of classes that it was fitted to, if known."""
     versions: Mapping[str, str]
     summary: Any
     """A note on the fit."""
@@ -74,14 +74,22 @@ class Header(NamedTuple):
     content: Any
 
     def check_class_names(self, class_names: Sequence[str] | None, file: StrPath | None = None) -> None:
-        """Reject predictions whose classes have other names, or another order, where both are known."""
+        """Reject predictions whose classes have other names or another order, if both are known.
+
+        Parameters
+        ----------
+        class_names
+            Names of the predictions' classes, in the order of the logits.
+        file
+            The file to name in the error.
+        """
         if self.class_names is not None and class_names is not None and tuple(class_names) != self.class_names:
-            here, there = (", ".join(each[:8]) for each in (list(self.class_names), list(class_names)))
-            raise InputError("classes", f"be those of the fit in their order ({here})", there, file=file)
+            expected, got = (", ".join(each[:8]) for each in (self.class_names, class_names))
+            raise InputError("classes", f"be those of the fit in their order ({expected})", got, file=file)
 
 
 def kind_of(value: Any) -> str | None:
-    """The kind of artifact that a value is saved as; None if it cannot be saved as one.
+    """Return the kind of artifact that a value is saved as; None if it cannot be saved.
 
     >>> kind_of(3) is None
     True
@@ -98,7 +106,7 @@ def save_artifact(
     n_classes: int | None = None,
     summary: Any = None,
 ) -> None:
-    """Write a fitted value to a `.safetensors` file that is either complete or not there; see `save`."""
+    """Write a fitted value to a `.safetensors` file that is either complete or absent; see `save`."""
     file = Path(path)
     if file.suffix.lower() != ".safetensors":
         raise ValueError(f"{file}: the suffix must be .safetensors, got {file.suffix!r}")
@@ -121,16 +129,31 @@ def save_artifact(
         content = pack(value, "", arrays)
     versions = {"trueup": __version__, "numpy": np.__version__}
     values = (SCHEMA, kind, content, names, n_classes, versions, pack(summary, "summary", None))
-    header = dict(zip(_ENTRIES, values, strict=False))
+    header = dict(zip(_HEADER_ENTRIES, values, strict=False))
     stored = {name: _as_stored(array) for name, array in arrays.items()}
     header["sha256"] = content_hash(header, stored)
     text = json.dumps(header, allow_nan=False, ensure_ascii=False)
     with atomic_write(file) as (draft,):
-        save_file(stored, draft, metadata={_KEYS[0]: text})
+        save_file(stored, draft, metadata={_METADATA_KEYS[0]: text})
 
 
 def load_artifact(path: StrPath, kind: str | None = None, *, model: Any = None) -> Any:
-    """Read a fitted value. With `kind`, a file of another kind raises an error. See `load`."""
+    """Read a fitted value from a file that `save` wrote.
+
+    Parameters
+    ----------
+    path
+        The file.
+    kind
+        Kind of artifact expected; a file of another kind raises an error.
+    model
+        Network around which a clamped or repaired network is read.
+
+    Returns
+    -------
+    Any
+        The fitted value.
+    """
     with open_artifact(path, kind) as (header, arrays):
         entry = ARTIFACTS[header.kind]
         if entry.needs_model and model is None:
@@ -154,6 +177,20 @@ def load_artifact(path: StrPath, kind: str | None = None, *, model: Any = None) 
 def read_header(path: StrPath, kind: str | None = None) -> Header:
     """Read the description of an artifact, without its arrays.
 
+    Parameters
+    ----------
+    path
+        The file.
+    kind
+        Kind of artifact expected; a file of another kind raises an error.
+
+    Returns
+    -------
+    Header
+        Kind, class, class names, versions and summary.
+
+    Examples
+    --------
     >>> from tempfile import TemporaryDirectory
     >>> from trueup.calibrators.temperature import Temperature
     >>> with TemporaryDirectory() as folder:
@@ -168,12 +205,12 @@ def read_header(path: StrPath, kind: str | None = None) -> Header:
 
 
 def is_artifact(path: StrPath) -> bool:
-    """Whether a file is a safetensors file with the header of an artifact."""
+    """Return whether a file is a safetensors file with the header of an artifact."""
     file = Path(path)
     if file.suffix.lower() != ".safetensors" or not file.is_file() or not file.stat().st_size:
         return False
     with errors_name_file(file), TensorFile(require_file(file)) as tensors:
-        return any(key in tensors.metadata for key in _KEYS)
+        return any(key in tensors.metadata for key in _METADATA_KEYS)
 
 
 @contextmanager
@@ -188,9 +225,9 @@ def open_artifact(path: StrPath, kind: str | None = None) -> Iterator[tuple[Head
 
 
 def _read_header(tensors: TensorFile, kind: str | None, arrays: Mapping[str, np.ndarray] | None) -> Header:
-    """The header, checked; its hash too if there are arrays."""
+    """Read and check the header; check the hash too if the arrays are given."""
     title = ARTIFACTS[kind].title if kind else "fitted value"
-    key = next((key for key in _KEYS if key in tensors.metadata), None)
+    key = next((key for key in _METADATA_KEYS if key in tensors.metadata), None)
     if key is None:
         raise InputError("the file", f"hold a {title}", ", ".join(tensors.names) or "nothing")
     try:
@@ -200,12 +237,12 @@ def _read_header(tensors: TensorFile, kind: str | None, arrays: Mapping[str, np.
     header = header if isinstance(header, dict) else {}
     schema = header.get("schema")
     if schema == 1:
-        header = _upgrade(header, monitor=key == _KEYS[1])
+        header = _upgrade(header, monitor=key == _METADATA_KEYS[1])
     elif schema != SCHEMA:
         raise InputError("the schema", f"be 1 or {SCHEMA}", repr(schema), "a newer version of trueup may read it")
-    if set(header) != set(_ENTRIES):
-        raise InputError("the header", f"have {', '.join(sorted(_ENTRIES))}", ", ".join(sorted(header)))
-    _, stored_kind, content, names, classes, versions, summary, sha256 = (header[name] for name in _ENTRIES)
+    if set(header) != set(_HEADER_ENTRIES):
+        raise InputError("the header", f"have {', '.join(sorted(_HEADER_ENTRIES))}", ", ".join(sorted(header)))
+    _, stored_kind, content, names, classes, versions, summary, sha256 = (header[name] for name in _HEADER_ENTRIES)
     if stored_kind not in ARTIFACTS:
         raise ValueError(f"no kind of artifact is called {stored_kind!r}; there are: {', '.join(ARTIFACTS)}")
     if kind not in (None, stored_kind):
@@ -224,7 +261,7 @@ def _read_header(tensors: TensorFile, kind: str | None, arrays: Mapping[str, np.
 
 
 def content_hash(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
-    """The SHA-256 hash of a header without its hash, and of the names, types, shapes and bytes of the arrays."""
+    """Hash the header without its hash, and the names, types, shapes and bytes of the arrays (SHA-256)."""
     plain = {key: value for key, value in header.items() if key != "sha256"}
     digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
     for name in sorted(arrays):
@@ -235,12 +272,12 @@ def content_hash(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) ->
 
 
 def _upgrade(header: Mapping[str, Any], *, monitor: bool) -> dict[str, Any]:
-    """The header of schema 1 in the form of schema 2."""
+    """Convert a header of schema 1 to schema 2."""
     kind = "monitor" if monitor else next((kind for kind in ARTIFACTS if kind in header), None)
     if kind is None:
         raise InputError("the header", f"have one of {', '.join(ARTIFACTS)}", ", ".join(sorted(header)))
     content = header if monitor else header[kind]
-    if kind == "recalibrator":  # all of its arguments are arrays under their own names
+    if kind == "recalibrator":  # its arguments are arrays under their own names
         content = {"value": {"class": content, "config": None}}
     elif kind == "calibrator":
         content = {"calibrator": content}
@@ -250,23 +287,23 @@ def _upgrade(header: Mapping[str, Any], *, monitor: bool) -> dict[str, Any]:
     summary = header.get("summary") if kind == "calibrator" else pack(header.get("summary"), "summary", None)
     versions = header.get("versions", {})
     values = (1, kind, _value_of(content), None, header.get("classes"), versions, summary, None)
-    return dict(zip(_ENTRIES, values, strict=True))
+    return dict(zip(_HEADER_ENTRIES, values, strict=True))
 
 
 def _value_of(stored: Any) -> Any:
-    """A value of schema 1 in the form of schema 2: {"calibrator": {"method": …}} was {"value": {"class": …}}."""
+    """Convert a value of schema 1, {"calibrator": {"method": …}}, to schema 2, {"value": {"class": …}}."""
     if isinstance(stored, list):
         return [_value_of(item) for item in stored]
     if not isinstance(stored, dict):
         return stored
-    inside = stored.get("calibrator")
-    if len(stored) == 1 and isinstance(inside, dict):
-        return {"value": {"class" if key == "method" else key: _value_of(item) for key, item in inside.items()}}
+    inner = stored.get("calibrator")
+    if len(stored) == 1 and isinstance(inner, dict):
+        return {"value": {"class" if key == "method" else key: _value_of(item) for key, item in inner.items()}}
     return {key: _value_of(item) for key, item in stored.items()}
 
 
 def rename_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of schema 1 by the names that a function has today.
+    """Rename arguments of schema 1 to the names that a function has today.
 
     >>> def fit(*, level=0.9, top_label=False): ...
     >>> rename_arguments(fit, {"certainty": 0.95, "fold": True})
@@ -281,9 +318,10 @@ def rename_arguments(function: Callable[..., Any], arguments: Mapping[str, Any])
 
 
 def pack(value: Any, name: str, arrays: dict[str, Any] | None) -> Any:
-    """Plain data for the header, arrays put into `arrays`; what is no scalar is an object whose only key is its type.
+    """Convert a value to plain data for the header, and put its arrays into `arrays`.
 
-    `name` is what errors call the value, and what its arrays' names begin with. With `arrays=None` there may be none.
+    Anything but a scalar becomes an object whose only key is its type. `name` names the value in errors and begins the
+    names of its arrays. With `arrays=None` no arrays are allowed.
 
     >>> pack({"steps": (1, float("inf"))}, "summary", None)
     {'dict': {'steps': {'tuple': [1, {'float': 'inf'}]}}}
@@ -322,7 +360,7 @@ def pack(value: Any, name: str, arrays: dict[str, Any] | None) -> Any:
 
 
 def unpack(value: Any, arrays: dict[str, Any]) -> Any:
-    """What `pack` was given; each array is taken out of `arrays` once.
+    """Convert packed data back; each array is taken out of `arrays` once.
 
     >>> unpack({"tuple": [1, {"float": "inf"}]}, {})
     (1, inf)
@@ -330,26 +368,26 @@ def unpack(value: Any, arrays: dict[str, Any]) -> Any:
     if not isinstance(value, (dict, list)):
         return value
     if isinstance(value, dict) and len(value) == 1:
-        ((kind, inside),) = value.items()
-        if kind == "float" and inside in ("nan", "inf", "-inf"):
-            return float(inside)
-        if kind in ("list", "tuple") and isinstance(inside, list):
-            return (list if kind == "list" else tuple)(unpack(item, arrays) for item in inside)
-        if kind == "dict" and isinstance(inside, dict):
-            return {key: unpack(item, arrays) for key, item in inside.items()}
-        if kind == "items" and isinstance(inside, list):
-            return {unpack(key, {}): unpack(item, arrays) for key, item in inside}
+        ((kind, inner),) = value.items()
+        if kind == "float" and inner in ("nan", "inf", "-inf"):
+            return float(inner)
+        if kind in ("list", "tuple") and isinstance(inner, list):
+            return (list if kind == "list" else tuple)(unpack(item, arrays) for item in inner)
+        if kind == "dict" and isinstance(inner, dict):
+            return {key: unpack(item, arrays) for key, item in inner.items()}
+        if kind == "items" and isinstance(inner, list):
+            return {unpack(key, {}): unpack(item, arrays) for key, item in inner}
         if kind == "tensor":
-            if inside not in arrays:
-                raise ValueError(f"the tensor {inside} is missing")
-            return arrays.pop(inside)
-        if kind == "value" and isinstance(inside, dict):
-            return _build(inside, arrays)
+            if inner not in arrays:
+                raise ValueError(f"the tensor {inner} is missing")
+            return arrays.pop(inner)
+        if kind == "value" and isinstance(inner, dict):
+            return _build(inner, arrays)
     raise ValueError(f"the header has {json.dumps(value)[:80]} instead of a value")
 
 
 def _build(stored: Mapping[str, Any], arrays: dict[str, Any]) -> Any:
-    """A value from its class and the constructor's arguments."""
+    """Construct a value from its class and the constructor's arguments."""
     name = stored.get("class")
     if set(stored) - {"certificate"} != {"class", "config"} or not isinstance(name, str):
         raise InputError("a stored value", "have class, config and certificate", ", ".join(sorted(stored)))
@@ -378,7 +416,7 @@ def _build(stored: Mapping[str, Any], arrays: dict[str, Any]) -> Any:
 
 
 def _as_stored(array: Any) -> np.ndarray:
-    """An array with memory of its own, as the format demands."""
+    """Return an array with its own memory, as the format requires."""
     if hasattr(array, "detach"):
         array = array.detach().cpu()
         array = (array.float() if str(array.dtype) == "torch.bfloat16" else array).numpy()

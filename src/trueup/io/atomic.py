@@ -1,4 +1,4 @@
-"""What holds for every file of ours: it is whole or not there, and errors and warnings name it."""
+"""Reading and writing files safely: a file is complete or absent, and errors and warnings name it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from trueup.io.source import suffix_of
 
 StrPath: TypeAlias = str | os.PathLike[str]
 StorageOptions: TypeAlias = Mapping[str, Any] | None
-"""How fsspec opens an address."""
+"""Options with which fsspec opens an address."""
 
 
 @contextmanager
 def atomic_write(*paths: Path) -> Iterator[list[Path]]:
-    """Drafts to write to, beside the files, which take the files' places at once if the block ends well.
+    """Provide drafts next to the files, which replace the files at once if the block succeeds.
 
     An interruption leaves the old files whole and no drafts behind. A link keeps pointing to its file, and a file keeps
-    its permissions. What the system refuses (no space, no permission) is an OSError that names the file.
+    its permissions. If the system refuses (no space, no permission), the OSError names the file.
     """
     targets = [Path(os.path.realpath(path)) for path in paths]
     for file in targets:
@@ -52,39 +52,39 @@ def atomic_write(*paths: Path) -> Iterator[list[Path]]:
     finally:
         for draft in drafts:
             draft.unlink(missing_ok=True)
-    if os.name == "posix":  # elsewhere a folder cannot be opened
+    if os.name == "posix":  # other systems cannot open folders
         for folder in {file.parent for file in targets}:
-            with suppress(OSError):  # some file systems refuse it, and the files are in place
+            with suppress(OSError):  # some file systems refuse; the files are complete anyway
                 _sync(folder, os.O_RDONLY)
 
 
 def require_writable(path: Path) -> Path:
-    """The path of a file that can be written, so that a long work does not end in nothing."""
+    """Check that a file can be written, before long work begins."""
     with _explain_refusal(path):
         file = Path(os.path.realpath(path))
         if not file.parent.is_dir():
             raise ValueError(f"{path}: there is no folder {path.parent}")
         if file.is_dir():
-            raise ValueError(f"{path}: wanted a file, this is a folder")
+            raise ValueError(f"{path}: must be a file, but is a folder")
         _mode_of_new(_draft(file))
     return path
 
 
 def require_writable_folder(path: Path) -> Path:
-    """The path of a folder that files can be written to, or that can be made; nothing is made yet."""
+    """Check that a folder can be written to or created; nothing is created yet."""
     with _explain_refusal(path):
-        place = Path(os.path.realpath(path))
-        while not place.exists():
-            place = place.parent
-        if not place.is_dir():
-            raise ValueError(f"{path}: wanted a folder, {place} is a file")
-        _mode_of_new(_draft(place / "new"))
+        folder = Path(os.path.realpath(path))
+        while not folder.exists():
+            folder = folder.parent
+        if not folder.is_dir():
+            raise ValueError(f"{path}: must be a folder, but {folder} is a file")
+        _mode_of_new(_draft(folder / "new"))
     return path
 
 
 @contextmanager
 def errors_name_file(path: Path | str) -> Iterator[None]:
-    """Turn any failure to read into one ValueError that names the file; strange bytes make parsers raise anything."""
+    """Turn any failure to read into one ValueError that names the file; parsers raise anything on bad bytes."""
     try:
         yield
     except InputError as error:
@@ -94,46 +94,46 @@ def errors_name_file(path: Path | str) -> Iterator[None]:
     except Exception as error:
         other = getattr(error, "filename", None) if isinstance(error, OSError) else None
         if other is not None and str(other) != str(path):
-            raise  # of another file, which is being written meanwhile
+            raise  # the error is about another file, which is being written
         reason = shorten(" ".join(str(error).split())) or type(error).__name__
         kind = "" if type(error) is ValueError else f"not a readable {suffix_of(path)} file: "
         raise ValueError(f"{path}: {kind}{reason}") from None
 
 
 def warn_of_skipped(skipped: int, name: str, missing: str = "a label or a confidence") -> None:
-    """Say how many rows were left out because they had no label, or no confidence."""
+    """Warn of rows that were left out because they had no label, or no confidence."""
     if skipped:
         rows = "1 row was" if skipped == 1 else f"{skipped:,} rows were"
         warnings.warn(f"{name}: {rows} left out, without {missing}", stacklevel=3)
 
 
 def shorten(text: str, most: int = 500) -> str:
-    """Both ends of what strange bytes made long."""
+    """Keep both ends of a long text."""
     return text if len(text) <= most else f"{text[: most - 200]} … {text[-200:]}"
 
 
 def require_file(path: Path) -> Path:
-    """The path of a file that is there and has something in it."""
+    """Check that a file exists and is not empty."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file")
     if not path.is_file():
-        raise ValueError(f"{path}: wanted a file, this is none")
+        raise ValueError(f"{path}: must be a file, but is none")
     if not path.stat().st_size:
         raise ValueError(f"{path}: the file is empty")
     effective = os.access in os.supports_effective_ids
-    if not os.access(path, os.R_OK, effective_ids=effective):  # safetensors would say that it is not there
+    if not os.access(path, os.R_OK, effective_ids=effective):  # safetensors would report a missing file
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     return path
 
 
 def _refusal(error: Exception, drafts: list[Path]) -> tuple[int, str] | None:
-    """What the system refused to a writer of these drafts, as number and words; None if something else went wrong."""
+    """Return the system's error number and text if it refused to write these drafts; None for other errors."""
     if isinstance(error, OSError) and error.errno is not None:
         ours = error.filename is None or str(error.filename) in map(str, drafts)
         return (error.errno, os.strerror(error.errno)) if ours else None
-    if number := re.search(r"\bos error (\d+)", str(error)):  # safetensors has only words for it
+    if number := re.search(r"\bos error (\d+)", str(error)):  # safetensors puts it into its message
         return int(number[1]), os.strerror(int(number[1]))
-    # NumPy and torch know no more than that they wrote less than they wanted to.
+    # NumPy and torch report only that they wrote fewer bytes than intended.
     if type(error) is OSError or "inline_container" in str(error):
         full = not shutil.disk_usage(drafts[0].parent).free
         return (errno.ENOSPC, os.strerror(errno.ENOSPC)) if full else (errno.EIO, "only a part of it could be written")
@@ -153,7 +153,7 @@ def _draft(file: Path) -> Path:
 
 
 def _mode_of_new(path: Path) -> int:
-    """The permissions that a new file gets here."""
+    """Return the permissions that a new file gets here."""
     path.touch()
     mode = path.stat().st_mode & 0o777
     path.unlink()

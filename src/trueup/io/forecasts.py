@@ -39,11 +39,11 @@ class ForecastTable:
     targets: np.ndarray
     sample_weight: np.ndarray | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """All columns of the file, where they were asked for."""
+    """All columns of the file, if requested."""
     clusters: Mapping[str, np.ndarray] = field(default_factory=dict)
     """The cluster of each row, by the name of the column."""
     skipped: int = 0
-    """How many rows had no target or no forecast, and were left out."""
+    """Number of rows left out because they had no target or no forecast."""
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return iter(self.triple)
@@ -55,18 +55,18 @@ class ForecastTable:
 
     @property
     def is_gaussian(self) -> bool:
-        """Whether it has means and standard deviations, not quantiles."""
+        """Whether it has means and standard deviations instead of quantiles."""
         return self.forecast.ndim == 1
 
     def options(self) -> dict[str, Any]:
-        """Weights and clusters as the keywords that functions take them by, where there are any."""
+        """Return weights and clusters as keyword arguments, if there are any."""
         weights = {} if self.sample_weight is None else {"sample_weight": self.sample_weight}
         return {**weights, **({"clusters": dict(self.clusters)} if self.clusters else {})}
 
 
 @dataclass(frozen=True)
 class ForecastFields:
-    """Which columns of a file are what; see `load_forecasts`."""
+    """The names of a file's columns; see `load_forecasts`."""
 
     mean: str = "mean"
     std: str = "std"
@@ -89,17 +89,35 @@ def load_forecasts(
     storage_options: StorageOptions = None,
     **fields: Any,
 ) -> ForecastTable:
-    """Read forecasts from a file of any format that `load` reads; `fields` are those of `ForecastFields`.
+    r"""Read forecasts from a file of any format that `load` reads.
 
-    Gaussian forecasts are the columns `mean` and `std`, and `targets`, which may be called target. `quantiles` names
-    the columns of quantiles, one of lists, or a pattern such as "q*". Their `levels` are those given, an array `levels`
-    of the file, or the numbers that the columns' names end in: q0.05, q05 and p5 are the level 0.05. `sample_weight`
-    and `clusters` name further columns. Rows without a target or a forecast are left out, and a warning says how many.
+    Parameters
+    ----------
+    path
+        A file, or an address that fsspec opens.
+    every_column
+        Keep all columns of the file in `columns`.
+    labelled
+        Whether to read targets; without them, no row is left out.
+    storage_options
+        Options with which fsspec opens an address.
+    **fields
+        Names of the columns. `mean` (default "mean"), `std` ("std") and `targets` ("targets" or "target") are a
+        Gaussian forecast. `quantiles` names the columns of quantiles, a column of lists, or a pattern such as "q*".
+        `levels` are the levels of the quantiles. The default is an array `levels` of the file, or the number that ends
+        each column's name: q0.05, q05 and p5 are the level 0.05. `sample_weight` and `clusters` name further columns.
 
+    Returns
+    -------
+    ForecastTable
+        Forecasts and targets. Rows without either are left out, and a warning gives their number.
+
+    Examples
+    --------
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
-    ...     _ = Path(folder, "a.csv").write_text("q10,q90,target\\n0.5,2.5,1.0\\n1.5,3.0,2.0\\n")
+    ...     _ = Path(folder, "a.csv").write_text("q10,q90,target\n0.5,2.5,1.0\n1.5,3.0,2.0\n")
     ...     quantiles, levels, targets = load_forecasts(f"{folder}/a.csv", quantiles="q*")
     >>> levels, targets
     (array([0.1, 0.9]), array([1., 2.]))
@@ -134,7 +152,7 @@ def load_forecasts(
 
 
 def _columns(source: Source, fields: ForecastFields) -> tuple[list[str], np.ndarray | None]:
-    """The columns of the forecast, and the levels of quantiles where they are known."""
+    """Return the columns of the forecast, and the levels of quantiles if they are known."""
     if fields.quantiles is None:
         names = [fields.mean, fields.std]
         require_columns(source.columns, names)
@@ -153,7 +171,7 @@ def _columns(source: Source, fields: ForecastFields) -> tuple[list[str], np.ndar
 
 
 def levels_of_names(names: Sequence[str]) -> np.ndarray:
-    """The levels that the names of columns end in: a number below 1 as it is, else in per cent.
+    """Return the levels in the names of columns: a number below 1 is a level, any other is in per cent.
 
     >>> levels_of_names(["q0.05", "q_50", "p97.5"])
     array([0.05 , 0.5  , 0.975])
@@ -189,7 +207,7 @@ def _matrix(values: np.ndarray, columns: int) -> np.ndarray:
         raise InputError("forecasts", "be numbers", str(values.dtype))
     rows = values.astype(np.float64).reshape(len(values), -1) if values.size else np.empty((0, columns))
     if columns > 1 and rows.shape[1] != columns:
-        raise InputError("forecasts", "have one number a row in each column", f"shape {values.shape}")
+        raise InputError("forecasts", "have one number per row in each column", f"shape {values.shape}")
     return rows
 
 
@@ -197,13 +215,24 @@ def _vector(column: Any, name: str) -> np.ndarray:
     values = column.reshape(-1) if isinstance(column, np.ndarray) and column.shape[1:] == (1,) else column
     numbers = numbers_of(values, name)
     if numbers.ndim != 1:
-        raise InputError(name, "have one number a row", f"shape {numbers.shape}")
+        raise InputError(name, "have one number per row", f"shape {numbers.shape}")
     return numbers
 
 
 def save_columns(path: StrPath, columns: Mapping[str, Any], *, storage_options: StorageOptions = None) -> None:
-    """Write columns of one length to a file that is either complete or not there; the suffix is the format.
+    """Write columns of one length to a file that is either complete or absent.
 
+    Parameters
+    ----------
+    path
+        A file, or an address that fsspec opens; the suffix is the format.
+    columns
+        Columns by name, each of shape (n,).
+    storage_options
+        Options with which fsspec opens an address.
+
+    Examples
+    --------
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -214,8 +243,8 @@ def save_columns(path: StrPath, columns: Mapping[str, Any], *, storage_options: 
     """
     suffix = suffix_of(path)
     if suffix not in FORMATS or suffix == ".npy":
-        wanted = " ".join(name for name in FORMATS if name != ".npy")
-        raise InputError("the suffix", f"be one of {wanted}", repr(suffix), file=path)
+        formats = " ".join(name for name in FORMATS if name != ".npy")
+        raise InputError("the suffix", f"be one of {formats}", repr(suffix), file=path)
     n = len(next(iter(columns.values()))) if columns else 0
     with draft_files(path, storage_options, labels=False) as (draft,):
         FORMATS[suffix][1](iter([Chunk(np.empty(n), None, columns)]), draft)

@@ -1,9 +1,9 @@
-"""One reader for each file format, beside its writer: the only place that knows how bytes become columns.
+"""One reader and one writer for each file format: the only module that knows how bytes become columns.
 
-A reader opens a file and lists its columns without reading the rows; then it reads some of them some rows at a time.
-No reader ever unpickles. A writer takes chunks of the checked rows and the paths of the files; without labels only the
-first of them. Here are the formats of arrays,
-.npz, .npy and .safetensors, which know shapes and types before the first row is read, and the list of all.
+A reader opens a file and lists its columns without reading the rows; then it reads chunks of rows. No reader ever
+unpickles. A writer receives chunks of checked rows and the paths of the files; without labels only the first path. This
+module has the formats of arrays, .npz, .npy and .safetensors, whose shapes and types are known before any row is read.
+It also lists all formats.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["ARRAYS", "FORMATS", "Source", "file_list", "npy_header"]
 class _Column(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
-    read: Callable[[int, int], np.ndarray]  # rows start..stop, always asked for in order, so that a stream will do
+    read: Callable[[int, int], np.ndarray]  # rows start..stop; calls are in order, so a stream suffices
 
 
 def _arrays(columns: dict[str, _Column]) -> Source:
@@ -62,9 +62,9 @@ def _arrays(columns: dict[str, _Column]) -> Source:
 
 
 def _arrays_of(chunks: Iterator[Chunk], suffix: str, kinds: str) -> dict[str, np.ndarray]:
-    """Logits, labels and other columns by name; what the format cannot hold is left out with a warning.
+    """Return logits, labels and other columns by name; columns that the format cannot hold are dropped with a warning.
 
-    All rows come at once, since these formats begin with how many there are.
+    All rows are needed at once, since these formats begin with the number of rows.
     """
     chunk = gather(chunks)
     arrays = {chunk.name: np.ascontiguousarray(chunk.logits)} if chunk.logits.ndim > 1 else {}
@@ -83,17 +83,17 @@ def _arrays_of(chunks: Iterator[Chunk], suffix: str, kinds: str) -> dict[str, np
 
 
 NPY_HEADER_BYTES = 10_000
-"""What NumPy itself takes for a header it does not trust."""
+"""Largest header that NumPy accepts from files that it does not trust."""
 
 
 def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """The shape of the array that begins here in the file, whether it is stored by columns, and its type."""
+    """Read the shape of the array that begins here, whether it is in Fortran order, and its type."""
     head = file.read(12)
     if head[:6] != npy_format.MAGIC_PREFIX or len(head) < 12:
         raise ValueError("this is not an array in the .npy format")
     short = head[6] == 1
     start = 10 if short else 12
-    # Known before it is read: packed, a few kilobytes may stand for gigabytes of header.
+    # Checked before it is read: in an archive, a few kilobytes may unpack to gigabytes of header.
     length = int.from_bytes(head[8:start], "little")
     if length > NPY_HEADER_BYTES:
         raise ValueError(f"the header of an array must have at most {NPY_HEADER_BYTES:,} bytes, got {length:,}")
@@ -104,7 +104,7 @@ def npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         return (npy_format.read_array_header_1_0 if short else npy_format.read_array_header_2_0)(stream)
     except ValueError as error:
         raise ValueError(shorten(str(error))) from None
-    except (Exception, MemoryError) as error:  # what Python's parser raises of deep nesting, not for want of memory
+    except (Exception, MemoryError) as error:  # Python's parser raises MemoryError on deep nesting
         raise ValueError(f"its header makes no sense: {error or type(error).__name__}") from None
 
 
@@ -128,7 +128,7 @@ def _read_npz(path: Path) -> Iterator[Source]:
         for member in archive.infolist():
             if member.filename.endswith(".npy"):
                 _check_packing(member, path)
-                # All members stay open at once, so that rows of logits and labels come side by side.
+                # All members stay open, so that rows of logits and labels can be read in turn.
                 bytes_ = stack.enter_context(archive.open(member))
                 name = member.filename.removesuffix(".npy")
                 columns[name] = _member(name, bytes_, member.file_size)
@@ -136,27 +136,27 @@ def _read_npz(path: Path) -> Iterator[Source]:
 
 
 def _write_npz(chunks: Iterator[Chunk], path: Path) -> None:
-    """Arrays `logits` and `labels` in a zip."""
+    """Write arrays `logits` and `labels` to a zip archive."""
     arrays = _arrays_of(chunks, ".npz", "biufU")
-    if "file" in arrays:  # an argument of NumPy's own
+    if "file" in arrays:  # the name of an argument of np.savez
         arrays["file_"] = arrays.pop("file")
     with open(path, "wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 _DEFLATED = 1032
-"""How many bytes one byte of deflate can stand for at most."""
+"""Largest number of bytes that one byte of deflate can expand to."""
 
 
 def _check_packing(member: zipfile.ZipInfo, path: Path) -> None:
-    """Refuse sizes that the archive cannot hold, before memory is asked for."""
+    """Reject sizes that the archive cannot hold, before memory is allocated."""
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        # zipfile unpacks others without a bound on what comes out of one read.
-        raise ValueError("its compression is none that NumPy writes")
+        # zipfile unpacks others without a limit on the size of one read.
+        raise ValueError("its compression is not one that NumPy writes")
     held = min(member.compress_size, path.stat().st_size)
     most = held if member.compress_type == zipfile.ZIP_STORED else _DEFLATED * held
     if member.file_size > most:
-        raise ValueError(f"{member.filename} cannot unpack to {member.file_size} bytes, since {held} are there")
+        raise ValueError(f"{member.filename} cannot unpack to {member.file_size} bytes, since it has {held}")
 
 
 def _member(name: str, stream: IO[bytes], size: int) -> _Column:
@@ -166,7 +166,7 @@ def _member(name: str, stream: IO[bytes], size: int) -> _Column:
 
     def read(start: int, stop: int) -> np.ndarray:
         _refuse_objects(dtype, name)
-        if left != n * row:  # known before memory is asked for; zipfile compares the checksum after the last byte
+        if left != n * row:  # checked before memory is allocated; zipfile checks the CRC after the final byte
             raise ValueError(f"{name} {shape} {dtype} takes {n * row} bytes, got {left}")
         if by_columns and stop - start != n:
             reason = "is stored column by column (Fortran order), so it cannot be streamed; load it whole"
@@ -200,7 +200,7 @@ def _read_npy(path: Path) -> Iterator[Source]:
 
 
 def _write_npy(chunks: Iterator[Chunk], *paths: Path) -> None:
-    """Each array in a file."""
+    """Write each array to a file."""
     arrays = _arrays_of(chunks, ".npy", "")
     for rows, path in zip(arrays.values(), paths, strict=False):
         with open(path, "wb") as file:
@@ -211,10 +211,10 @@ def _memory_map(path: Path) -> np.ndarray:
     with open(path, "rb") as file:
         shape, by_columns, dtype = _npy_header(file, path.name)
         _refuse_objects(dtype, path.name)
-        wanted, offset = math.prod(shape) * dtype.itemsize, file.tell()
-    there = path.stat().st_size - offset
-    if there != wanted:
-        raise ValueError(f"{path.name} {shape} {dtype} takes {wanted} bytes, got {there}")
+        required, offset = math.prod(shape) * dtype.itemsize, file.tell()
+    available = path.stat().st_size - offset
+    if available != required:
+        raise ValueError(f"{path.name} {shape} {dtype} takes {required} bytes, got {available}")
     return np.memmap(path, dtype, mode="r", offset=offset, shape=shape, order="F" if by_columns else "C")
 
 
@@ -225,7 +225,7 @@ def _read_safetensors(path: Path) -> Iterator[Source]:
 
 
 def _write_safetensors(chunks: Iterator[Chunk], path: Path) -> None:
-    """Tensors `logits` and `labels`."""
+    """Write tensors `logits` and `labels`."""
     save_file(_arrays_of(chunks, ".safetensors", "biuf"), path)
 
 
@@ -238,7 +238,7 @@ def _call(module: str, name: str, *args: Any) -> Any:
 
 
 def _on_first_use(module: str, name: str) -> tuple[Reader, Writer]:
-    """A reader and a writer in another module, which the first call imports: arrays need no tables."""
+    """Return a reader and a writer of another module, which is imported by the first call."""
     return partial(_call, module, f"read_{name}"), partial(_call, module, f"write_{name}")
 
 

@@ -1,9 +1,9 @@
-"""Samples that lm-evaluation-harness logs (`samples_*.jsonl`): the log-likelihoods of a question's options as logits.
+"""Samples logged by lm-evaluation-harness (`samples_*.jsonl`), with log-likelihoods of a question's options as logits.
 
-A record has `target`, the number or the text of the right option; `filtered_resps` (or `resps`), for each option its
-log-likelihood and whether greedy decoding gives it, as numbers or as texts of them; and `arguments`, the prompt and the
-option's text. softmax over the options' log-likelihoods is the probability that the model gives to each of them.
-Questions with fewer options than others are filled up with absent ones, whose logits are −∞.
+A record has three fields. `target` is the number or the text of the right option. `filtered_resps` (or `resps`) has,
+for each option, its log-likelihood and whether greedy decoding gives it. `arguments` has the prompt and each option's
+text. softmax over the log-likelihoods is the model's probability of each option. Questions with fewer options than
+others are filled up with absent ones, whose logits are −∞.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trueup._core.errors import InputError
 
 
 def is_sample(record: Mapping[str, Any]) -> bool:
-    """Whether a record looks like a logged sample.
+    """Return whether a record looks like a logged sample.
 
     >>> is_sample({"target": "1", "filtered_resps": [["-1.5", "False"], ["-0.5", "True"]]}), is_sample({"target": 1})
     (True, False)
@@ -24,7 +24,7 @@ def is_sample(record: Mapping[str, Any]) -> bool:
 
 
 def with_logits(record: Mapping[str, Any], width: int | None = None) -> dict[str, Any]:
-    """The record with `logits`, a number an option, filled up to `width` by None, and `label`, the right one.
+    """Add `logits`, one per option and filled up to `width` by None, and `label`, the right option.
 
     >>> sample = with_logits({"target": "1", "filtered_resps": [["-1.5", "False"], ["-0.5", "True"]]})
     >>> sample["logits"], sample["label"]
@@ -32,7 +32,7 @@ def with_logits(record: Mapping[str, Any], width: int | None = None) -> dict[str
     """
     scores = _scores(record)
     if "acc_mutual_info" in record and len(scores) % 2 == 0:
-        scores = scores[: len(scores) // 2]  # the second half is without the question
+        scores = scores[: len(scores) // 2]  # the second half scores the options without the question
     label = _right_option(record, len(scores))
     return {"logits": [*scores, *[None] * ((width or 0) - len(scores))], "label": label, **record}
 
@@ -47,9 +47,9 @@ def _scores(record: Mapping[str, Any]) -> list[float]:
             score, _ = response if isinstance(response, list) else []
             scores.append(float(score))
         except (TypeError, ValueError):
-            wanted = "be a log-likelihood and a flag for each option"
-            hint = "only tasks of multiple choice have them, not generated text"
-            raise InputError("filtered_resps", wanted, repr(response)[:60], hint) from None
+            requirement = "be a log-likelihood and a flag for each option"
+            hint = "only multiple-choice tasks have them, not generated text"
+            raise InputError("filtered_resps", requirement, repr(response)[:60], hint) from None
     if len(scores) < 2:
         raise InputError("filtered_resps", "have at least 2 options", str(len(scores)))
     return scores
@@ -70,7 +70,7 @@ def _right_option(record: Mapping[str, Any], options: int) -> int:
 
 
 def _option_texts(arguments: Any) -> list[str]:
-    """The options, from lists (prompt, option) or objects {"gen_args_0": {"arg_0": prompt, "arg_1": option}}."""
+    """Return the options, from lists (prompt, option) or objects {"gen_args_0": {"arg_0": prompt, "arg_1": option}}."""
     entries = list(arguments.values()) if isinstance(arguments, dict) else arguments
     texts = []
     for entry in entries if isinstance(entries, list) else ():

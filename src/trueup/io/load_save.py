@@ -1,4 +1,4 @@
-"""Load and save predictions and whatever was fitted; read predictions in parts."""
+"""Load and save predictions and fitted values; read predictions in parts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from trueup._core.arrays import as_arrays
 from trueup._core.errors import InputError
+from trueup._core.types import ArrayLike
 from trueup.io.artifacts import is_artifact, load_artifact, save_artifact
 from trueup.io.atomic import StorageOptions, StrPath, atomic_write, require_file
 from trueup.io.predictions import Fields, PredictionFile, Predictions, PredictionTable, format_of, open_predictions
@@ -27,38 +28,40 @@ def load(
     storage_options: StorageOptions = None,
     **fields: Any,
 ) -> Any:
-    """Read predictions, or what `save` wrote: a calibrator, a rule of sets, a threshold, a monitor, a network.
+    """Read predictions, or a value that `save` wrote: a calibrator, a set rule, a threshold, a monitor, a network.
 
-    The suffix of a file of predictions tells its format: .npz, .npy, .csv, .jsonl, .parquet or .safetensors. An
-    artifact is a .safetensors file that `save` wrote; its content is checked against its hash. Neither can run code.
+    The suffix of a file of predictions is its format: .npz, .npy, .csv, .jsonl, .parquet or .safetensors. An artifact
+    is a .safetensors file that `save` wrote; its content is checked against its hash. Neither can run code.
 
     Parameters
     ----------
-    path : str or path
-        A file, or an address that fsspec opens, with its `storage_options`.
-    model : torch.nn.Module, optional
-        The network around which a clamped or repaired network is read; its weights are not in the file.
-    split : str, optional
+    path
+        A file, or an address that fsspec opens.
+    model
+        Network around which a clamped or repaired network is read; its weights are not in the file.
+    split
         "val" reads the arrays `val_logits` and `val_labels`.
-    mmap : bool
+    mmap
         Leave the logits of a .npy file on disk.
+    storage_options
+        Options with which fsspec opens an address.
     **fields
-        What the arrays or columns of predictions are. `logits` names the array or, as a list, the columns, and `labels`
+        Names of the arrays or columns of predictions. `logits` names the array, or a list of columns; `labels` names
         the labels. `probs=True` reads probabilities p as log p. `confidence` names a column of stated confidences in
-        [0, 1], and `correct` the column with 1 for right and 0 for wrong (default "correct"): the two classes are then
-        wrong and right. `classes` names the classes of labels that are texts. Logits of tokens or pixels need
-        `class_axis`: "first" for (n, K, …), "last" for (n, …, K); rows labelled `ignore_index` are left out. With
-        `multilabel` the logits are log-odds (n, labels), and the labels are 0 or 1 (n, labels).
+        [0, 1]. `correct` then names the column with 1 for right and 0 for wrong (default "correct"), and the two
+        classes are wrong and right. `class_names` names the classes of labels that are texts. Logits of tokens or
+        pixels need `class_axis`: "first" for (n, K, …), "last" for (n, …, K). Rows labelled `ignore_index` are left
+        out. With `multilabel` the logits are log-odds (n, labels), and the labels are 0 or 1 (n, labels).
 
     Returns
     -------
-    Predictions or what was saved
-        Labels are int64. Rows without a label or a confidence are left out, and a warning says how many.
+    Predictions or the saved value
+        Labels are int64. Rows without a label or a confidence are left out, and a warning gives their number.
 
     Raises
     ------
     ValueError
-        If the file does not hold what was asked for. The message says what it holds.
+        If the file does not have the requested content. The message lists its content.
 
     Examples
     --------
@@ -72,8 +75,8 @@ def load(
         if fields or mmap or split is not None:
             raise InputError("the file", "hold predictions, to be read with options", "an artifact", file=path)
         return load_artifact(path, model=model)
-    if beside := {"sample_weight", "groups", "clusters", "columns"} & fields.keys():
-        raise TypeError(f"load reads logits and labels alone; load_table reads {', '.join(sorted(beside))} too")
+    if table_fields := {"sample_weight", "groups", "clusters", "columns"} & fields.keys():
+        raise TypeError(f"load reads only logits and labels; load_table also reads {', '.join(sorted(table_fields))}")
     with open_predictions(path, storage_options=storage_options, **fields) as file:
         if mmap and suffix_of(file.path) != ".npy":
             raise ValueError(f"{file.name}: mmap=True needs a .npy file")
@@ -91,14 +94,40 @@ def load_table(
     storage_options: StorageOptions = None,
     **options: Any,
 ) -> PredictionTable:
-    """Read predictions as `load` does, with columns of weights, of groups, and any others that are named.
+    r"""Read predictions as `load` does, with columns of weights, groups, clusters and others.
 
-    `clusters` names the column that says which rows are correlated, such as those of one patient. Of tokens and pixels
-    the clusters are the texts or images, of labels by the dozen the rows, and their groups the labels.
+    With `class_axis` the clusters are the texts or images. With `multilabel` they are the rows, and the groups are the
+    labels.
 
+    Parameters
+    ----------
+    path
+        A file, or an address that fsspec opens.
+    sample_weight
+        Column of sample weights.
+    groups
+        Columns of groups.
+    clusters
+        Column that says which rows are correlated, such as those of one patient.
+    columns
+        Further columns to keep.
+    split
+        "val" reads the arrays `val_logits` and `val_labels`.
+    storage_options
+        Options with which fsspec opens an address.
+    **options
+        The fields of `load`.
+
+    Returns
+    -------
+    PredictionTable
+        Predictions with these columns.
+
+    Examples
+    --------
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
-    ...     _ = Path(folder, "a.csv").write_text("stated,correct,region\\n0.9,1,eu\\n0.6,0,us\\n")
+    ...     _ = Path(folder, "a.csv").write_text("stated,correct,region\n0.9,1,eu\n0.6,0,us\n")
     ...     table = load_table(f"{folder}/a.csv", confidence="stated", groups="region")
     >>> np.exp(table.logits[:, 1]), table.labels, table.groups
     (array([0.9, 0.6]), array([1, 0]), {'region': array(['eu', 'us'], dtype='<U2')})
@@ -116,8 +145,28 @@ def load_logits(
     split: str | None = None,
     storage_options: StorageOptions = None,
 ) -> np.ndarray:
-    """Read the logits alone, of a file that need not have labels: what a calibrator is applied to in use.
+    """Read only the logits of a file, which need not have labels, to apply a calibrator to them.
 
+    Parameters
+    ----------
+    path
+        A file, or an address that fsspec opens.
+    logits
+        Name of the array, or a list of columns.
+    probs
+        Read probabilities p as log p.
+    split
+        "val" reads the array `val_logits`.
+    storage_options
+        Options with which fsspec opens an address.
+
+    Returns
+    -------
+    ndarray
+        Logits, shape (n, classes).
+
+    Examples
+    --------
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     save_logits(f"{folder}/new.csv", [[2.5, 0.5]])
@@ -131,11 +180,31 @@ def load_logits(
 def stream(
     path: StrPath, *, rows: int = 65536, split: str | None = None, storage_options: StorageOptions = None, **fields: Any
 ) -> Iterator[Predictions]:
-    """Read predictions at most `rows` at a time, each part checked, in the memory of about one part.
+    """Read predictions in parts of at most `rows` rows, each checked, with the memory of about one part.
 
-    The parts in their order are what `load` returns with the same options. There is always a first part, which is empty
-    if the file has no rows.
+    The parts in order are what `load` returns with the same options. There is always a first part, which is empty if
+    the file has no rows.
 
+    Parameters
+    ----------
+    path
+        A file, or an address that fsspec opens.
+    rows
+        Largest number of rows per part.
+    split
+        "val" reads the arrays `val_logits` and `val_labels`.
+    storage_options
+        Options with which fsspec opens an address.
+    **fields
+        The fields of `load`.
+
+    Returns
+    -------
+    iterator of Predictions
+        The parts in order.
+
+    Examples
+    --------
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     save((np.zeros((5, 3)), [0, 1, 2, 0, 1]), f"{folder}/net.npz")
@@ -166,10 +235,32 @@ def from_rows(
     columns: str | Sequence[str] = (),
     **options: Any,
 ) -> PredictionTable:
-    """Predictions from rows that are mappings, such as a `Dataset` of Hugging Face; options as those of `load_table`.
+    """Collect predictions from rows that are mappings, such as a Hugging Face `Dataset`.
 
-    The names of the classes come from the data set's own features, where it has them.
+    Class names come from the data set's features, if it has them.
 
+    Parameters
+    ----------
+    rows
+        Mappings of names to values.
+    sample_weight
+        Field with the weight of the row.
+    groups
+        Fields with groups.
+    clusters
+        Field that says which rows are correlated.
+    columns
+        Further fields to keep.
+    **options
+        The fields of `load`.
+
+    Returns
+    -------
+    PredictionTable
+        Predictions with these columns.
+
+    Examples
+    --------
     >>> from_rows([{"logits": [2.0, 0.5], "label": 0}, {"logits": [0.0, 1.0], "label": 1}]).labels
     array([0, 1])
     """
@@ -192,25 +283,27 @@ def save(
     summary: Any = None,
     storage_options: StorageOptions = None,
 ) -> None:
-    """Write predictions or something fitted to a file that is either complete or not there.
+    """Write predictions or a fitted value to a file that is either complete or absent.
 
-    An interruption leaves the old file whole. Nothing is rounded: what `load` returns is the same bit for bit.
+    An interruption leaves the old file whole. Nothing is rounded: `load` returns the same numbers bit for bit.
 
     Parameters
     ----------
-    obj : Predictions, (logits, labels) or something fitted
-        A calibrator, a recalibrator of forecasts, a rule of prediction sets, a threshold, a monitor, or a clamped or
-        repaired network, whose other weights are not written.
-    path : str or path
-        The suffix tells the format of predictions: .npz, .npy, .csv, .jsonl, .parquet or .safetensors. Values and types
-        survive, except that .csv and .jsonl keep no types and bfloat16 becomes float32. What is fitted goes to a
-        .safetensors file. Predictions may go to an address that fsspec opens, with its `storage_options`.
-    class_names : sequence of str, optional
-        Names of the classes, in the order of the logits, for something fitted.
-    n_classes : int, optional
+    obj
+        Predictions, a pair (logits, labels), or a fitted value: a calibrator, a recalibrator of forecasts, a rule of
+        prediction sets, a threshold, a monitor, or a clamped or repaired network (without its other weights).
+    path
+        The suffix is the format of predictions: .npz, .npy, .csv, .jsonl, .parquet or .safetensors. Values and types
+        are kept, except that .csv and .jsonl have no types and bfloat16 becomes float32. A fitted value needs
+        .safetensors. Predictions may go to an address that fsspec opens.
+    class_names
+        Names of the classes of a fitted value, in the order of the logits.
+    n_classes
         Number of classes that it was fitted to; `load` checks it.
-    summary : plain data, optional
-        A note on the fit, which `io.read_header` returns.
+    summary
+        A note on the fit, in plain data, which `io.read_header` returns.
+    storage_options
+        Options with which fsspec opens an address.
 
     Examples
     --------
@@ -236,15 +329,25 @@ def save(
             raise InputError(name, "be left out for predictions", repr(note))
     _, write = format_of(path)
     z, y = as_arrays(*obj, doubt=False, padding=False)
-    clusters = getattr(obj, "clusters", None)  # of pixels or tokens: intervals without them would be too narrow
+    clusters = getattr(obj, "clusters", None)  # without those of pixels or tokens, intervals would be too narrow
     others = {} if clusters is None else {getattr(obj, "cluster_name", "cluster"): np.asarray(clusters)}
     chunk = Chunk(plain_logits(z), np.ascontiguousarray(y), others)
     with draft_files(path, storage_options) as drafts:
         write(iter([chunk]), *drafts)
 
 
-def save_logits(path: StrPath, logits: Any, *, storage_options: StorageOptions = None) -> None:
-    """Write logits without labels, to a file that is either complete or not there."""
+def save_logits(path: StrPath, logits: ArrayLike, *, storage_options: StorageOptions = None) -> None:
+    """Write logits without labels to a file that is either complete or absent.
+
+    Parameters
+    ----------
+    path
+        A file, or an address that fsspec opens; the suffix is the format.
+    logits
+        Logits, shape (n, classes).
+    storage_options
+        Options with which fsspec opens an address.
+    """
     _, write = format_of(path)
     chunk = Chunk(plain_logits(logits), None, {})
     with draft_files(path, storage_options, labels=False) as (draft,):
@@ -254,7 +357,7 @@ def save_logits(path: StrPath, logits: Any, *, storage_options: StorageOptions =
 def draft_files(
     path: StrPath, storage_options: StorageOptions = None, *, labels: bool = True
 ) -> AbstractContextManager[list[Path]]:
-    """Drafts of the files of predictions at a path or an address, which take their places if the block ends well."""
+    """Provide drafts of the files of predictions at a path or an address, which replace them if the block succeeds."""
     if is_address(path):
         from trueup.io.addresses import remote_files
 

@@ -1,4 +1,4 @@
-"""Parquet: columns of numbers or of lists, read some rows at a time."""
+"""Parquet: columns of numbers or of lists, read in chunks of rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trueup.io.source import MISSING, Chunk, LabelParser, Plan, Source, join_chu
 
 
 def pyarrow() -> tuple[Any, Any]:
-    """The library and its Parquet part, if it is there."""
+    """Import pyarrow and its Parquet module, or raise an error with the remedy."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -28,13 +28,13 @@ def pyarrow() -> tuple[Any, Any]:
 
 @contextmanager
 def read_parquet(path: Path) -> Iterator[Source]:
-    """Columns of numbers, or of lists that all have the same length."""
+    """Read columns of numbers, or of lists of equal length."""
     pa, pq = pyarrow()
     with open(path, "rb") as start:
-        # Arrow looks at the end alone, and of some that lost their beginning it never ends.
+        # Arrow reads only the end, and may never return for files that lost their beginning.
         if start.read(4) != b"PAR1":
             raise ValueError("the file lost its beginning, or it is no .parquet file")
-    # A list of the footer takes its memory before any of its entries is seen, and each of them has a byte at least.
+    # Lists in the footer are allocated before their entries are read; each entry has at least one byte.
     size = path.stat().st_size
     limits = {"thrift_container_size_limit": min(size, 10**6), "thrift_string_size_limit": size}
     # Without pre-buffering a column is read page by page, not a row group at a time.
@@ -55,18 +55,18 @@ def read_parquet(path: Path) -> Iterator[Source]:
 
         def read(plan: Plan, rows: int) -> Iterator[Chunk]:
             logits, labels, others, parse, gaps, absent = plan
-            seen = 0
+            rows_read = 0
             names = [*dict.fromkeys((*logits, *([labels] if labels else []), *others))]
-            # A text is read only where it may be one: in a column beside, or as the name of a class.
+            # Text is read only in other columns, and as labels that are class names.
             plain = {*others, *([labels] if labels and parse and (parse.names or parse.binary) else [])} - {*logits}
             for batch in batches(names, rows, plain, labels):
-                seen += len(batch)
+                rows_read += len(batch)
                 columns = {name: batch.column(name) for name in names}
                 parts = [_with_gaps(columns[x]) if gaps else _from_arrow(columns[x], x, absent) for x in logits]
                 y = _labels(columns[labels], labels, parse) if labels else None
                 yield Chunk(matrix(parts), y, {name: columns[name] for name in others})
-            if seen != n:  # a damaged directory of pages makes arrow end early
-                raise ValueError(f"{n} rows were promised, {seen} came")
+            if rows_read != n:  # a damaged directory of pages makes arrow end early
+                raise ValueError(f"the file must have {n} rows, got {rows_read}")
 
         def width(logits: Sequence[str]) -> int:
             return sum(math.prod(_from_arrow(column, "").shape[1:]) for column in next(batches(logits, 1)).columns)
@@ -76,7 +76,7 @@ def read_parquet(path: Path) -> Iterator[Source]:
 
 
 def _class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, tuple[str, ...]]:
-    """The names that Hugging Face `datasets` stores for its columns of classes."""
+    """Return the class names that Hugging Face `datasets` stores for its label columns."""
     try:
         features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
         return {
@@ -89,13 +89,13 @@ def _class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, tuple[str,
 
 
 def _with_gaps(column: Any) -> np.ndarray:
-    """Numbers, NaN where one is missing."""
+    """Convert a column to numbers, with NaN for missing ones."""
     pa, _ = pyarrow()
     return np.array(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
 
 
 def _labels(column: Any, name: str, parse: LabelParser | None) -> np.ndarray:
-    """Labels, `MISSING` where there is none."""
+    """Convert a column to labels, with `MISSING` for missing ones."""
     pa, _ = pyarrow()
     parse = parse or LabelParser(column=name)
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
@@ -106,7 +106,7 @@ def _labels(column: Any, name: str, parse: LabelParser | None) -> np.ndarray:
         return parse.array(object_array(column.to_pylist()))
     if whole and column.null_count:
         return np.array(column.cast(pa.int64()).fill_null(MISSING).to_numpy(zero_copy_only=False))
-    if pa.types.is_floating(kind):  # a data frame writes whole numbers with a gap so
+    if pa.types.is_floating(kind):  # data frames write whole numbers with gaps as floats
         values = _with_gaps(column)
         missing = np.isnan(values)
         if translated or (missing.any() and (values[~missing] % 1).any()):
@@ -116,7 +116,7 @@ def _labels(column: Any, name: str, parse: LabelParser | None) -> np.ndarray:
 
 
 def _require_numbers(kind: Any, name: str, hint: Hint | None = None) -> None:
-    """Before it is read: a kilobyte can stand for a text of any length in each row."""
+    """Reject other types before reading: a kilobyte can stand for a text of any length in each row."""
     pa, _ = pyarrow()
     inner, types = kind, pa.types
     # Extensions are stored as another type; lists and dictionaries hold values.
@@ -127,7 +127,7 @@ def _require_numbers(kind: Any, name: str, hint: Hint | None = None) -> None:
 
 
 def _from_arrow(column: Any, name: str, absent: float | None = None) -> np.ndarray:
-    """One arrow column as numbers (n,), or lists of one length as (n, length); `absent` where a number is missing."""
+    """Convert a column to numbers (n,), or to (n, length) from lists; `absent` replaces missing numbers."""
     pa, _ = pyarrow()
     shape, missing, kind = [len(column)], column.null_count, column.type
     is_list = pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind)
@@ -147,16 +147,16 @@ def _from_arrow(column: Any, name: str, absent: float | None = None) -> np.ndarr
         column, missing = column.cast(number).fill_null(pa.scalar(absent, number)), 0
     if missing:
         raise InputError(name, "have no missing values", str(missing))
-    # A copy, because what arrow lends is read-only.
+    # A copy, because arrow's memory is read-only.
     return np.array(column.to_numpy(zero_copy_only=False)).reshape(shape)
 
 
 def write_parquet(chunks: Iterator[Chunk], path: Path) -> None:
-    """A column of lists, `label`, and the others, whose types stay as they are."""
+    """Write a column of lists, `label`, and the other columns with their types."""
     _, pq = pyarrow()
     first = next(chunks)
     if any(isinstance(column, np.ndarray) for column in first.others.values()):
-        # Only from all rows can it be known what the values of a column have in common.
+        # The type of a column depends on all of its values.
         first = join_chunks([first, *chunks], _arrow)
     table = _table(first)
     width = first.logits.shape[1] if first.logits.ndim == 2 else 1
@@ -167,7 +167,7 @@ def write_parquet(chunks: Iterator[Chunk], path: Path) -> None:
 
 
 def _arrow(values: list[Any]) -> Any:
-    """A column of values; what has no common type becomes text."""
+    """Convert values to a column; values without a common type become text."""
     pa, _ = pyarrow()
     try:
         return pa.array(values)
@@ -180,7 +180,7 @@ def _table(chunk: Chunk) -> Any:
     z, y = chunk.logits, chunk.labels
     columns = {}
     if z.ndim == 2:
-        # Numbers that are said never to be missing, and are not put into a dictionary, are read in half the time.
+        # Non-nullable numbers without a dictionary are read twice as fast.
         number = pa.field("element", pa.from_numpy_dtype(z.dtype), nullable=False)
         flat = pa.array(np.ascontiguousarray(z).reshape(-1))
         columns[chunk.name] = pa.FixedSizeListArray.from_arrays(flat, type=pa.list_(number, z.shape[1]))

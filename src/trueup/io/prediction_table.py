@@ -1,6 +1,6 @@
-"""Tables of text: .csv, and .jsonl with one JSON object a line; either may be packed by gzip.
+"""Tables of text: .csv, and .jsonl with one JSON object per line; either may be packed by gzip.
 
-They are read line by line, so that a file need not fit in memory. Errors name the line.
+They are read line by line, so a file need not fit in memory. Errors name the line.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from trueup.io import lm_eval, top_logprobs
 from trueup.io.source import MISSING, Chunk, LabelParser, Plan, Source, as_list, is_gap, object_array
 
 LINE_CHARACTERS = 1 << 26
-"""The longest line of a .jsonl file: packed, a few kilobytes may stand for a line of gigabytes."""
+"""Longest line of a .jsonl file. A packed file of a few kilobytes can contain a line of gigabytes."""
 _ROWS_OF_COLUMNS = 50
-"""How many records tell which fields there are."""
+"""Number of records read to find the names of fields."""
 
 
 def _open_text(path: Path, newline: str | None = None) -> IO[str]:
@@ -40,9 +40,9 @@ def _open_text(path: Path, newline: str | None = None) -> IO[str]:
 
 @contextmanager
 def _create_text(path: Path) -> Iterator[IO[str]]:
-    """Drafts are called .name.suffix.token.tmp, so the suffix is looked for inside the name."""
+    """Create a text file, packed if its name has .gz; drafts are called .name.suffix.token.tmp."""
     packed = ".gz" in path.suffixes
-    # Without the time and the name in the header the same rows make the same bytes.
+    # The gzip header has neither time nor name, so equal rows give equal bytes.
     with (
         open(path, "wb") as raw,
         gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) if packed else raw as binary,
@@ -53,14 +53,14 @@ def _create_text(path: Path) -> Iterator[IO[str]]:
 
 @contextmanager
 def read_csv(path: Path) -> Iterator[Source]:
-    """One column a class, and `label`."""
+    """Read one column per class, and `label`."""
     with _open_text(path, newline="") as file:
         header = [name.strip() for name in next(csv.reader(file, strict=True), [])]
         if all(re.fullmatch(r"[-+.\de]*|nan|[-+]?inf", name, re.IGNORECASE) for name in header):
             raise ValueError(f"the first line must be a header of column names, got {','.join(header)[:80]!r}")
         if len(set(header)) < len(header):
-            twice, _ = Counter(header).most_common(1)[0]
-            raise ValueError(f"column names must differ, got {twice!r} twice")
+            repeated, _ = Counter(header).most_common(1)[0]
+            raise ValueError(f"column names must differ, got {repeated!r} twice")
 
         def read(plan: Plan, rows: int) -> Iterator[Chunk]:
             position = {name: i for i, name in enumerate(header)}
@@ -70,7 +70,7 @@ def read_csv(path: Path) -> Iterator[Source]:
 
             def values_of(line: list[str]) -> tuple[list[float], Any, list[str]]:
                 if len(line) != len(header):
-                    raise ValueError(f"{len(header)} fields wanted, got {len(line)}")
+                    raise ValueError(f"a line must have {len(header)} fields, got {len(line)}")
                 try:
                     z = [float(line[i]) for i in numbers]
                 except ValueError:
@@ -95,9 +95,9 @@ def _read_chunks(
     width: int | None = None,
     word: str = "line",
 ) -> Iterator[Chunk]:
-    """Chunks of numbered lines, each of which has numbers, a label and other values.
+    """Yield chunks of numbered lines, each with numbers, a label and other values.
 
-    Without `width` each line has as many numbers as the first. One column that may have gaps is a vector.
+    Without `width`, each line has as many numbers as the first. A single column that may have gaps is a vector.
     """
     parse = plan.parse or LabelParser(column=plan.labels or "labels")
     for part in count():
@@ -129,7 +129,7 @@ def _read_chunks(
 
 
 def _label(value: Any, parse: LabelParser) -> int:
-    """Nearly all labels of a table are whole numbers in plain digits."""
+    """Parse a label quickly if it is a whole number in plain digits, as nearly all are."""
     if isinstance(value, str) and value.isdecimal() and len(value) < 19 and parse.takes_numbers and not parse.binary:
         return int(value)
     if isinstance(value, list | dict):
@@ -141,14 +141,14 @@ _BAD_LINE = (ValueError, OverflowError, TypeError)
 
 
 def _with_line(error: Exception, number: int, word: str) -> ValueError:
-    """The error with the number of its line."""
+    """Add the number of the line to an error."""
     if isinstance(error, InputError):
         return error.replace(where=f"{word} {number}")
     return ValueError(f"{word} {number}: {error}")
 
 
 def write_csv(chunks: Iterator[Chunk], path: Path) -> None:
-    """A column a class, `label`, and the others."""
+    """Write one column per class, `label`, and the other columns."""
     with _create_text(path) as file:
         out = csv.writer(file, lineterminator="\n")
         for part, chunk in enumerate(chunks):
@@ -159,7 +159,7 @@ def write_csv(chunks: Iterator[Chunk], path: Path) -> None:
             numbers = z if z.ndim == 2 else np.empty((len(z), 0))
             further = [] if y is None else [y.tolist()]
             further += [[_cell(value) for value in as_list(column)] for column in chunk.others.values()]
-            # The shortest decimal that reads back as the same double, also for float32, since a reader parses doubles.
+            # Python writes the shortest decimal that reads back as the same double, also for float32.
             out.writerows((*row.tolist(), *rest) for row, *rest in zip(numbers, *further, strict=True))
 
 
@@ -169,13 +169,13 @@ def _cell(value: Any) -> Any:
 
 @contextmanager
 def read_jsonl(path: Path) -> Iterator[Source]:
-    """A list `logits` or one field a class, and `label`; also the samples that lm-evaluation-harness logs."""
+    """Read a list `logits` or one field per class, and `label`; also the samples that lm-evaluation-harness logs."""
     with _open_text(path) as file:
         yield source_of_records(partial(_records, file))
 
 
 def source_of_records(records: Callable[[], Iterator[tuple[int, Mapping[str, Any]]]], word: str = "line") -> Source:
-    """A source of objects with named fields, each with its number; `records` begins from the first again."""
+    """Make a source of numbered records with named fields; each call of `records` starts at the first."""
     first = [record for _, record in islice(records(), _ROWS_OF_COLUMNS)]
     kind = next((kind for kind in (lm_eval, top_logprobs) if first and kind.is_sample(first[0])), None)
     if kind is not None:
@@ -206,14 +206,14 @@ def source_of_records(records: Callable[[], Iterator[tuple[int, Mapping[str, Any
 
 
 def _most_options(kind: Any, records: Iterator[tuple[int, Mapping[str, Any]]], word: str) -> int:
-    """How many options the question with the most has; others are filled up with absent ones."""
+    """Return the largest number of options of any question; others are filled up with absent ones."""
     return max((len(record["logits"]) for _, record in _samples(kind, records, word)), default=2)
 
 
 def _samples(
     kind: Any, records: Iterator[tuple[int, Mapping[str, Any]]], word: str, width: int | None = None
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Records of a kind, `lm_eval` or `top_logprobs`, with logits and a label."""
+    """Convert records of a kind, `lm_eval` or `top_logprobs`, to records with logits and a label."""
     for number, record in records:
         try:
             sample = kind.with_logits(record, width)
@@ -244,13 +244,13 @@ def _records(file: IO[str]) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _fields(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The fields of a record, and those inside of them as `doc.category`."""
+    """Yield the fields of a record, and nested fields as `doc.category`."""
     for name, value in record.items():
         yield name, value
         if isinstance(value, dict):
-            for inner, held in value.items():
-                if not isinstance(held, list | dict):
-                    yield f"{name}.{inner}", held
+            for inner_name, inner_value in value.items():
+                if not isinstance(inner_value, list | dict):
+                    yield f"{name}.{inner_name}", inner_value
 
 
 def _describe(value: Any) -> str:
@@ -266,7 +266,7 @@ def _get(record: Mapping[str, Any], name: str) -> Any:
         value = record
         for key in name.split("."):
             value = value.get(key) if isinstance(value, dict) else None
-    # Rows of Hugging Face `datasets` may hold arrays of NumPy or torch.
+    # Rows of Hugging Face `datasets` may have arrays of NumPy or torch.
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -292,12 +292,12 @@ def _show(value: Any) -> str:
 
 
 def write_jsonl(chunks: Iterator[Chunk], path: Path) -> None:
-    """An object a row: the list `logits`, `label`, and the other fields."""
+    """Write one object per row: the list `logits`, `label`, and the other fields."""
     with _create_text(path) as file:
         for chunk in chunks:
             columns: dict[str, list[Any]] = {}
             if chunk.logits.ndim == 2:
-                # JSON has no −∞; what an option that the row does not have reads as is null.
+                # JSON has no −∞; absent options are null.
                 rows = chunk.logits.tolist()
                 columns[chunk.name] = [[None if x == -math.inf else float(x) for x in row] for row in rows]
             if chunk.labels is not None:

@@ -1,8 +1,8 @@
 """Predictions and their files: .npz, .npy, .csv, .jsonl, .parquet and .safetensors, never pickles.
 
-In a file the arrays are `logits` (n, classes) and `labels` (n,); in a table there is one column a class (`logit_0`,
+In a file the arrays are `logits` (n, classes) and `labels` (n,). A table has one column per class (`logit_0`,
 `logit_1`, …) or a column of lists, plus `label`. A file with both halves has `val_logits`, `val_labels`, `test_logits`
-and `test_labels`. Probabilities and stated confidences are read only when they are asked for.
+and `test_labels`. Probabilities and stated confidences are read only on request.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from trueup._core.arrays import ROUNDING, Array, as_labels, as_pair, read_paddin
 from trueup._core.errors import InputError
 from trueup._core.formatting import format_percent, html_summary
 from trueup._core.native import row_chunks
+from trueup._core.types import ArrayLike
 from trueup.io.atomic import StorageOptions, StrPath, errors_name_file, require_file, warn_of_skipped
 from trueup.io.formats import FORMATS
 from trueup.io.source import (
@@ -50,7 +51,7 @@ from trueup.io.source import (
 
 
 class Predictions(NamedTuple):
-    """What a network predicted and what was true, in the order every function takes them: `fit(*predictions)`.
+    """Predictions of a network and their true labels, in the order of every function: `fit(*predictions)`.
 
     >>> p = Predictions(np.array([[2.0, 0.0], [0.5, 1.5]]), np.array([0, 1]))
     >>> p.logits.argmax(axis=1) == p.labels
@@ -78,7 +79,7 @@ def _kind_of(array: Array) -> str:
 
 @dataclass(frozen=True, eq=False)
 class PredictionTable:
-    """Predictions with what a file holds beside them; it unpacks as the pair, `fit(*table, **table.options())`.
+    """Predictions with further columns of a file; it unpacks as the pair, `fit(*table, **table.options())`.
 
     >>> table = PredictionTable(np.zeros((2, 3)), np.array([0, 2]), sample_weight=np.array([1.0, 2.0]))
     >>> z, y = table
@@ -90,28 +91,28 @@ class PredictionTable:
     labels: Array
     sample_weight: np.ndarray | None = None
     groups: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """By the name of their column."""
+    """Groups of the rows, by the name of their column."""
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Other columns that were asked for, by name."""
+    """Other requested columns, by name."""
     class_names: tuple[str, ...] | None = None
-    """The names of the classes, where they are known."""
+    """The names of the classes, if known."""
     skipped: int = 0
-    """How many rows had no label, or no confidence, and were left out."""
+    """Number of rows left out because they had no label, or no confidence."""
     clusters: np.ndarray | None = None
-    """Which rows are correlated: those of one image, text or patient."""
+    """Cluster of each row, where rows are correlated: one image, text or patient."""
     cluster_name: str = "cluster"
-    """What a cluster is, such as an image: the name of its column."""
+    """The kind of cluster, such as an image: the name of its column."""
 
     def __iter__(self) -> Iterator[Array]:
         return iter((self.logits, self.labels))
 
     @property
     def pair(self) -> Predictions:
-        """Logits and labels alone."""
+        """Logits and labels only."""
         return Predictions(self.logits, self.labels)
 
     def options(self) -> dict[str, Any]:
-        """Weights, groups and clusters as the keywords that functions take them by, where there are any."""
+        """Return weights, groups and clusters as keyword arguments, if there are any."""
         clusters = None if self.clusters is None else {self.cluster_name: self.clusters}
         options = {"sample_weight": self.sample_weight, "groups": dict(self.groups) or None, "clusters": clusters}
         return {name: value for name, value in options.items() if value is not None}
@@ -119,7 +120,7 @@ class PredictionTable:
 
 @dataclass(frozen=True)
 class Fields:
-    """Which arrays or columns of a file are what; see `load`."""
+    """The names of a file's arrays or columns; see `load`."""
 
     logits: str | Sequence[str] = "logits"
     labels: str = "labels"
@@ -156,20 +157,39 @@ class Fields:
 
 
 def from_multilabel(
-    logits: Any,
-    targets: Any,
+    logits: ArrayLike,
+    targets: ArrayLike,
     *,
     class_names: Sequence[str] | None = None,
     ignore_index: int = -100,
     probs: bool = False,
 ) -> PredictionTable:
-    """Labels by the dozen as events: log-odds (n, labels) and targets (n, labels), 1, 0 or `ignore_index`.
+    """Convert multi-label predictions to events: one two-class row per row and label.
 
-    Each label of each row becomes a row of a two-class pair, whose event is that the label applies. Its clusters are
-    the rows, since the labels of one row are correlated, and its groups the labels: `evaluate(*table,
-    **table.options())` gives all of them together (micro) and each one. `metrics.evaluate_labels` has the mean over the
-    labels too. NaN is ignored as well; with `probs` the numbers are probabilities.
+    The event of a row is that the label applies. The clusters are the original rows, since the labels of one row are
+    correlated. The groups are the labels: `evaluate(*table, **table.options())` scores all events (micro) and each
+    label. `metrics.evaluate_labels` also gives the mean over the labels.
 
+    Parameters
+    ----------
+    logits
+        Log-odds of each label, shape (n, labels).
+    targets
+        1 where the label applies, else 0, shape (n, labels). Entries with `ignore_index` or NaN are left out.
+    class_names
+        Names of the labels.
+    ignore_index
+        The target of unknown entries.
+    probs
+        Read `logits` as probabilities.
+
+    Returns
+    -------
+    PredictionTable
+        Events with groups and clusters.
+
+    Examples
+    --------
     >>> table = from_multilabel(np.array([[2.0, -1.0], [0.5, 3.0]]), [[1, 0], [-100, 1]], class_names=["cat", "dog"])
     >>> table.labels, table.groups["label"], table.clusters
     (array([1, 0, 1]), array(['cat', 'dog', 'dog'], dtype='<U3'), array([0, 0, 1]))
@@ -193,8 +213,28 @@ def open_predictions(
     partitions: Mapping[str, str] = MappingProxyType({}),
     **options: Any,
 ) -> Iterator[PredictionFile]:
-    """Open a file once, to look at what it holds and read any of its splits; options as those of `load_table`.
+    """Open a file once, to see its content and read any of its splits.
 
+    Parameters
+    ----------
+    path
+        A file, or an address that fsspec opens.
+    fields
+        Names of the columns; alternatively give them as `options`.
+    storage_options
+        Options with which fsspec opens an address.
+    partitions
+        Values of columns that the folders' names give.
+    **options
+        The options of `load_table`.
+
+    Yields
+    ------
+    PredictionFile
+        The open file.
+
+    Examples
+    --------
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     z, y = np.zeros((5, 3)), np.zeros(5, int)
@@ -224,20 +264,20 @@ class PredictionFile:
 
     path: Path
     name: str
-    """What errors call it: its path, or the address it came from."""
+    """The name in errors: the path, or the address it came from."""
     source: Source
     fields: Fields
     partitions: Mapping[str, str] = field(default_factory=dict)
-    """Columns that the folders' names give, the same in all rows: `region=eu/part-0.parquet`."""
+    """Columns from folder names, constant in all rows: `region=eu/part-0.parquet`."""
 
     @property
     def splits(self) -> tuple[str | None, ...]:
-        """The splits to read: val and test if the file has both, else its whole (None), else the one it has."""
+        """The splits to read: val and test if the file has both, else the whole file (None), else its only split."""
         return (None,) if self.fields.confidence else splits_in(self.source.columns, self.fields.labels)
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
-        """The names of the classes, where they were given or the file has them."""
+        """The names of the classes, if they were given or are in the file."""
         if self.fields.confidence is not None:
             return None
         if self.fields.class_names is not None:
@@ -248,29 +288,29 @@ class PredictionFile:
         return next((self.source.class_names[name] for name in labels if name in self.source.class_names), None)
 
     def has_labels(self, split: str | None = None) -> bool:
-        """Whether the file names labels."""
+        """Return whether the file has labels."""
         return self.label_column(split) is not None
 
     def label_column(self, split: str | None = None) -> str | None:
-        """The column of labels, or of right and wrong, if the file has it."""
+        """Return the column of labels, or of right and wrong, if the file has it."""
         fields = self.fields
         names = label_names(fields.labels, split) if fields.confidence is None else [fields.label_column]
         return next((name for name in names if name in self.source.columns), None)
 
     def load(self, split: str | None = None, *, mmap: bool = False) -> Predictions:
-        """All rows of a split; see `load`."""
+        """Read all rows of a split; see `load`."""
         return self.load_table(split, mmap=mmap).pair
 
     def load_table(self, split: str | None = None, *, mmap: bool = False) -> PredictionTable:
-        """All rows of a split with their weights, groups and columns; see `load_table`."""
+        """Read all rows of a split with their weights, groups and columns; see `load_table`."""
         table = concatenate(list(self.tables(sys.maxsize, split)))
         warn_of_skipped(table.skipped, self.name)
-        # On a plain load nothing may change when the file does.
+        # Without mmap the arrays must not change when the file changes.
         copied = not mmap and isinstance(table.logits, np.memmap)
         return replace(table, logits=np.array(table.logits)) if copied else table
 
     def load_logits(self, split: str | None = None) -> np.ndarray:
-        """The logits alone; see `load_logits`."""
+        """Read only the logits; see `load_logits`."""
         with errors_name_file(self.name):
             plan = self.plan(split, labelled=False)
             parts = [chunk.logits for chunk in self.source.read(plan._replace(labels=None), sys.maxsize)]
@@ -278,14 +318,14 @@ class PredictionFile:
             return plain_logits(self.to_logits(whole, None))
 
     def width(self, split: str | None = None) -> int:
-        """How many logits a row has."""
+        """Return the number of logits per row."""
         if self.fields.confidence is not None:
             return 2
         with errors_name_file(self.name):
             return self.source.width(self.plan(split).logits)
 
     def stream(self, rows: int, split: str | None = None, *, checked_before: bool = False) -> Iterator[Predictions]:
-        """As `stream`; of a file `checked_before`, the logits are taken to be finite as they were then."""
+        """Read in parts as `stream` does; with `checked_before`, logits are not checked to be finite again."""
         skipped = 0
         for table in self.tables(rows, split, checked_before=checked_before):
             skipped += table.skipped
@@ -293,30 +333,29 @@ class PredictionFile:
         warn_of_skipped(skipped, self.name)
 
     def tables(self, rows: int, split: str | None = None, *, checked_before: bool = False) -> Iterator[PredictionTable]:
-        """As `stream`, with weights, groups and columns; rows without a label are counted, not warned of."""
+        """Read in parts as `stream` does, with weights, groups and columns; count rows without a label silently."""
         start, classes, fields = 0, None, self.fields
         is_flat = fields.class_axis is not None or fields.multilabel
         with errors_name_file(self.name):
             for file in file_list(self.path)[1:]:  # the labels of a .npy file
                 if not file.is_file():
-                    wanted = f"the labels of {self.path.name} are wanted beside it"
-                    raise FileNotFoundError(f"{file}: no such file; {wanted}")
+                    raise FileNotFoundError(f"{file}: no such file; the labels of {self.path.name} must be next to it")
             plan = self.plan(split)
             chunks: Iterable[Chunk] = self.source.read(plan, rows)
             floor = None
-            if rows == sys.maxsize and (fields.probs or fields.confidence):  # all are wanted at once anyway
+            if rows == sys.maxsize and (fields.probs or fields.confidence):  # one chunk: no second reading needed
                 floor = self.floor(chunks := list(chunks))
             elif fields.probs or fields.confidence:
                 floor = self.find_floor(plan, rows)
             for chunk in chunks:
                 kept, skipped = drop_missing(chunk, gaps=fields.confidence is not None)
-                kept = kept._replace(others={name: kept.others[own] for name, own in self._beside(split).items()})
+                kept = kept._replace(others={name: kept.others[x] for name, x in self._further_columns(split).items()})
                 clusters: np.ndarray | None = None
                 groups: dict[str, np.ndarray] = {}
                 with _errors_name_row(start):
                     if is_flat:
                         kept, clusters, groups = _flatten(kept, fields, start, self.class_names)
-                    if fields.multilabel:  # which were checked as events
+                    if fields.multilabel:  # checked as events before
                         z, y = Predictions(kept.logits, np.asarray(kept.labels))
                     else:
                         z, y = self._check(kept.logits, kept.labels, floor, checked_before)
@@ -335,10 +374,10 @@ class PredictionFile:
                 yield PredictionTable(z, y, weights, groups, columns, names, skipped, clusters, cluster_name)
 
     def plan(self, split: str | None, *, labelled: bool = True, others: Sequence[str] | None = None) -> Plan:
-        """Which columns to read; an error lists those of the file if one is missing."""
+        """Plan which columns to read; if one is missing, the error lists those of the file."""
         fields, columns = self.fields, self.source.columns
         if others is None:
-            others = list(dict.fromkeys(self._beside(split).values()))
+            others = list(dict.fromkeys(self._further_columns(split).values()))
         if fields.confidence is not None:
             correct = fields.label_column if labelled else None
             require_columns(columns, [fields.confidence, *([correct] if correct else [])])
@@ -348,22 +387,22 @@ class PredictionFile:
         parse = LabelParser(self.class_names or (), column=label or "labels")
         return Plan(names, label, others, parse, absent=math.nan if fields.probs else -math.inf)
 
-    def _beside(self, split: str | None) -> dict[str, str]:
-        """The columns beside logits and labels that are wanted, by the name that they were asked for."""
+    def _further_columns(self, split: str | None) -> dict[str, str]:
+        """Return the further columns to read, by the requested name."""
         fields, columns = self.fields, self.source.columns
         single = [name for name in (fields.sample_weight, fields.clusters) if name]
-        wanted = {name: column_of_split(columns, name, split) for name in (*single, *fields.groups, *fields.columns)}
-        require_columns({**columns, **self.partitions}, list(wanted.values()))
-        return {name: own for name, own in wanted.items() if own in columns}
+        requested = {name: column_of_split(columns, name, split) for name in (*single, *fields.groups, *fields.columns)}
+        require_columns({**columns, **self.partitions}, list(requested.values()))
+        return {name: column for name, column in requested.items() if column in columns}
 
     def find_floor(self, plan: Plan, rows: int) -> float | None:
-        """What exact zeros among the probabilities are raised to, from a reading of its own."""
+        """Return the replacement of exact zero probabilities, reading the file a second time."""
         reader, _ = format_of(self.path)
         with reader(self.path) as again:
             return self.floor(again.read(plan._replace(labels=None, others=()), rows))
 
     def floor(self, chunks: Iterable[Chunk]) -> float | None:
-        """What exact zeros are raised to, the same in all chunks; None where there are none, or one is not sound."""
+        """Return the replacement of exact zeros, the same in all chunks; None without zeros or with invalid numbers."""
         zeros = numbers = 0
         smallest = []  # positive number of each chunk
         for chunk in chunks:
@@ -373,7 +412,7 @@ class PredictionFile:
                 z = np.stack([1 - z, z], axis=1) if z.ndim == 1 else z
             z = z if z.dtype.kind != "f" else np.where(np.isnan(z), 1.0, z)  # absent options are no zeros
             if not (z.dtype.kind == "f" and z.size and z.min() > -ROUNDING and z.max() < 2):
-                return None  # the check of that chunk says what is wrong
+                return None  # the check of that chunk raises the error
             zeros, numbers = zeros + int((z <= 0).sum()), numbers + z.size
             smallest.append(z.min(initial=1.0, where=z > 0))
         if not zeros:
@@ -389,10 +428,10 @@ class PredictionFile:
         return floor
 
     def to_logits(self, values: np.ndarray, floor: float | None) -> np.ndarray:
-        """What the file holds, as logits."""
+        """Convert values of the file to logits."""
         if not self.fields.probs and self.fields.confidence is None:
             return values
-        from trueup.convert import from_probs  # which logits do not need
+        from trueup.convert import from_probs  # imported only for probabilities
 
         if self.fields.confidence is not None:
             return from_probs(_vector(values), floor=floor, name=self.fields.confidence)
@@ -404,8 +443,8 @@ class PredictionFile:
         if checked_before:
             values = read_padding(values)
             return Predictions(values, as_labels(labels, values))
-        z, y = as_pair(values, labels, doubt=False, padding=False)  # whoever uses them first doubts them
-        # A memory map stays one: the checked view of it would forget that it is read-only.
+        z, y = as_pair(values, labels, doubt=False, padding=False)  # the first function that uses them checks that
+        # A memory map is returned itself: its checked view would lose the read-only flag.
         return Predictions(values if isinstance(values, np.memmap) and values.dtype.isnative else z, y)
 
     def _groups(self, chunk: Chunk, name: str) -> np.ndarray:
@@ -417,14 +456,14 @@ class PredictionFile:
 def _flatten(
     chunk: Chunk, fields: Fields, start: int, class_names: Sequence[str] | None
 ) -> tuple[Chunk, np.ndarray, dict[str, np.ndarray]]:
-    """Each token, pixel or label as a row, the text, image or row that it is of, and its groups."""
+    """Return one row per token, pixel or label, with its text, image or row, and its groups."""
     groups: dict[str, np.ndarray] = {}
     if fields.multilabel:
         options: dict[str, Any] = {"ignore_index": fields.ignore_index, "probs": fields.probs}
-        table = from_multilabel(chunk.logits, chunk.labels, class_names=class_names, **options)
+        table = from_multilabel(chunk.logits, np.asarray(chunk.labels), class_names=class_names, **options)
         z, y, sample, groups = table.logits, table.labels, np.asarray(table.clusters), dict(table.groups)
     else:
-        # Checked where the numbers are known to be logits, which probabilities are not yet.
+        # The pair is checked later, when probabilities have been converted to logits.
         z, y, sample = _pixels(chunk, fields)
     others = {name: np.asarray(as_list(column), dtype=object)[sample] for name, column in chunk.others.items()}
     return Chunk(z, y, others), sample + start, groups
@@ -434,20 +473,20 @@ def _pixels(chunk: Chunk, fields: Fields) -> tuple[np.ndarray, np.ndarray, np.nd
     logits, labels = chunk.logits, np.asarray(chunk.labels)
     if logits.ndim < 3:
         raise InputError("logits", "have more than 2 dimensions with class_axis", f"{logits.shape}")
-    last = np.moveaxis(logits, 1, -1) if fields.class_axis == "first" else logits
-    if labels.shape != last.shape[:-1]:
-        raise InputError("labels", f"have shape {last.shape[:-1]} to match the logits", f"{labels.shape}")
+    z = np.moveaxis(logits, 1, -1) if fields.class_axis == "first" else logits
+    if labels.shape != z.shape[:-1]:
+        raise InputError("labels", f"have shape {z.shape[:-1]} to match the logits", f"{labels.shape}")
     kept = labels.reshape(-1) != fields.ignore_index
     sample = np.flatnonzero(kept) // max(math.prod(labels.shape[1:]), 1)
-    return last.reshape(-1, last.shape[-1])[kept], labels.reshape(-1)[kept], sample
+    return z.reshape(-1, z.shape[-1])[kept], labels.reshape(-1)[kept], sample
 
 
 _BY_ROW = ("logits", "labels", "sample_weight", "groups", "columns", "clusters")
-"""The fields of a table that have an entry per row."""
+"""The fields of a table with one entry per row."""
 
 
 def concatenate(tables: Sequence[PredictionTable]) -> PredictionTable:
-    """One table of the rows of several."""
+    """Concatenate the rows of several tables."""
 
     def join(parts: list[np.ndarray]) -> np.ndarray:
         same = len({part.dtype.kind for part in parts}) == 1
@@ -459,12 +498,12 @@ def concatenate(tables: Sequence[PredictionTable]) -> PredictionTable:
 
 
 def take_rows(table: PredictionTable, rows: np.ndarray) -> PredictionTable:
-    """Some rows of a table."""
+    """Select rows of a table."""
     return replace(table, **_map_rows([table], lambda parts: parts[0][rows]))
 
 
 def _map_rows(tables: Sequence[PredictionTable], function: Callable[[list[Any]], Any]) -> dict[str, Any]:
-    """The fields with an entry per row, each a function of the arrays of all tables."""
+    """Apply a function to the arrays of all tables, for each field with one entry per row."""
 
     def apply(values: list[Any]) -> Any:
         if isinstance(values[0], Mapping):
@@ -490,27 +529,27 @@ def _vector(values: np.ndarray) -> np.ndarray:
 
 
 ROWS_LOOKED_AT = 1000
-"""Logits do not become distributions by chance, so a few rows are enough."""
+"""Number of rows that are checked: logits do not become distributions by chance."""
 
 
 def looks_like_probabilities(logits: Array) -> str | None:
-    """One sentence if logits look like probabilities: z ≥ 0 with Σ z = 1 in each row.
+    """Return a sentence if logits look like probabilities: z ≥ 0 with Σ z = 1 in each row.
 
     >>> looks_like_probabilities(np.array([[0.9, 0.1], [0.2, 0.8]]))
     'each row sums to 1 like probabilities, but was read as logits'
     >>> looks_like_probabilities(np.array([[2.0, -1.0]])) is None
     True
     """
-    few = logits[:ROWS_LOOKED_AT]
-    for some in row_chunks(len(few), few.shape[1]):  # of a whole vocabulary they are many numbers
-        rows = np.asarray(few[some], dtype=np.float64)
+    first_rows = logits[:ROWS_LOOKED_AT]
+    for chunk in row_chunks(len(first_rows), first_rows.shape[1]):  # with a whole vocabulary they are large
+        rows = np.asarray(first_rows[chunk], dtype=np.float64)
         if not (rows.size and rows.min() >= 0 and np.abs(rows.sum(axis=1) - 1).max() <= 1e-3):
             return None
     return "each row sums to 1 like probabilities, but was read as logits"
 
 
 def format_of(path: StrPath) -> tuple[Reader, Writer]:
-    """The reader and the writer of a file, by its suffix."""
+    """Return the reader and the writer of a file, by its suffix."""
     suffix = suffix_of(path)
     if suffix not in FORMATS:
         pickled = "; pickles are never read or written, because they can run code"

@@ -1,4 +1,4 @@
-"""A file written again with other logits, and everything else that was in it: what `trueup apply` does."""
+"""Write a file again with other logits and all of its other columns, for `trueup apply`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trueup.io.predictions import PredictionFile
 from trueup.io.source import MISSING, Chunk, LabelParser, as_list, object_array, row_columns, suffix_of
 
 ROWS = 16384
-"""Rows of a table at a time."""
+"""Rows of a table that are processed at a time."""
 Map: TypeAlias = Callable[[np.ndarray], np.ndarray]
 """A function of logits."""
 
@@ -32,12 +32,12 @@ def rewrite(
     probs: bool = False,
     storage_options: StorageOptions = None,
 ) -> tuple[int, int]:
-    """Write a file's rows with `function` of their logits and all their other columns; how many rows and classes.
+    """Write a file's rows with `function` of their logits and all other columns; return numbers of rows and classes.
 
     Columns keep their order, names and values; rows without a label stay. Logits become `logits` or `logit_0` …, or
-    with `probs` their softmax `probs` or `prob_0` …. A stated confidence stays, with the new one after it as
-    `<name>_calibrated`. A format of arrays holds what it can of the columns, and a warning names the rest. The file is
-    either complete or not there.
+    with `probs` their softmax `probs` or `prob_0` …. A stated confidence stays, and the new one follows as
+    `<name>_calibrated`. Formats of arrays drop columns that they cannot hold, with a warning. The file is either
+    complete or absent.
     """
     _, write = FORMATS[suffix_of(target)]
     is_array = suffix_of(target) in ARRAYS
@@ -77,7 +77,7 @@ def rewrite(
 
 
 def _softmax(logits: np.ndarray, axis: int) -> np.ndarray:
-    """Probabilities of the logits' type, from double."""
+    """Compute probabilities in double precision and return them in the type of the logits."""
     odds = np.exp(np.subtract(logits, logits.max(axis=axis, keepdims=True), dtype=np.float64))
     return (odds / odds.sum(axis=axis, keepdims=True)).astype(logits.dtype)
 
@@ -87,17 +87,17 @@ def _calibrated_confidence(
 ) -> tuple[np.ndarray, dict[str, Any]]:
     name = file.fields.confidence
     stated = np.asarray(chunk.logits, dtype=np.float64).reshape(-1)
-    there = ~np.isnan(stated)
+    is_stated = ~np.isnan(stated)
     after = np.zeros((len(stated), 2))
-    after[there] = function(file.to_logits(stated[there], floor))
+    after[is_stated] = function(file.to_logits(stated[is_stated], floor))
     new = 1 / (1 + np.exp(after[:, 0] - after[:, 1]))
-    values = [float(p) if ok else None for p, ok in zip(new, there, strict=True)]
-    placed: dict[str, Any] = {}
+    values = [float(p) if ok else None for p, ok in zip(new, is_stated, strict=True)]
+    updated: dict[str, Any] = {}
     for key, column in columns.items():
-        placed[key] = column
+        updated[key] = column
         if key == name:
-            placed[f"{name}_calibrated"] = object_array(values)
-    return after, placed
+            updated[f"{name}_calibrated"] = object_array(values)
+    return after, updated
 
 
 def _other_columns(file: PredictionFile, logits: Sequence[str], split: str | None) -> list[str]:
@@ -121,7 +121,7 @@ def _label_array(column: Any, parse: LabelParser) -> np.ndarray:
 
 
 def rewritten_name(path: str, root: str, target: str) -> str:
-    """Where a shard goes: the same name below the target folder, partitions included.
+    """Return the path of a shard below the target folder, with its partitions.
 
     >>> rewritten_name("in/region=eu/0.csv", "in", "out")
     'out/region=eu/0.csv'

@@ -1,4 +1,4 @@
-"""Arrays of a safetensors file, mapped from disk; bfloat16, which NumPy does not have, is read as float32."""
+"""Arrays of a safetensors file, mapped from disk. bfloat16, which NumPy lacks, is read as float32."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from safetensors import safe_open
 
 _NUMBERS = ["F16", "F32", "F64", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64"]
 DTYPES = {name: f"<{name[0].lower()}{int(name[1:]) // 8}" for name in _NUMBERS} | {"BOOL": "?", "BF16": "<u2"}
-"""The types that can be read; bfloat16 as the upper half of a float32."""
+"""The types that can be read; bfloat16 is the upper half of a float32."""
 
 
 class TensorFile:
     """An open file: its metadata, and its arrays by name."""
 
     def __init__(self, path: Path) -> None:
-        with safe_open(path, framework="np") as checked:  # which checks that sizes and positions fit the file
+        with safe_open(path, framework="np") as checked:  # checks that sizes and positions fit the file
             self.metadata: dict[str, str] = checked.metadata() or {}
         with open(path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -39,11 +39,11 @@ class TensorFile:
         return tuple(self._tensors)
 
     def describe(self, name: str) -> tuple[tuple[int, ...], str]:
-        """The shape of an array and its type in the file's own words."""
+        """Return the shape of an array and its type as the file writes it."""
         return tuple(self._tensors[name]["shape"]), self._tensors[name]["dtype"]
 
     def read(self, name: str, start: int | None = None, stop: int | None = None) -> np.ndarray:
-        """A copy of an array, or of some of its rows."""
+        """Copy an array, or some of its rows."""
         shape, dtype = self.describe(name)
         if dtype not in DTYPES:
             raise ValueError(f"the tensor {name} has the type {dtype}, which cannot be read")

@@ -1,6 +1,6 @@
-"""Shards: a folder, a pattern or a list, of local files or of anything that fsspec opens, and sums over them.
+"""Shards: a folder, a pattern or a list of files, local or opened by fsspec, and sums over them.
 
-A sum is a map over the files and a reduction: on this thread, or on any `concurrent.futures.Executor`.
+A sum is a map over the files and a reduction. It runs on this thread, or on any `concurrent.futures.Executor`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from trueup.io.predictions import Fields, PredictionFile, PredictionTable, conca
 from trueup.io.source import is_address, suffix_of
 
 NUMBERS = 1 << 23
-"""Logits read at a time, about: 32 MB of float32."""
+"""Approximate number of logits read at a time: 32 MB of float32."""
 SAMPLE_NUMBERS = 1 << 26
-"""Logits taken into memory, about, where all are wanted at once: 256 MB of float32."""
+"""Approximate number of logits held in memory if all rows are requested at once: 256 MB of float32."""
 
 
 @dataclass(frozen=True)
 class Shards:
-    """Files of predictions that together are one data set; nothing is read until it is asked for.
+    """Files of predictions that form one data set; nothing is read before it is needed.
 
     >>> import tempfile, numpy as np, trueup
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -51,31 +51,43 @@ class Shards:
 
     paths: tuple[str, ...]
     rows: int | None = None
-    """How many are read at a time; as many as make `NUMBERS` logits by default."""
+    """Number of rows read at a time; by default as many as have `NUMBERS` logits."""
     fields: Fields = field(default_factory=Fields)
-    """What the columns are. Groups may also be keys of partitions such as `region=eu/part-0.parquet`, and a cluster may
+    """Names of the columns. Groups may also be keys of partitions such as `region=eu/part-0.parquet`. A cluster may
     continue in another file."""
     split: str | None = None
     storage_options: StorageOptions = None
-    """How fsspec opens addresses."""
+    """Options with which fsspec opens addresses."""
     checked_before: bool = False
-    """Whether the files were read before, and their logits are taken to be finite as they were then."""
+    """Whether the files were read before, so that their logits need not be checked again."""
     head_rows: int | None = None
-    """How many rows are read at each file's beginning, if not all."""
+    """Number of rows to read at the beginning of each file; None reads all."""
     seed: int | None = None
-    """With a seed each part has a random number a row in its columns, "draw", from 0 to 1."""
+    """With a seed, each row has a random number in [0, 1) in the column "draw"."""
 
     @classmethod
     def of(cls, where: StrPath | Sequence[StrPath], **options: Any) -> Shards:
         """Find the files of a folder, a pattern such as `preds/*.parquet`, or a list, sorted by name.
 
-        Folders inside that are called `key=value` are partitions, and belong to it. Addresses with `://` are listed and
-        opened by fsspec. `options` are fields of the shards, or of their `fields`, as `load_table` takes them.
+        Subfolders called `key=value` are partitions and belong to the folder. fsspec lists and opens addresses with
+        `://`.
+
+        Parameters
+        ----------
+        where
+            A folder, a pattern, an address, or a list of them.
+        **options
+            Fields of `Shards`, or options of `load_table`.
+
+        Returns
+        -------
+        Shards
+            The files.
         """
         sources = [where] if isinstance(where, str | os.PathLike) else where
         storage = options.get("storage_options")
         files = sorted(path for source in sources for path in _list_files(os.fspath(source), storage))
-        # A .npy file of labels belongs to the one of logits beside it.
+        # A .npy file of labels belongs to the .npy file of logits.
         paths = tuple(path for path in dict.fromkeys(files) if not path.endswith(".labels.npy"))
         if not paths:
             raise FileNotFoundError(f"{where}: no file of predictions ({' '.join(FORMATS)}) is there")
@@ -86,7 +98,18 @@ class Shards:
         return len(self.paths)
 
     def read(self, path: str) -> Iterator[PredictionTable]:
-        """The rows of one shard, some at a time; one of no rows gives an empty part. Each unpacks as a pair."""
+        """Yield the rows of one shard in parts; a shard without rows gives an empty part. Each unpacks as a pair.
+
+        Parameters
+        ----------
+        path
+            One of `paths`.
+
+        Yields
+        ------
+        PredictionTable
+            Some rows.
+        """
         with self.open(path) as file:
             rows = self.rows or max(1, NUMBERS // max(1, file.width(self.split)))
             head = self.head_rows
@@ -94,16 +117,45 @@ class Shards:
             yield from islice(tables, None if head is None else 1)
 
     def open(self, path: str) -> AbstractContextManager[PredictionFile]:
-        """One shard."""
+        """Open one shard.
+
+        Parameters
+        ----------
+        path
+            One of `paths`.
+
+        Returns
+        -------
+        context manager
+            The open file.
+        """
         return open_predictions(path, self.fields, storage_options=self.storage_options, partitions=partitions_of(path))
 
     def load(
         self, *, most: int = SAMPLE_NUMBERS, seed: int = 0, executor: Executor | None = None,
         skip_bad: bool = False, progress: bool = True,
     ) -> PredictionTable:  # fmt: skip
-        """All rows in memory; of more than about `most` logits, rows drawn at random, and a warning tells how many.
+        """Read all rows into memory, or a random sample if there are more than about `most` logits, with a warning.
 
         Each row is kept with the same probability, whatever the order of the files and of their rows.
+
+        Parameters
+        ----------
+        most
+            Approximate number of logits to keep.
+        seed
+            Seed of the sample.
+        executor
+            Executor that reads the shards; this thread by default.
+        skip_bad
+            Leave out unreadable shards with a warning instead of raising.
+        progress
+            Show progress.
+
+        Returns
+        -------
+        PredictionTable
+            The rows.
         """
         task = functools.partial(_Drawn.of, most=most)
         drawn, rows, bad = map_shards(
@@ -118,16 +170,46 @@ class Shards:
         return replace(table, skipped=0)
 
     def heads(self, most: int, rows: int) -> Shards:
-        """The first of so many rows, of at most so many files, spread evenly over all."""
+        """Return shards that read only the first rows: about `rows` rows of at most `most` files, spread evenly.
+
+        Parameters
+        ----------
+        most
+            Largest number of files.
+        rows
+            Approximate number of rows.
+
+        Returns
+        -------
+        Shards
+            Some of the files, limited to their first rows.
+        """
         paths = self.paths[:: -(-len(self) // most)]
         return replace(self, paths=paths, head_rows=max(64, -(-rows // len(paths))))
 
     def reread(self) -> Shards:
-        """The same, to be read once more."""
+        """Return the same shards for another reading, without checks for finite logits.
+
+        Returns
+        -------
+        Shards
+            The same files.
+        """
         return replace(self, checked_before=True)
 
     def without(self, bad: Sequence[str]) -> Shards:
-        """The others."""
+        """Return the shards without some files.
+
+        Parameters
+        ----------
+        bad
+            Paths to leave out.
+
+        Returns
+        -------
+        Shards
+            The other files.
+        """
         return replace(self, paths=tuple(path for path in self.paths if path not in bad))
 
 
@@ -168,7 +250,7 @@ def _below_partitions(name: str, folder: str) -> bool:
 
 
 def partitions_of(path: str) -> dict[str, str]:
-    """The keys and values of folders called `key=value` on the way to a file.
+    """Return the keys and values of folders called `key=value` on the path of a file.
 
     >>> partitions_of("data/region=eu/year=2024/part-0.parquet")
     {'region': 'eu', 'year': '2024'}
@@ -183,7 +265,7 @@ _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 @dataclass(frozen=True)
 class _Drawn:
-    """Rows whose random numbers lie below a threshold, which is halved whenever they become too many."""
+    """Rows whose random numbers lie below a threshold, which is halved whenever there are too many rows."""
 
     tables: tuple[PredictionTable, ...]
     threshold: float
@@ -191,7 +273,7 @@ class _Drawn:
 
     @classmethod
     def of(cls, part: PredictionTable, *, most: int) -> _Drawn:
-        """Of a chunk."""
+        """Draw from a chunk."""
         return cls((part,), 1.0, most)._thin()
 
     def __add__(self, other: _Drawn) -> _Drawn:
@@ -211,37 +293,50 @@ class _Drawn:
 
 
 Task = Callable[[PredictionTable], Any]
-"""What is made of some rows; the results must add up with `+`. It is sent to workers, so it must be importable."""
+"""A function of some rows. Results add up with `+`, and workers must be able to import the function."""
 
 
 class BadShard(ValueError):
-    """A shard that cannot be read, or does not belong with the others; `reason` is the error that reading it raised."""
+    """A shard that cannot be read or does not fit the others; `reason` is the original error."""
 
     def __init__(self, reason: Exception | str) -> None:
         self.reason = reason
         super().__init__(reason)
 
     def message(self, hints: Mapping[Hint, str], names: Mapping[str, str]) -> str:
-        """The reason, in an interface's own words."""
+        """Format the reason in an interface's own words.
+
+        Parameters
+        ----------
+        hints
+            Words for each hint.
+        names
+            Words for each argument.
+
+        Returns
+        -------
+        str
+            The message.
+        """
         return error_message(self.reason, hints, names) if isinstance(self.reason, Exception) else self.reason
 
 
 class NoRows(BadShard):
-    """Shards that have no rows at all."""
+    """Shards without any rows."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What came of one shard."""
+    """The result of one shard."""
 
     path: str
     rows: int
     n_classes: int
     value: Any
-    """The sum over its rows; None if it has none."""
+    """The sum over its rows; None without rows."""
     error: Exception | None
     skipped: int = 0
-    """How many rows had no label."""
+    """Number of rows without a label."""
 
 
 def map_shards(
@@ -254,14 +349,14 @@ def map_shards(
     progress: bool = True,
     label: str = "shards",
 ) -> tuple[Any, int, tuple[str, ...]]:
-    """Sum a task over all rows of all shards: the sum, how many rows, and which shards were bad and left out.
+    """Sum a task over all rows of all shards; return the sum, the number of rows, and the bad shards left out.
 
-    Within a shard results are summed by `+`, then the shards' sums are combined.
-    Shards are summed in their order, however they come back, so the result does not depend on the executor. A bad shard
-    raises `BadShard` with its name, unless `skip_bad`; shards of different numbers of classes are always refused.
+    Results within a shard are summed with `+`, then the sums of the shards are combined in their order. The result
+    therefore does not depend on the executor. A bad shard raises `BadShard` with its name, unless `skip_bad`. Shards
+    with different numbers of classes always raise.
     """
     total, rows, bad, first, skipped = None, 0, [], None, 0
-    # Not with all paths: each task is sent by itself.
+    # The paths are left out, because each task is sent separately.
     run = functools.partial(_sum_shard, task, replace(shards, paths=()), executor is not None)
     parts = map(run, shards.paths) if executor is None else executor.map(run, shards.paths)
     for part in track(parts, total=len(shards), label=label, enabled=progress):
@@ -293,18 +388,20 @@ def warn_of_bad_shards(bad: tuple[str, ...]) -> None:
 
 
 def _sum_shard(task: Task, shards: Shards, alone: bool, path: str) -> Part:
-    """Sum a task over one shard; what is wrong with it is returned, not raised, so that the others go on.
+    """Sum a task over one shard; errors are returned instead of raised, so that other shards continue.
 
-    A worker beside others keeps to one thread.
+    In a worker process (`alone`), it uses one thread.
     """
     total, rows, classes, skipped = None, 0, 0, 0
-    dice = None if shards.seed is None else np.random.default_rng([shards.seed, *PurePosixPath(path).name.encode()])
+    generator = (
+        None if shards.seed is None else np.random.default_rng([shards.seed, *PurePosixPath(path).name.encode()])
+    )
     try:
         with limit_threads(1) if alone else nullcontext():
             for part in shards.read(path):
                 classes, skipped = part.logits.shape[1], skipped + part.skipped
-                if dice is not None:
-                    part = replace(part, columns={**part.columns, "draw": dice.random(len(part.labels))})
+                if generator is not None:
+                    part = replace(part, columns={**part.columns, "draw": generator.random(len(part.labels))})
                 if len(part.labels):
                     value = task(part)
                     total = value if total is None else total + value

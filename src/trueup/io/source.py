@@ -1,7 +1,7 @@
-"""What every reader gives and every writer takes, whatever the format.
+"""The interface between readers and writers of all formats.
 
-An open file has columns, found by the names that a user may give or leave out; its rows come in chunks, and labels are
-numbers or names of classes.
+An open file has columns, found by names that the user gives or by default names. Its rows come in chunks, and labels
+are numbers or names of classes.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from trueup._core.arrays import as_logits
 from trueup._core.errors import Hint, InputError
 
 MISSING = -(2**63)
-"""The label of a row that has none."""
+"""The label of a row without one."""
 
 _PROBABILITIES = re.compile(r"(.*_)?prob(s|_\d+)")
 
 _GAPS = frozenset({"", "nan", "na", "null", "none"})
-"""How tables write that there is nothing, in lower case."""
+"""Spellings of an empty cell in tables, in lower case."""
 
 
 def is_gap(value: Any) -> bool:
-    """Whether a cell says that there is nothing.
+    """Return whether a cell is empty.
 
     >>> is_gap(" "), is_gap("NaN"), is_gap(None), is_gap("0")
     (True, True, True, False)
@@ -43,10 +43,10 @@ def is_gap(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class LabelParser:
-    """Turns what a file has as labels into class numbers: whole numbers, or names of classes.
+    """Converts labels of a file to class numbers: whole numbers, or names of classes.
 
-    A name is looked up first. If some names are numbers themselves, all labels must be names, since nobody could tell
-    what a number means. With `binary`, labels are right or wrong: 1 or 0, true or false.
+    Names are looked up first. If some names are numbers themselves, all labels must be names, since a number would be
+    ambiguous. With `binary`, labels are right or wrong: 1 or 0, true or false.
 
     >>> parse = LabelParser(("cat", "dog"))
     >>> parse("dog"), parse("1"), parse(0.0), parse("") == MISSING
@@ -67,11 +67,11 @@ class LabelParser:
 
     @cached_property
     def takes_numbers(self) -> bool:
-        """Whether a number may be the class's own number."""
+        """Whether a number may be a class number."""
         return not any(_is_integer(name) for name in self.names)
 
     def __call__(self, value: Any) -> int:
-        """The number of one label."""
+        """Parse one label."""
         if value is None:
             return MISSING
         if isinstance(value, bool | np.bool_) and (self.binary or not self.names):
@@ -94,9 +94,9 @@ class LabelParser:
             raise self._refuse(value, text) from None
 
     def array(self, values: np.ndarray) -> np.ndarray:
-        """The labels of an array; whole numbers that need no translation stay as they are."""
+        """Parse the labels of an array; whole numbers without translation are returned unchanged."""
         if values.ndim != 1 or values.dtype.kind not in "USObiuf":
-            return values  # the check of the pair says what is wrong
+            return values  # the check of the pair raises the error
         if values.dtype.kind in "biuf" and self.takes_numbers and not self.binary:
             return values
         return np.array([self(value) for value in values.tolist()], dtype=np.int64)
@@ -107,9 +107,9 @@ class LabelParser:
             return InputError(self.column, "be 0 or 1, wrong or right", shown)
         if self.names:
             near = get_close_matches(text, self.names, n=1)
-            few = ", ".join(self.names[:8]) + (" …" if len(self.names) > 8 else "")
+            listed = ", ".join(self.names[:8]) + (" …" if len(self.names) > 8 else "")
             hint = f"did you mean {near[0]}?" if near else Hint.CLASSES
-            return InputError(self.column, f"be classes ({few})", shown, hint)
+            return InputError(self.column, f"be classes ({listed})", shown, hint)
         return InputError(self.column, "be whole numbers", shown, Hint.CLASSES)
 
 
@@ -124,69 +124,69 @@ def _is_integer(text: str) -> bool:
 class Chunk(NamedTuple):
     """Some rows of a file.
 
-    `logits` are (n, classes), or (n,) where one column of numbers was asked for. A label may be `MISSING`. `others` are
-    columns as the format gives them: NumPy arrays, or arrays of Arrow.
+    `logits` are (n, classes), or (n,) if one column of numbers was requested. A label may be `MISSING`. `others` are
+    columns as the format stores them: NumPy or Arrow arrays.
     """
 
     logits: np.ndarray
     labels: np.ndarray | None
     others: Mapping[str, Any]
     name: str = "logits"
-    """How the numbers are called in a file that is written: `logits`, or `probs`."""
+    """The name of the numbers in a written file: `logits`, or `probs`."""
 
 
 class Plan(NamedTuple):
-    """What to read of a source."""
+    """The columns to read from a source."""
 
     logits: Sequence[str]
-    """One column (n, classes), or one column a class."""
+    """One column (n, classes), or one column per class."""
     labels: str | None = None
     others: Sequence[str] = ()
-    """Columns that come as they are."""
+    """Columns that are returned unchanged."""
     parse: LabelParser | None = None
     gaps: bool = False
     """Whether an empty cell among the numbers is NaN instead of an error."""
     absent: float | None = None
-    """What an empty cell among those of several classes is: an option that the row does not have, which is −∞ among
-    logits and NaN among probabilities."""
+    """Value of an empty cell among several classes, which is an absent option: −∞ for logits and NaN for probabilities.
+    """
 
 
 class Source(NamedTuple):
-    """An open file: its columns, each described in words; `read(plan, rows)`, which yields chunks of so many rows; and
-    `width(logits)`, how many numbers a row has.
+    """An open file: its columns, each with a description, and two functions.
 
-    At least one chunk comes, though it may have no rows.
+    `read(plan, rows)` yields chunks of at most `rows` rows, at least one chunk, which may be empty. `width(logits)`
+    returns the number of logits per row.
     """
 
     columns: dict[str, str]
     read: Callable[[Plan, int], Iterator[Chunk]]
     width: Callable[[Sequence[str]], int]
     class_names: Mapping[str, tuple[str, ...]] = {}
-    """The names of the classes by the column of labels, where the file itself tells them."""
+    """Class names by the column of labels, if the file has them."""
     hidden: frozenset[str] = frozenset()
-    """Columns that are read out of others, and are not in the file itself."""
+    """Columns that are computed from others and are not in the file itself."""
     rows: Mapping[str, int] = {}
-    """How many rows a column has, in formats where they may differ."""
+    """Number of rows of each column, in formats where it may differ."""
 
 
 Reader: TypeAlias = Callable[[Path], AbstractContextManager[Source]]
 Writer: TypeAlias = Callable[..., None]
-"""Takes an iterator of chunks and the paths of the files."""
+"""Receives an iterator of chunks and the paths of the files."""
 
 
 def suffix_of(path: str | os.PathLike[str]) -> str:
-    """The suffix that tells the format, in lower case, with what it is packed by.
+    """Return the suffix that names the format, in lower case, with its compression.
 
     >>> suffix_of("a/net.JSONL.gz"), suffix_of("net.npz")
     ('.jsonl.gz', '.npz')
     """
     suffixes = PurePath(path).suffixes
-    last = suffixes[-1].lower() if suffixes else ""
-    return suffixes[-2].lower() + last if last == ".gz" and len(suffixes) > 1 else last
+    suffix = suffixes[-1].lower() if suffixes else ""
+    return suffixes[-2].lower() + suffix if suffix == ".gz" and len(suffixes) > 1 else suffix
 
 
 def is_address(path: str | os.PathLike[str]) -> bool:
-    """Whether a name is an address that fsspec opens, not a path.
+    """Return whether a name is an address that fsspec opens, not a path.
 
     >>> is_address("s3://bucket/net.npz"), is_address("net.npz")
     (True, False)
@@ -195,7 +195,7 @@ def is_address(path: str | os.PathLike[str]) -> bool:
 
 
 def is_sharded(where: str) -> bool:
-    """Whether a name means several files: a folder, a pattern, or an address.
+    """Return whether a name means several files: a folder, a pattern, or an address.
 
     >>> is_sharded("preds/*.parquet"), is_sharded("val.npz")
     (True, False)
@@ -204,12 +204,12 @@ def is_sharded(where: str) -> bool:
 
 
 def file_list(path: Path) -> tuple[Path, ...]:
-    """The files that hold the pair: `x.npy` has its labels beside it in `x.labels.npy`, other formats are one file."""
+    """Return the files that hold the pair: `x.npy` and `x.labels.npy`; other formats use one file."""
     return (path, path.with_suffix(f".labels{path.suffix}")) if path.suffix.lower() == ".npy" else (path,)
 
 
 def matrix(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """The only part as it is, or one column a part.
+    """Return the only column unchanged, or stack one column per class.
 
     >>> matrix([np.array([1, 2]), np.array([3, 4])])
     array([[1, 3],
@@ -219,7 +219,7 @@ def matrix(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def drop_missing(chunk: Chunk, *, gaps: bool = False) -> tuple[Chunk, int]:
-    """The rows that have a label and, if there may be gaps, a number; and how many have not.
+    """Drop rows without a label or, if there may be gaps, without a number; return the number dropped.
 
     >>> chunk, dropped = drop_missing(Chunk(np.array([0.5, np.nan, 0.1]), np.array([1, 0, MISSING]), {}), gaps=True)
     >>> chunk.logits, chunk.labels, dropped
@@ -241,7 +241,7 @@ def drop_missing(chunk: Chunk, *, gaps: bool = False) -> tuple[Chunk, int]:
 
 
 def join_chunks(parts: Sequence[Chunk], column_of: Callable[[list[Any]], Any]) -> Chunk:
-    """The rows of several chunks, with their other columns made by a function of all their values."""
+    """Join the rows of several chunks; `column_of` makes each other column from all its values."""
     first = parts[0]
     labels = None if first.labels is None else np.concatenate([part.labels for part in parts])
     others = {name: column_of([x for part in parts for x in as_list(part.others[name])]) for name in first.others}
@@ -249,28 +249,28 @@ def join_chunks(parts: Sequence[Chunk], column_of: Callable[[list[Any]], Any]) -
 
 
 def gather(chunks: Iterable[Chunk]) -> Chunk:
-    """All rows in one chunk."""
+    """Join all chunks into one."""
     parts = list(chunks)
     return parts[0] if len(parts) == 1 else join_chunks(parts, simplify)
 
 
 def plain_logits(logits: Any) -> np.ndarray:
-    """Checked logits as a file can hold them: bfloat16 as float32."""
+    """Check logits and convert them to a type that files have: bfloat16 becomes float32."""
     return np.ascontiguousarray(as_logits(logits, padding=False))
 
 
 def as_list(column: Any) -> list[Any]:
-    """The values of a column as Python has them."""
+    """Return the values of a column as Python objects."""
     return column.tolist() if isinstance(column, np.ndarray) else column.to_pylist()
 
 
 def object_array(values: Sequence[Any]) -> np.ndarray:
-    """Any values, one an entry, lists too."""
+    """Return an array of objects, one per value; values may be lists."""
     return np.fromiter(values, object, len(values))
 
 
 def simplify(column: Any) -> np.ndarray:
-    """A column or a list as an array of whole numbers, numbers or texts where all values are such, else of objects.
+    """Convert a column or list to an array of integers, floats or texts if all values are such, else of objects.
 
     >>> simplify([1, 2]).dtype.kind, simplify(["a", "b"]).dtype.kind, simplify([1, None]).dtype.kind
     ('i', 'U', 'O')
@@ -285,7 +285,7 @@ def simplify(column: Any) -> np.ndarray:
 
 
 def group_values(column: Any) -> np.ndarray:
-    """A column of groups or clusters; an empty cell is a group of its own.
+    """Convert a column of groups or clusters; empty cells form a group of their own.
 
     >>> group_values(np.array(["a", ""])).tolist()
     ['a', '(missing)']
@@ -294,7 +294,7 @@ def group_values(column: Any) -> np.ndarray:
 
 
 def numbers_of(column: Any, name: str) -> np.ndarray:
-    """A column as float64, NaN where there is nothing."""
+    """Convert a column to float64, with NaN for empty cells."""
     if isinstance(column, np.ndarray) and column.dtype.kind in "biuf":
         return np.array(column, dtype=np.float64)
     numbers = []
@@ -309,17 +309,17 @@ def numbers_of(column: Any, name: str) -> np.ndarray:
 def find_columns(
     columns: Mapping[str, str], logits: str | Sequence[str], labels: str | None, probs: bool, split: str | None
 ) -> tuple[list[str], str | None]:
-    """The names of the columns of logits, and of the labels if they are wanted; else an error lists what is there.
+    """Find the columns of logits and, unless `labels` is None, of labels; else the error lists all columns.
 
     >>> find_columns({"logit_0": "", "logit_1": "", "label": ""}, "logits", "labels", False, None)
     (['logit_0', 'logit_1'], 'label')
     """
     prefix = f"{split}_" if split else ""
     if isinstance(logits, str):
-        # The array of a .npy file has no name of its own, so there `probs` alone says what it is.
-        wanted = [prefix + name for name in (("probs", "logits") if probs and logits == "logits" else (logits,))]
-        names = next(filter(None, (_numbered_columns(columns, name) for name in wanted)), [])
-        missing = [] if names else wanted[:1]
+        # The array of a .npy file is called logits here even if `probs` says that it holds probabilities.
+        accepted = [prefix + name for name in (("probs", "logits") if probs and logits == "logits" else (logits,))]
+        names = next(filter(None, (_numbered_columns(columns, name) for name in accepted)), [])
+        missing = [] if names else accepted[:1]
     else:
         names = list(logits)
         missing = [name for name in names if name not in columns] if names else ["logits"]
@@ -334,7 +334,7 @@ def find_columns(
 
 
 def label_names(labels: str, split: str | None) -> list[str]:
-    """The names that labels may have.
+    """Return the accepted names of the label column.
 
     >>> label_names("labels", "val")
     ['val_labels', 'val_label']
@@ -344,7 +344,7 @@ def label_names(labels: str, split: str | None) -> list[str]:
 
 
 def splits_in(columns: Mapping[str, str], labels: str = "labels") -> tuple[str | None, ...]:
-    """The splits to read: val and test if a file has the labels of both, else its whole (None), else the one it has.
+    """Return the splits to read: val and test if both have labels, else the whole file (None), else the only split.
 
     >>> splits_in({"val_logits": "", "val_labels": "", "test_logits": "", "test_labels": ""})
     ('val', 'test')
@@ -358,7 +358,7 @@ def splits_in(columns: Mapping[str, str], labels: str = "labels") -> tuple[str |
 
 
 def _numbered_columns(columns: Mapping[str, str], name: str) -> list[str]:
-    """The array of that name, else one column a class: `logits` is also `logit_0`, `logit_1`, …, by number."""
+    """Find the array of this name, else numbered columns: `logits` is also `logit_0`, `logit_1`, …."""
     if name in columns:
         return [name]
     stem = re.escape(name.removesuffix("s"))
@@ -386,25 +386,25 @@ def _missing(columns: Mapping[str, str], missing: Sequence[str], probs: bool, sp
 
 
 def column_of_split(columns: Mapping[str, str], name: str, split: str | None) -> str:
-    """The column of that name in a split: of `val` it is `val_region`, if the file has one, else `region`.
+    """Return the column of this name in a split: for `val` it is `val_region` if the file has one, else `region`.
 
     >>> column_of_split({"val_region": "", "patient": ""}, "region", "val")
     'val_region'
     """
-    own = f"{split}_{name}"
-    return own if split and own in columns else name
+    split_name = f"{split}_{name}"
+    return split_name if split and split_name in columns else name
 
 
 def row_columns(source: Source, like: str) -> list[str]:
-    """The columns of the file itself with as many rows as the column `like`, without the fields inside of them."""
+    """Return the file's own columns with as many rows as the column `like`, without nested fields."""
     names = [name for name in source.columns if name not in source.hidden]
-    if source.rows:  # arrays of another length are something else
+    if source.rows:  # arrays of another length do not belong to the rows
         names = [name for name in names if source.rows.get(name) == source.rows.get(like)]
     return [name for name in names if "." not in name or name.partition(".")[0] not in source.columns]
 
 
 def require_columns(columns: Mapping[str, str], names: Sequence[str]) -> None:
-    """Columns that are there; else an error lists those that are, and the nearest name.
+    """Check that columns exist; else the error lists the columns and the nearest name.
 
     >>> require_columns({"category": "", "correct": ""}, ["categroy"])
     Traceback (most recent call last):

@@ -1,9 +1,10 @@
-"""Answers of a language model's service with the log-probabilities of the likeliest tokens, as one record a question.
+"""Answers of a language model's service, with log-probabilities of the likeliest tokens; one record per question.
 
-A record has `top_logprobs`, for the token that answers the question: a list of {"token": …, "logprob": …}, or an object
-of tokens and their log-probabilities; or it is the service's whole response, in which that is looked for (`logprobs` or
-`choices`). And it has `answer` (or `target`), the text of the right token. Tokens that differ by blanks are one. The
-logits are the tokens' log-probabilities, the likeliest first, and last that of all other tokens together.
+A record has `top_logprobs` for the token that answers the question: a list of {"token": …, "logprob": …}, or an object
+of tokens and their log-probabilities. Alternatively the record is the service's whole response, which is searched for
+it (`logprobs` or `choices`). The record also has `answer` (or `target`), the text of the right token. Tokens that
+differ only in blanks are merged. The logits are the tokens' log-probabilities in descending order, followed by that of
+all other tokens.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from typing import Any
 from trueup._core.errors import InputError
 
 _ANSWERS = ("answer", "target")
-_LEAST_REST = 1e-6
-"""The least probability of all other tokens together."""
-_NOT_TOLD = -9000.0
-"""Services write −9999 for a log-probability that they do not tell."""
+_MIN_REST = 1e-6
+"""Smallest probability of all other tokens."""
+_UNKNOWN_LOGPROB = -9000.0
+"""Log-probabilities below this are unknown: services write −9999."""
 
 
 def is_sample(record: Mapping[str, Any]) -> bool:
-    """Whether a record looks like an answer with log-probabilities.
+    """Return whether a record looks like an answer with log-probabilities.
 
     >>> is_sample({"top_logprobs": {"A": -0.1, "B": -3.0}, "answer": "A"}), is_sample({"answer": "A"})
     (True, False)
@@ -31,7 +32,7 @@ def is_sample(record: Mapping[str, Any]) -> bool:
 
 
 def with_logits(record: Mapping[str, Any], width: int | None = None) -> dict[str, Any]:
-    """The record with `logits`, filled up to `width` by None before the last, and `label`, the place of the answer.
+    """Add `logits` (None fills them up to `width`, before the rest) and `label`, the index of the answer.
 
     >>> record = {"top_logprobs": [{"token": "A", "logprob": -0.5}, {"token": " B", "logprob": -1.5}], "answer": "B"}
     >>> sample = with_logits(record)
@@ -47,7 +48,7 @@ def with_logits(record: Mapping[str, Any], width: int | None = None) -> dict[str
     if total > 1.01:
         raise InputError("top_logprobs", "be logarithms of probabilities that sum to at most 1", f"{total:.4g}")
     ordered = sorted(probs, key=lambda token: -probs[token])
-    rest = max(1 - total, _LEAST_REST)
+    rest = max(1 - total, _MIN_REST)
     filled = [None] * ((width or 0) - len(ordered) - 1)
     answer = next(str(record[name]).strip() for name in _ANSWERS if name in record)
     label = ordered.index(answer) if answer in probs else len(ordered) + len(filled)
@@ -56,7 +57,7 @@ def with_logits(record: Mapping[str, Any], width: int | None = None) -> dict[str
 
 
 def _find(record: Any) -> Any:
-    """The log-probabilities of the first token, wherever a service puts them; None where there are none."""
+    """Find the log-probabilities of the first token, wherever a service puts them; None if there are none."""
     if not isinstance(record, Mapping):
         return None
     if isinstance(choices := record.get("choices"), list) and choices:
@@ -69,12 +70,12 @@ def _find(record: Any) -> Any:
 
 
 def _is_list_of_tokens(top: list[Any]) -> bool:
-    """Whether it has the candidates of several tokens, of which the first is the answer's."""
+    """Return whether the list has the candidates of several tokens; the first is the answer's."""
     return isinstance(top[0], list) or (isinstance(top[0], Mapping) and "token" not in top[0])
 
 
 def _pairs(top: Any) -> list[tuple[str, float]]:
-    """Tokens without the blanks around them, and log-probabilities."""
+    """Return tokens, without blanks around them, and log-probabilities."""
     entries = list(top.items()) if isinstance(top, Mapping) else top
     pairs = []
     for entry in entries if isinstance(entries, list) else [entries]:
@@ -83,6 +84,6 @@ def _pairs(top: Any) -> list[tuple[str, float]]:
         is_number = isinstance(logprob, int | float) and not isinstance(logprob, bool)
         if not isinstance(token, str) or not is_number or math.isnan(logprob) or logprob > 1e-3:
             raise InputError("top_logprobs", "be tokens and their log-probabilities", repr(entry)[:60])
-        if logprob > _NOT_TOLD:
+        if logprob > _UNKNOWN_LOGPROB:
             pairs.append((token.strip(), float(logprob)))
     return pairs

@@ -58,7 +58,7 @@ def test_a_store_that_cannot_be_written_is_noticed_before_the_work(folder, comma
     (folder / "taken.sqlite").mkdir()
     assert "it cannot be written: Permission denied" in refused("sealed/out")
     assert "there is no folder no" in refused("no/out")
-    assert "wanted a file, this is a folder" in refused("taken")
+    assert "must be a file, but is a folder" in refused("taken")
     assert "it cannot be written: File name too long" in refused("x" * 240)
     assert not list((folder / "sealed").iterdir())
 
@@ -70,7 +70,7 @@ def test_a_folder_that_cannot_be_written_is_noticed_before_the_work(folder, comm
 
     assert "it cannot be written: Permission denied" in refused("sealed")
     assert "sealed/new/deep" in refused("sealed/new/deep")
-    assert f"wanted a folder, {folder / 'val.npz'} is a file" in refused("val.npz")
+    assert f"must be a folder, but {folder / 'val.npz'} is a file" in refused("val.npz")
     assert "val.npz is a file" in refused("val.npz/run")
     assert not list((folder / "sealed").iterdir())
 
