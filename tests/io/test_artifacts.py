@@ -298,7 +298,7 @@ def test_options_of_predictions_and_of_artifacts_do_not_mix(file):
         load(file, model=nn.Linear(2, 2))
     with pytest.raises(ValueError, match="summary must be left out for predictions"):
         save(([[1.0, 2.0]], [0]), file, summary="note")
-    with pytest.raises(TypeError, match="load_table reads sample_weight too"):
+    with pytest.raises(TypeError, match="load_table also reads sample_weight"):
         load("net.npz", sample_weight="w")
 
 
