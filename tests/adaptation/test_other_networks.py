@@ -151,7 +151,7 @@ def test_batch_norm_out_of_sight_says_nothing_of_the_inputs() -> None:
     x, _ = moved()
     repaired = adapt_with(ByHand(), loader(x), **PIXELS)
     assert repaired.repair_record.parts == ()
-    assert "no layer of batch norm was seen to take rows of samples" in repaired.repair_record.verdict
+    assert "no batch-norm layer takes one row per sample" in repaired.repair_record.verdict
 
 
 class WritesIntoItself(Trained):
@@ -187,7 +187,7 @@ def test_without_gradients_by_the_input_the_other_parts_are_repaired() -> None:
     x, y = moved()
     repaired = repair_with(Probe(), loader(x, y), **PIXELS)
     assert "batch_norm" in repaired.repair_record.parts
-    assert any("the input is left as it is" in note for note in repaired.repair_record.notes)
+    assert any("no input map was tried" in note for note in repaired.repair_record.notes)
     with pytest.raises(ValueError, match="must be differentiable by its input"):
         repair_with(Probe(), loader(x, y), parts=("input",), **PIXELS)
 
@@ -263,9 +263,9 @@ def test_statistics_in_half_precision_are_those_of_the_same_numbers(dtype: torch
     x = 100 + torch.randn(300, 2, 32, 32, generator=torch.Generator().manual_seed(0))
     network = nn.Sequential(nn.BatchNorm2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval().to(dtype)
     samples = Network(network, CalibrationSet.read([(x.to(dtype), torch.arange(300) % 2)], device="cpu"))
-    found = estimate(samples, None, 1.0)
+    fitted = estimate(samples, None, 1.0)
     expected = x.to(dtype).double().var(dim=(0, 2, 3), correction=0)
-    torch.testing.assert_close(found["0.running_var"].double(), expected, rtol=1e-2, atol=0)
+    torch.testing.assert_close(fitted["0.running_var"].double(), expected, rtol=1e-2, atol=0)
 
 
 def test_large_images_go_through_in_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,10 +290,10 @@ def test_samples_that_are_not_kept_are_read_once_and_in_their_own_batches() -> N
     )
     assert (kept.inputs.kept, streamed.inputs.kept) == (True, False)
     sizes.clear()
-    found = estimate(streamed, None, 1.0)
+    fitted = estimate(streamed, None, 1.0)
     assert sizes == [100] * 4
     wanted = estimate(kept, None, 1.0)
-    torch.testing.assert_close(found["first.1.running_mean"], wanted["first.1.running_mean"])
+    torch.testing.assert_close(fitted["first.1.running_mean"], wanted["first.1.running_mean"])
 
 
 def test_inputs_inside_of_a_mapping_need_no_labels() -> None:
@@ -331,7 +331,7 @@ def test_images_of_whole_numbers_are_no_tokens() -> None:
 
     x, y = moved()
     for call in (repair_with, trueup.clamp):
-        with pytest.raises(ValueError, match="images must come as floating-point numbers, got uint8"):
+        with pytest.raises(ValueError, match="images must be floating-point numbers, got uint8"):
             call(Positions(), loader((255 * x).byte(), y), progress=False)
 
 

@@ -20,7 +20,7 @@ from flat_options import adapt_with
 from flat_options import repair_with as repair
 from trueup._core.errors import InputError
 from trueup.adaptation import FAMILIES, Repaired
-from trueup.adaptation.batch_norm import Crop, batch_norms, estimate, moved_test, share_copy
+from trueup.adaptation.batch_norm import Crop, batch_norms, estimate, share_copy, shift_test
 from trueup.adaptation.composition import Composition, PixelSpace
 from trueup.adaptation.forward_selection import (
     FoldState,
@@ -79,9 +79,9 @@ def test_the_steps_tell_what_was_tried(balanced: Repaired) -> None:
     assert first.loss == pytest.approx(balanced.repair_record.baseline)
     for step in others:
         assert step.kept == (step.gain > step.required_errors * step.error)
-        # Only how far to go along a map that helps half way is settled by the mean.
+        # Only the choice between half step and full step may use the mean.
         required = step.required_errors
-        assert required == 1.64 or (required == 0 and not step.title.startswith("half way"))
+        assert required == 1.64 or (required == 0 and not step.title.startswith("half step"))
     assert balanced.repair_record.p_values.keys() == {"affine", "gamma"}
 
 
@@ -133,13 +133,13 @@ def test_the_callers_network_is_bit_identical_afterwards(fails: bool) -> None:
 def test_batch_norm_statistics_are_those_of_the_inputs() -> None:
     x, y = images(200, 7)
     samples = Network(trained(), CalibrationSet.read(loader(x + 0.3, y), device="cpu"))
-    found = estimate(samples, None, 1.0)
+    fitted = estimate(samples, None, 1.0)
     copied = deepcopy(trained())
     for layer in batch_norms(copied).values():
         layer.momentum = 1.0
     with torch.no_grad():
         copied.train()(x + 0.3)  # torch's own statistics of the whole batch
-    for name, tensor in found.items():
+    for name, tensor in fitted.items():
         wanted = copied.state_dict()[name]
         count = 200 * (64 if name.startswith("1.") else 16)  # torch's variance is that of a sample
         wanted = wanted * (count - 1) / count if name.endswith("var") else wanted
@@ -168,9 +168,9 @@ def test_the_last_layer_is_the_correction_of_its_logits() -> None:
     with torch.no_grad():
         features = trained()[:8](x)
         logits = trained()(x)
-    found = fit_correction(logits.double().numpy(), features.double().numpy(), y.numpy(), 0.1)
-    weight, bias = found.layer(trained()[8])
-    expected = found.logits(logits.double().numpy(), features.double().numpy())
+    fitted = fit_correction(logits.double().numpy(), features.double().numpy(), y.numpy(), 0.1)
+    weight, bias = fitted.layer(trained()[8])
+    expected = fitted.logits(logits.double().numpy(), features.double().numpy())
     np.testing.assert_allclose(F.linear(features, weight, bias).numpy(), expected, atol=1e-4)
     before = float(F.cross_entropy(logits, y))
     assert float(F.cross_entropy(torch.from_numpy(expected), y)) < before
@@ -182,8 +182,8 @@ def test_a_unit_that_is_hardly_ever_active_gets_no_huge_weight() -> None:
     features = rng.normal(size=(300, 5)) + 0.5 * np.eye(3, 5)[y]
     features[:, 4] = 0.0
     features[7, 4] = 1e-4
-    found = fit_correction(np.zeros((300, 3)), features, y, 0.01)
-    weight, _ = found.layer(nn.Linear(5, 3))
+    fitted = fit_correction(np.zeros((300, 3)), features, y, 0.01)
+    weight, _ = fitted.layer(nn.Linear(5, 3))
     assert float(weight.abs().max()) < 10
     features[:, 4] = 0.0
     weight, _ = fit_correction(np.zeros((300, 3)), features, y, 0.01).layer(nn.Linear(5, 3))
@@ -255,10 +255,10 @@ def test_random_gradients_have_the_fisher_information_of_the_answers() -> None:
             of_label = sample_gradients(network, space, torch.full_like(y, label), 1.7)
         rows = np.column_stack([of_label.theta, of_label.log_temperature])
         wanted += np.einsum("n,ni,nj->ij", p[:, label], rows, rows)
-    found = np.mean([rows.T @ rows for rows in seen], axis=0)
+    fitted = np.mean([rows.T @ rows for rows in seen], axis=0)
     assert np.abs(np.mean(seen, axis=0).sum(axis=0) / np.sqrt(np.diag(wanted) / 60)).max() < 4
     scale = np.sqrt(np.outer(np.diag(wanted), np.diag(wanted)))
-    np.testing.assert_allclose(found / scale, wanted / scale, atol=0.12)
+    np.testing.assert_allclose(fitted / scale, wanted / scale, atol=0.12)
     # A sample has the same one in any company.
     some = torch.tensor([3, 40, 59])
     with frozen(trained()):
@@ -281,7 +281,7 @@ def test_without_labels_home_data_is_left_alone_and_moved_data_gains() -> None:
     x, y = images(300, 9)
     same = adapt_with(trained(), [x], augment=None, normalise=nn.Identity())
     assert same.repair_record.parts == ()
-    assert "nothing says that the inputs have moved" in same.repair_record.verdict
+    assert "no evidence of an input shift" in same.repair_record.verdict
     torch.testing.assert_close(same(x), trained()(x))
     dark = adapt_with(trained(), loader(x**2, y), augment=None, normalise=nn.Identity(), maps=("gamma",))
     assert not dark.repair_record.labelled
@@ -293,7 +293,7 @@ def test_without_labels_home_data_is_left_alone_and_moved_data_gains() -> None:
 def test_home_data_is_left_alone_if_training_had_no_crops() -> None:
     x, _ = images(300, 9)
     cropped = adapt_with(trained(), [x], normalise=nn.Identity(), maps=())
-    assert moved_test(samples(x), augment=Crop(torch.zeros(1, 1, 1))).p_value < 0.01
+    assert shift_test(samples(x), augment=Crop(torch.zeros(1, 1, 1))).p_value < 0.01
     assert cropped.repair_record.parts == ()
 
     class Shift(dict[str, int]):  # which has no hash
@@ -301,7 +301,7 @@ def test_home_data_is_left_alone_if_training_had_no_crops() -> None:
             return batch.roll(1, dims=3)
 
     shifted = adapt_with(trained(), [x], normalise=nn.Identity(), maps=(), augment=Shift())
-    assert shifted.repair_record.moved is not None
+    assert shifted.repair_record.shift_p_value is not None
 
 
 def samples(x: Tensor) -> Network:
@@ -379,7 +379,7 @@ def test_every_kind_of_map_agrees_in_torch_export_and_onnx() -> None:
     ("options", "message"),
     [
         ({"parts": ("input", "wheels")}, "parts must be some of input, batch_norm, head, got 'wheels'"),
-        ({"maps": ("gamma",)}, "maps must be without gamma where the pixels' range is unknown, got 'gamma'; give norm"),
+        ({"maps": ("gamma",)}, "maps must have no gamma without a known pixel range, got 'gamma'; pass norm"),
         ({"maps": ("fish",)}, "maps must be some of"),
         ({"augment": "flip"}, 'augment must be "crop", None or a function'),
         ({"normalise": ((0.5,), (0.0,))}, "normalise must have a mean and a positive std"),
@@ -409,11 +409,11 @@ def test_the_steps_and_the_inputs_are_drawn(balanced: Repaired) -> None:
     assert np.abs(shown[4] - clean).mean() < 0.5 * np.abs(shown[0] - clean).mean()  # the map undoes what was done
 
 
-def test_a_verdict_is_no_surer_than_the_gain() -> None:
+def test_the_verdict_is_as_certain_as_the_gain() -> None:
     selection = ForwardSelection([SelectionStep("temperature", "", 0, 0, np.zeros((2, 2)), np.zeros(2))], 0, [], {}, "")
     certain, likely, doubtful = (
         _verdict(selection, ["red gain 1.20"], [], (0.5, 0.1, error), labelled=True) for error in (0.05, 0.07, 0.11)
     )
-    assert certain.startswith("Yes: red gain 1.20 lowered the loss on samples left out from 0.5000 to 0.4000")
+    assert certain.startswith("Yes: red gain 1.20 lowered the held-out loss from 0.5000 to 0.4000")
     assert likely == certain.replace("Yes", "Probably").replace("0.0500)", "0.0700)")
     assert doubtful == certain.replace("Yes", "Perhaps").replace("0.0500)", "0.1100)")

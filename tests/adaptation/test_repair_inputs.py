@@ -1,4 +1,4 @@
-"""What people bring to a repair: loaders, networks and ranges of pixels of every kind, and the words that come back."""
+"""Loaders, networks and pixel ranges of many kinds, and the messages of a repair."""
 
 from __future__ import annotations
 
@@ -114,24 +114,24 @@ def test_a_range_of_pixels_may_come_in_many_forms(normalise: Any) -> None:
             return trained()(0.25 * z + 0.5)
 
     moved = [((white_balance(x) - 0.5) / 0.25, y)]
-    found = repair(Normalised(), moved, normalise=normalise, parts=("input",), maps="affine", progress=False)
+    fitted = repair(Normalised(), moved, normalise=normalise, parts=("input",), maps="affine", progress=False)
     plain = repair(trained(), [(white_balance(x), y)], parts=("input",), maps="affine", **PIXELS)
-    np.testing.assert_allclose(found.before.inner.theta, plain.before.inner.theta, atol=1e-3)
-    assert found.repair_record.notes == plain.repair_record.notes
+    np.testing.assert_allclose(fitted.before.inner.theta, plain.before.inner.theta, atol=1e-3)
+    assert fitted.repair_record.notes == plain.repair_record.notes
 
 
 def test_inputs_that_can_hardly_be_pixels_are_remarked_on() -> None:
     x, y = images(60, 2)
     for inputs, ends in ((4 * x - 2, "-2 to 2"), (x / 255, "0 to 0.0039")):
         notes = repair(trained(), [(inputs, y)], parts=(), **PIXELS).repair_record.notes
-        assert any(f"the pixels go from {ends}, which is seldom so" in note for note in notes), notes
+        assert any(f"the pixels range from {ends}, which is unusual" in note for note in notes), notes
 
 
 def test_maps_that_samples_are_too_few_for_are_named() -> None:
     x, y = images(100, 2)
-    found = repair(trained(), [(x, y)], maps=("affine", "kernel", "pixel_offset"), parts=("input",), **PIXELS)
-    wanted = "samples are too few to ask for maps of half as many parameters or more: kernel (84), pixel_offset (192)"
-    assert found.repair_record.notes == (wanted,)
+    fitted = repair(trained(), [(x, y)], maps=("affine", "kernel", "pixel_offset"), parts=("input",), **PIXELS)
+    expected = "these maps have too many parameters for 100 samples: kernel (84), pixel_offset (192)"
+    assert fitted.repair_record.notes == (expected,)
 
 
 @pytest.mark.parametrize("parts", [("input",), ("batch_norm",)])
@@ -166,18 +166,18 @@ def test_parameters_of_inference_mode_are_named_and_left_alone() -> None:
     x, y = images(60, 2)
     with torch.inference_mode():
         network = deepcopy(trained())
-    wanted = [parameter.requires_grad for parameter in network.parameters()]
+    expected = [parameter.requires_grad for parameter in network.parameters()]
     with pytest.raises(InputError, match="model must be made outside of inference mode"):
         repair(network, [(x, y)], **PIXELS)
     assert trueup.collect(network, [(x, y)], progress=False).logits.shape == (60, 4)
-    assert [parameter.requires_grad for parameter in network.parameters()] == wanted
+    assert [parameter.requires_grad for parameter in network.parameters()] == expected
 
 
 def test_few_samples_say_nothing_without_labels_nor_choose() -> None:
     x, y = images(60, 2)
     record = adapt(trained(), [x[:49] ** 2], **PIXELS).repair_record
     assert record.parts == ()
-    assert "49 inputs are too few to take statistics of" in record.verdict
+    assert "49 inputs are too few to estimate statistics" in record.verdict
     for name, others in (("labelled", (x[:49], y[:49])), ("reference", x[:49])):
         with pytest.raises(InputError, match=f"{name} must have at least 50 samples, got 49"):
             adapt(trained(), [x**2], **{name: [others]}, **PIXELS)
@@ -190,7 +190,7 @@ def test_few_samples_say_nothing_without_labels_nor_choose() -> None:
 def test_a_temperature_without_a_best_value_is_warned_of() -> None:
     x, y = images(60, 2)
     right = trained()(x).argmax(dim=1) == y
-    with pytest.warns(UserWarning, match="temperature has no best value"):
+    with pytest.warns(UserWarning, match="temperature has no optimum"):
         repair(trained(), [(x[right], y[right])], parts=(), **PIXELS)
 
 
@@ -198,23 +198,25 @@ def test_the_verdict_names_all_that_was_done() -> None:
     x, y = images(300, 2)
     swapped = torch.where(y == 0, 1, y)  # no temperature mends that
     last = repair(trained(), [(x, swapped)], parts=(), method="vector", **PIXELS).repair_record
-    assert last.verdict.startswith("No: the network itself stays as it is; no map was asked for. But vector after the")
-    assert "no sample is of 1 of the 4 classes, so nothing is known of these" in last.notes
+    assert last.verdict.startswith(
+        "No: the network itself stays as it is; no input map was requested. But vector after the"
+    )
+    assert "1 of the 4 classes have no sample, so they cannot be corrected" in last.notes
     head = repair(trained(), [(x, y)], parts=("head",), **PIXELS).repair_record
-    assert head.verdict == "No: temperature is enough; nothing that was tried helped samples left out."
+    assert head.verdict == "No: temperature is enough; no correction lowered the held-out loss."
     lower = adapt(trained(), [x**2], entropy=True, parts=("batch_norm",), **PIXELS).repair_record
-    assert "new batch-norm statistics; entropy of the answers lowered by batch norm's scales. What" in lower.verdict
+    assert "new batch-norm statistics; predictive entropy lowered by batch norm's scales. The" in lower.verdict
     few = adapt(trained(), [x], temperature=3.0, labelled=[images(100, 3)], **PIXELS).repair_record
     assert few.temperature != 3.0
-    assert few.verdict.startswith("No: the network itself stays as it is; nothing says that the inputs have moved")
-    assert "But a temperature fitted to the labelled samples lowered the loss" in few.verdict
+    assert few.verdict.startswith("No: the network itself stays as it is; no evidence of an input shift")
+    assert "But a temperature fitted to the labelled samples lowered the held-out loss" in few.verdict
 
 
 def test_signals_and_features_have_no_colours() -> None:
     signal = ChannelAffine((3, 50), torch.tensor([1.0, 0, 0, 0, 0, 0]))
     assert signal.words() == ["channel 0 gain 1.35"]
-    assert signal.diagnosis() == "gain and offset a channel"
-    assert ChannelAffine((3,)).diagnosis() == "gain and offset a feature"
+    assert signal.diagnosis() == "gain and offset per channel"
+    assert ChannelAffine((3,)).diagnosis() == "gain and offset per feature"
     assert Matrix((3, 50)).diagnosis() == "linear map of the channels"
     assert Composition([Matrix((6,))]).title == "linear map of the features"
     assert PixelOffset((6,), torch.ones(6)).words() == ["feature offsets up to 0.05"]
@@ -240,8 +242,8 @@ def test_without_labels_there_is_no_loss_to_draw(tmp_path: Any) -> None:
         save_steps(repaired.repair_record, tmp_path / "steps.png")
     assert not list(tmp_path.iterdir())
     page = report_repair(repaired).html()
-    assert "What was tried" not in page
-    assert "it is assumed that the classes are about as frequent" in page
+    assert "Steps tried" not in page
+    assert "two things are assumed: classes are as frequent as in training" in page
 
 
 class Views(nn.Module):

@@ -139,4 +139,4 @@ def test_detail_that_goes_at_any_size_is_no_noise() -> None:
 def test_images_without_colours_have_no_white_balance() -> None:
     grey, coloured = (FAMILIES["affine"](shape) for shape in ((1, 8, 8), (3, 8, 8)))
     assert (grey.diagnosis(), coloured.diagnosis()) == ("brightness and contrast", "white balance")
-    assert FAMILIES["affine"]((5,)).diagnosis() == "gain and offset a feature"
+    assert FAMILIES["affine"]((5,)).diagnosis() == "gain and offset per feature"

@@ -13,7 +13,7 @@ from colour_images import images, trained
 from flat_options import adapt_with as adapt
 from flat_options import repair_with as repair
 from trueup._core.errors import InputError
-from trueup.adaptation.batch_norm import estimate, lower_entropy, moved_test, sample_statistics
+from trueup.adaptation.batch_norm import estimate, lower_entropy, sample_statistics, shift_test
 from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.network import Network
 
@@ -36,8 +36,8 @@ def test_statistics_of_samples_are_those_of_each_one_alone() -> None:
     for i in range(7):
         first = trained()[0](x[i : i + 1])
         second = trained()[:4](x[i : i + 1])
-        wanted = torch.cat([f(h) for h in (first, second) for f in (_mean, _mean_square)])
-        np.testing.assert_allclose(rows[i], wanted.numpy(), rtol=1e-4, atol=1e-5)
+        expected = torch.cat([f(h) for h in (first, second) for f in (_mean, _mean_square)])
+        np.testing.assert_allclose(rows[i], expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def _mean(h: Tensor) -> Tensor:
@@ -52,15 +52,15 @@ def _mean_square(h: Tensor) -> Tensor:
 def test_the_two_sample_test_holds_its_level_and_sees_small_shifts() -> None:
     x, _ = images(6000, 20)
     pairs = [(x[k : k + 100], x[k + 100 : k + 200]) for k in range(0, 6000, 200)]
-    p_values = np.array([moved_test(samples(a), reference=samples(b)).p_value for a, b in pairs])
+    p_values = np.array([shift_test(samples(a), reference=samples(b)).p_value for a, b in pairs])
     # Thirty draws under the hypothesis: each decile is met about three times.
     assert (p_values < 0.1).sum() <= 8
     assert 0.3 < p_values.mean() < 0.7
-    assert moved_test(samples(x[:200] + 0.03), reference=samples(x[200:400])).p_value < 0.01
-    stored = moved_test(samples(x[:300]))
+    assert shift_test(samples(x[:200] + 0.03), reference=samples(x[200:400])).p_value < 0.01
+    stored = shift_test(samples(x[:300]))
     assert stored.p_value > 0.01
-    assert stored.against == pytest.approx(760)
-    assert moved_test(samples(x[:300] + 0.04)).p_value < 0.01
+    assert stored.n_reference == pytest.approx(760)
+    assert shift_test(samples(x[:300] + 0.04)).p_value < 0.01
 
 
 @torch.no_grad()
@@ -87,20 +87,20 @@ def test_a_few_labels_choose_among_what_was_made_without_labels() -> None:
     dark = adapt(trained(), [x**2], labelled=[(few**2, y)], **options)
     record = dark.repair_record
     assert record.labelled
-    assert record.moved is not None
-    assert record.moved < 0.01
+    assert record.shift_p_value is not None
+    assert record.shift_p_value < 0.01
     assert [step.name for step in record.steps][:2] == ["network", "batch_norm"]
     assert "batch_norm" in record.parts
     assert record.gain > 0
     xt, yt = images(1500, 10)
     assert nll(dark, xt**2, yt) < 0.9 * nll(trained(), xt**2, yt)
     # Labels that say that nothing is wrong are believed: the classes' names went round.
-    with pytest.warns(UserWarning, match="temperature has no best value"):
+    with pytest.warns(UserWarning, match="temperature has no optimum"):
         wrong = adapt(trained(), [x**2], labelled=[(few**2, (y + 1) % 4)], **options)
     assert "batch_norm" not in wrong.repair_record.parts or wrong.repair_record.gain > 0
 
 
-def test_a_map_behind_which_answers_are_less_sure_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_map_that_raises_the_entropy_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     x, _ = images(400, 9)
     options = {"augment": None, "normalise": nn.Identity(), "maps": ("gamma",), "progress": False}
     taught = adapt(trained(), [x**2], **options).repair_record
@@ -111,11 +111,11 @@ def test_a_map_behind_which_answers_are_less_sure_is_left_out(monkeypatch: pytes
     # A teacher that goes the wrong way, and far: what is dark becomes black.
     monkeypatch.setattr(
         _adapt, "fit_to_teacher",
-        lambda *given: (found := fit_to_teacher(*given)).with_theta(torch.full_like(found.theta, 3.0)),
+        lambda *given: (fitted := fit_to_teacher(*given)).with_theta(torch.full_like(fitted.theta, 3.0)),
     )  # fmt: skip
     wrong = adapt(trained(), [x**2], **options)
     assert wrong.repair_record.parts == ("batch_norm",)
-    assert any("answers behind it are not surer" in note for note in wrong.repair_record.notes)
+    assert any("does not lower the predictive entropy" in note for note in wrong.repair_record.notes)
     plain = adapt(trained(), [x**2], **{**options, "parts": ("batch_norm",)})
     with torch.no_grad():
         assert wrong(x**2).equal(plain(x**2))

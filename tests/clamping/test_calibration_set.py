@@ -132,8 +132,8 @@ def test_inputs_of_several_shapes_come_in_their_own_batches():
     ragged = [(torch.ones(2, 3), torch.tensor([0, 1])), (torch.ones(2, 5), torch.tensor([1, 1]))]
     inputs = CalibrationSet.read(ragged, device="cpu")
     assert [b.args[0].shape[1] for b in inputs] == [3, 5]
-    found = [b.args[0].shape[1] for b in inputs.shuffled_batches(1, torch.Generator().manual_seed(0))]
-    assert sorted(found) == [3, 5]
+    fitted = [b.args[0].shape[1] for b in inputs.shuffled_batches(1, torch.Generator().manual_seed(0))]
+    assert sorted(fitted) == [3, 5]
     (part,) = inputs.subset(torch.tensor([2]))
     assert part.args[0].shape == (1, 5)
 
@@ -175,7 +175,7 @@ def test_what_never_differs_from_the_number_of_labels_goes_with_the_samples():
 
 
 def test_a_loader_too_large_must_keep_its_order():
-    with pytest.raises(ValueError, match="can be read again.*got an iterator"):
+    with pytest.raises(ValueError, match="readable more than once.*got an iterator"):
         CalibrationSet.read(iter(loader()), device="cpu", limit=10)
     changing = Rereadable(loader())
     inputs = CalibrationSet.read(changing, device="cpu", limit=10)
@@ -183,5 +183,5 @@ def test_a_loader_too_large_must_keep_its_order():
     with pytest.raises(ValueError, match="turn shuffling off"):
         list(inputs)
     changing.batches = loader()[:2]
-    with pytest.raises(ValueError, match="as many samples each time it is read, got only 8"):
+    with pytest.raises(ValueError, match="the same samples each time it is read, got only 8"):
         list(inputs)

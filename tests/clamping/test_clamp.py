@@ -50,7 +50,7 @@ class Snapshot:
         self.model = model
         self.state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         self.modes = [module.training for module in model.modules()]
-        self.wanted = [p.requires_grad for p in model.parameters()]
+        self.expected = [p.requires_grad for p in model.parameters()]
         self.grads = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
         self.hooks = [list(module._forward_hooks.values()) for module in model.modules()]
         self.randomness = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
@@ -59,7 +59,7 @@ class Snapshot:
         model, now = self.model, self.model.state_dict()
         assert all(torch.equal(now[name], tensor) for name, tensor in self.state.items())
         assert [module.training for module in model.modules()] == self.modes
-        assert [p.requires_grad for p in model.parameters()] == self.wanted
+        assert [p.requires_grad for p in model.parameters()] == self.expected
         for p, grad in zip(model.parameters(), self.grads, strict=True):
             assert p.grad is None if grad is None else torch.equal(p.grad, grad)
         assert [list(module._forward_hooks.values()) for module in model.modules()] == self.hooks
@@ -68,17 +68,17 @@ class Snapshot:
         assert random.getstate() == self.randomness[2]
 
 
-@pytest.mark.filterwarnings("ignore:Theorem 3.2", "ignore:temperature has no best value")
+@pytest.mark.filterwarnings("ignore:Theorem 3.2", "ignore:temperature has no optimum")
 @pytest.mark.parametrize("name", SHORT)
 def test_the_callers_model_is_untouched(name):
     model = network()
     before = Snapshot(model)
     shuffled = torch.utils.data.DataLoader(list(zip(*sample(), strict=True)), batch_size=32, shuffle=True)
-    found = clamp(model, shuffled, recipe=SHORT[name], box=(-9, 9), seed=3, progress=False)
+    fitted = clamp(model, shuffled, recipe=SHORT[name], box=(-9, 9), seed=3, progress=False)
     before.check()
-    assert found.model is model
-    assert isinstance(found, Clamped)
-    assert found.fit_record.recipe == name
+    assert fitted.model is model
+    assert isinstance(fitted, Clamped)
+    assert fitted.fit_record.recipe == name
 
 
 class Broken(nn.Module):
@@ -95,7 +95,7 @@ class Broken(nn.Module):
         return self.model(x)
 
 
-@pytest.mark.filterwarnings("ignore:Theorem 3.2", "ignore:temperature has no best value")
+@pytest.mark.filterwarnings("ignore:Theorem 3.2", "ignore:temperature has no optimum")
 @pytest.mark.parametrize("error", [RuntimeError("out of memory"), KeyboardInterrupt()])
 @pytest.mark.parametrize("calls", [0, 2, 5, 15])
 @pytest.mark.parametrize("name", SHORT)
@@ -126,19 +126,19 @@ class InHalf(nn.Module):
 def test_the_result_is_a_network_of_the_same_kind(dtype):
     model = network().to(dtype) if dtype.itemsize > 2 else InHalf(network())
     x, y = sample()
-    found = clamp(model, [(x.to(dtype), y)], penalty=0.01, progress=False)
-    assert isinstance(found, Calibrated)
-    assert isinstance(found.before, Shift)
-    assert isinstance(found.after, Temperature)
-    assert isinstance(found.fit_record, FitRecord)
-    z = found.eval()(x.to(dtype))
+    fitted = clamp(model, [(x.to(dtype), y)], penalty=0.01, progress=False)
+    assert isinstance(fitted, Calibrated)
+    assert isinstance(fitted.before, Shift)
+    assert isinstance(fitted.after, Temperature)
+    assert isinstance(fitted.fit_record, FitRecord)
+    z = fitted.eval()(x.to(dtype))
     assert (z.dtype, z.shape) == (dtype, (150, 3))
-    assert not found.before.delta.requires_grad
+    assert not fitted.before.delta.requires_grad
     with torch.no_grad():
-        wanted = model((x.to(dtype) + found.before.delta).to(dtype)) / found.fit_record.temperature
+        expected = model((x.to(dtype) + fitted.before.delta).to(dtype)) / fitted.fit_record.temperature
     close = {"rtol": 2e-2, "atol": 2e-2} if dtype.itemsize == 2 else {}
-    torch.testing.assert_close(z, wanted.to(dtype), **close)
-    assert copy.deepcopy(found).fit_record == found.fit_record
+    torch.testing.assert_close(z, expected.to(dtype), **close)
+    assert copy.deepcopy(fitted).fit_record == fitted.fit_record
 
 
 def test_models_with_keywords_and_outputs_of_their_own():
@@ -152,8 +152,8 @@ def test_models_with_keywords_and_outputs_of_their_own():
 
     x, _ = sample()
     batches = [{"ids": torch.arange(len(a)), "values": a, "labels": b} for a, b in loader()]
-    found = clamp(Model(), batches, penalty=0.01, progress=False).eval()
-    output = found(ids=torch.arange(3), values=x[:3])
+    fitted = clamp(Model(), batches, penalty=0.01, progress=False).eval()
+    output = fitted(ids=torch.arange(3), values=x[:3])
     assert torch.equal(output["ids"], torch.arange(3))
     plain = clamp(Model().inner, loader(), penalty=0.01, progress=False).eval()
     torch.testing.assert_close(output["logits"], plain(x[:3]))
@@ -174,21 +174,21 @@ def test_tokens_get_one_vector():
         tokens = torch.randint(0, 20, (200, 7))
         y = torch.multinomial(torch.softmax(5 * model(tokens), dim=1).detach(), 1)[:, 0]
     for name in ("subspace", "varpro"):
-        found = clamp(model, [(tokens, y)], recipe=name, penalty=1e-3, progress=False).eval()
-        assert found.before.delta.shape == (5,)
+        fitted = clamp(model, [(tokens, y)], recipe=name, penalty=1e-3, progress=False).eval()
+        assert fitted.before.delta.shape == (5,)
         with torch.no_grad():
-            wanted = model.head(torch.tanh(model.embedding(tokens) + found.before.delta).mean(dim=1))
-        torch.testing.assert_close(found(tokens), wanted / found.fit_record.temperature)
+            expected = model.head(torch.tanh(model.embedding(tokens) + fitted.before.delta).mean(dim=1))
+        torch.testing.assert_close(fitted(tokens), expected / fitted.fit_record.temperature)
 
 
 def test_a_pool_of_gammas_goes_to_the_least_error():
     model, (x, y) = network(), sample(400)
     record = clamp(model, [(x, y)], loss="focal", gamma=[0.0, 1.0, 0.5], penalty=np.inf, progress=False).fit_record
     z = collect(model, [(x, y)]).logits
-    wanted = {g: metrics.ece(Temperature.fit_focal(z, y, gamma=g)(z), y) for g in (0.0, 0.5, 1.0)}
+    expected = {g: metrics.ece(Temperature.fit_focal(z, y, gamma=g)(z), y) for g in (0.0, 0.5, 1.0)}
     assert list(record.gammas) == [0.0, 0.5, 1.0]
-    assert record.gammas == pytest.approx(wanted, abs=1e-4)
-    assert record.gamma == min(wanted, key=wanted.get)
+    assert record.gammas == pytest.approx(expected, abs=1e-4)
+    assert record.gamma == min(expected, key=expected.get)
     assert record.loss == "focal"
 
 
@@ -215,8 +215,8 @@ def test_starts_of_ones_own():
     model = network()
     better = clamp(model, loader(), recipe="varpro", penalty=0.0).before.delta
     once = partial(RECIPES["varpro"], passes=1)  # which only looks at the start
-    found = clamp(model, loader(), recipe=once, penalty=0.0, start=lambda n: better)
-    assert torch.equal(found.before.delta, better)
+    fitted = clamp(model, loader(), recipe=once, penalty=0.0, start=lambda n: better)
+    assert torch.equal(fitted.before.delta, better)
     worse = clamp(model, loader(), recipe=once, penalty=0.0, start=lambda n: torch.full((4,), 0.5))
     assert not worse.before.delta.any()  # than temperature alone, which is kept then
 
@@ -226,8 +226,8 @@ def test_starts_of_ones_own():
     [
         ({"recipe": "sgd"}, "recipe must be one of subspace, varpro, paper, code, closed_form, or a function"),
         ({"loss": "nll"}, 'loss must be "ce" or "focal", got \'nll\''),
-        ({"gamma": 1.0}, "gamma is of the focal loss"),
-        ({"loss": "focal", "gamma": -1}, "gamma must be a number from 0 on, got -1"),
+        ({"gamma": 1.0}, "gamma belongs to the focal loss"),
+        ({"loss": "focal", "gamma": -1}, "gamma must be a non-negative number, got -1"),
         ({"loss": "focal", "gamma": []}, "got an empty pool"),
         ({"penalty": -1}, "penalty must not be negative, got -1"),
         ({"penalty": "R3"}, 'penalty must be a number, "auto", "R1" or "R2", got \'R3\''),

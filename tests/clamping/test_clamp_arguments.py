@@ -47,9 +47,9 @@ def fitted(**options):
     ],
 )
 def test_numbers_of_any_kind_are_numbers(given, plain):
-    found, wanted = fitted(**given), fitted(**plain)
-    assert torch.equal(found.before.delta, wanted.before.delta)
-    ours, theirs = found.fit_record, wanted.fit_record
+    found, expected = fitted(**given), fitted(**plain)
+    assert torch.equal(found.before.delta, expected.before.delta)
+    ours, theirs = found.fit_record, expected.fit_record
     assert (ours.penalty, ours.gamma, ours.gammas, ours.seed) == (
         theirs.penalty,
         theirs.gamma,
@@ -72,10 +72,13 @@ def test_numbers_of_any_kind_are_numbers(given, plain):
         ({"seed": 1.5}, "seed must be an integer from 0 .* got 1.5"),
         ({"seed": None}, "seed must be an integer from 0 .* got None"),
         ({"seed": 1 << 70}, "seed must be an integer from 0 .* got 1180591620717411303424"),
-        ({"loss": "focal", "gamma": "12"}, "gamma must be a number from 0 on, or a pool of them, got '12'"),
-        ({"loss": "focal", "gamma": [1.0, None]}, "gamma must be a number from 0 on, or a pool of them, got None"),
+        ({"loss": "focal", "gamma": "12"}, "gamma must be a non-negative number, or a pool of them, got '12'"),
+        ({"loss": "focal", "gamma": [1.0, None]}, "gamma must be a non-negative number, or a pool of them, got None"),
         ({"loss": "focal", "gamma": [0.0, 1.0], "gamma_folds": 2.5}, "gamma_folds must lie between 2 and .* got 2.5"),
-        ({"loss": "focal", "gamma": np.float32(1), "gamma_folds": 2}, "gamma_folds choose from a pool of gamma, got 1"),
+        (
+            {"loss": "focal", "gamma": np.float32(1), "gamma_folds": 2},
+            "gamma_folds need a pool of gamma to choose from, got 1",
+        ),
         ({"loss": None}, 'loss must be "ce" or "focal", got None'),
         ({"norm": 2}, 'norm must be "l2sq" or "l2", got 2'),
         ({"recipe": None}, "recipe must be one of subspace, .* or a function, got None"),
@@ -95,7 +98,7 @@ def test_odd_options_are_named(options, message):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (lambda x: x, "model must be an nn.Module, got function; a function can be the forward of one"),
+        (lambda x: x, "model must be an nn.Module, got function; wrap the function in a module with this forward"),
         (nn.Linear, "model must be an nn.Module, got the class Linear$"),
         (None, "model must be an nn.Module, got NoneType$"),
     ],
@@ -117,7 +120,7 @@ def test_what_is_no_loader_is_named():
         (torch.zeros(5), r"shape \(4,\), got shape \(5,\)"),
         (torch.zeros(()), r"shape \(4,\), got shape \(\)"),
         (np.zeros(4), r"shape \(4,\), got ndarray"),
-        (torch.full((4,), math.nan), r"shape \(4,\) with finite numbers, got others"),
+        (torch.full((4,), math.nan), r"shape \(4,\) with finite numbers, got NaN or infinity"),
     ],
 )
 def test_a_start_that_is_none_is_named(recipe, start, fact):
@@ -149,9 +152,9 @@ class WithoutBackward(torch.autograd.Function):
 
 
 MODELS = {
-    "no_grad": (Within(torch.no_grad), "cut off from it, as by no_grad, inference_mode or NumPy"),
-    "inference mode": (Within(torch.inference_mode), "cut off from it, as by no_grad, inference_mode or NumPy"),
-    "numpy": (ThroughNumpy(), "cut off from it, as by no_grad, inference_mode or NumPy"),
+    "no_grad": (Within(torch.no_grad), "without a graph, as from no_grad, inference_mode or NumPy"),
+    "inference mode": (Within(torch.inference_mode), "without a graph, as from no_grad, inference_mode or NumPy"),
+    "numpy": (ThroughNumpy(), "without a graph, as from no_grad, inference_mode or NumPy"),
 }
 
 
@@ -160,9 +163,7 @@ MODELS = {
 def test_a_model_without_gradients_is_told_of_with_what_needs_none(kind, recipe):
     model, fact = MODELS[kind]
     _, x, y = sample(150)
-    wish = (
-        f"the model must be differentiable by its input.* got .*{fact}.*temperature alone needs none: trueup.calibrate"
-    )
+    wish = f"the model must be differentiable by its input.* got .*{fact}.*temperature scaling needs no gradients: trueup.calibrate"
     with pytest.raises(ValueError, match=wish):
         clamp(model, [(x, y)], recipe=SHORT[recipe], box=(-9, 9), progress=False)
     assert float(calibrate(model, [(x, y)], progress=False).after.temperature) > 0
@@ -221,13 +222,13 @@ def test_an_input_that_is_not_used_is_named_and_other_failures_stay_what_they_ar
 @pytest.mark.parametrize("context", [torch.inference_mode, torch.no_grad])
 def test_the_callers_own_mode_is_no_hindrance(recipe, context):
     model, x, y = sample(150)
-    wanted = clamp(model, [(x + 0.5, y)], recipe=SHORT[recipe], penalty=0.01, input_map="affine", progress=False)
+    expected = clamp(model, [(x + 0.5, y)], recipe=SHORT[recipe], penalty=0.01, input_map="affine", progress=False)
     with context():
         found = clamp(model, [(x + 0.5, y)], recipe=SHORT[recipe], penalty=0.01, input_map="affine", progress=False)
         assert torch.is_inference_mode_enabled() is (context is torch.inference_mode)
         assert not torch.is_grad_enabled()
-    assert torch.equal(found.before.delta, wanted.before.delta)
-    assert torch.equal(found.before.scale, wanted.before.scale)
+    assert torch.equal(found.before.delta, expected.before.delta)
+    assert torch.equal(found.before.scale, expected.before.scale)
     assert not found.before.delta.is_inference()
     found(x.requires_grad_()).sum().backward()  # what came back is a network like any other
 
@@ -239,23 +240,21 @@ def test_inputs_without_features_are_named(recipe):
             return torch.stack([x, -x], dim=1)
 
     _, x, y = sample(150)
-    with pytest.raises(
-        ValueError, match=r"input must have numbers for each sample, \(n, features\).* got shape \(150,"
-    ):
+    with pytest.raises(ValueError, match=r"input must have shape \(n, features\).* got \(150,"):
         clamp(Scores(), [(x[:, 0], y % 2)], recipe=SHORT[recipe], progress=False)
 
     class Constant(nn.Module):
         def forward(self, x):
             return torch.zeros(len(x), 4)
 
-    with pytest.raises(ValueError, match=r"input must have numbers for each sample.* got shape \(150, 0\)"):
+    with pytest.raises(ValueError, match=r"input must have shape.* got \(150, 0\)"):
         clamp(Constant(), [(x[:, :0], y)], recipe=SHORT[recipe], progress=False)
 
 
 @pytest.mark.parametrize("model", [nn.Sequential(nn.Conv2d(3, 4, 4), nn.Flatten()), nn.Flatten()])
 def test_images_of_integers_are_named(model):
     images = torch.zeros(20, 3, 4, 4, dtype=torch.uint8)
-    with pytest.raises(ValueError, match="inputs are integers.*images must come as floating-point numbers, got uint8"):
+    with pytest.raises(ValueError, match="inputs are integers.*images must be floating-point numbers, got uint8"):
         clamp(model, [(images, torch.arange(20) % 4)], progress=False)
 
 
@@ -269,7 +268,7 @@ def test_a_model_that_gives_other_rows_than_there_are_labels_is_told_of():
     _, x, y = sample(200)
     batches = [(x[:100], torch.arange(50).repeat_interleave(2), y[:100:2])] * 2
     with pytest.raises(
-        ValueError, match=r"one row of logits a sample, got shape \(50, 4\) for 40 samples.*every batch"
+        ValueError, match=r"one row of logits per sample, got shape \(50, 4\) for 40 samples.*shared by all samples"
     ):
         clamp(Heap(), batches, recipe="varpro", progress=False)
 

@@ -32,13 +32,13 @@ def test_a_box_that_is_none_is_named():
 
 def test_in_a_box_the_record_is_that_of_the_network_that_comes_back():
     model, x, y = sample()
-    found = clamp(model, [(x + SHIFT, y)], box=(-6.0, 6.0), penalty=1e-3, progress=False)
-    after = collect(found, [(x + SHIFT, y)], progress=False)
-    assert metrics.nll(*after) == pytest.approx(found.fit_record.objective - _penalty(found), abs=1e-6)
+    fitted = clamp(model, [(x + SHIFT, y)], box=(-6.0, 6.0), penalty=1e-3, progress=False)
+    after = collect(fitted, [(x + SHIFT, y)], progress=False)
+    assert metrics.nll(*after) == pytest.approx(fitted.fit_record.objective - _penalty(fitted), abs=1e-6)
 
 
-def _penalty(found):
-    return found.fit_record.penalty * float(found.before.delta.double().square().sum())
+def _penalty(fitted):
+    return fitted.fit_record.penalty * float(fitted.before.delta.double().square().sum())
 
 
 @pytest.mark.parametrize("norm", ["l2sq", "l2"])
@@ -46,8 +46,8 @@ def _penalty(found):
 @pytest.mark.parametrize("recipe", ["subspace", "varpro"])
 def test_both_norms_find_the_shift_from_either_start(norm, start, recipe):
     model, x, y = sample()
-    found = clamp(model, [(x + SHIFT, y)], recipe=recipe, penalty=1e-3, norm=norm, start=start, progress=False)
-    record = found.fit_record
+    fitted = clamp(model, [(x + SHIFT, y)], recipe=recipe, penalty=1e-3, norm=norm, start=start, progress=False)
+    record = fitted.fit_record
     assert record.objective < record.baseline - 0.08
     assert record.delta_norm > 1
 
@@ -56,16 +56,16 @@ def test_both_norms_find_the_shift_from_either_start(norm, start, recipe):
 @pytest.mark.parametrize("recipe", ["subspace", "varpro"])
 def test_a_penalty_beyond_all_gain_leaves_temperature_alone(norm, recipe):
     model, x, y = sample(300)
-    found = clamp(model, [(x + SHIFT, y)], recipe=recipe, penalty=1e4, norm=norm, start="random", progress=False)
-    assert found.fit_record.objective <= found.fit_record.baseline + 1e-9
-    assert found.fit_record.delta_norm < 1e-3
+    fitted = clamp(model, [(x + SHIFT, y)], recipe=recipe, penalty=1e4, norm=norm, start="random", progress=False)
+    assert fitted.fit_record.objective <= fitted.fit_record.baseline + 1e-9
+    assert fitted.fit_record.delta_norm < 1e-3
 
 
 def test_projected_goes_down_the_penalties_as_far_as_it_pays():
     model, x, y = sample(2000)
-    found = clamp(model, [(x + SHIFT, y)], recipe="varpro", progress=False)
+    fitted = clamp(model, [(x + SHIFT, y)], recipe="varpro", progress=False)
     given = clamp(model, [(x + SHIFT, y)], recipe="varpro", penalty=1e-3, progress=False)
-    loss = found.fit_record.objective - _penalty(found)
+    loss = fitted.fit_record.objective - _penalty(fitted)
     assert loss <= given.fit_record.objective - _penalty(given) + 0.005
 
 
@@ -74,11 +74,14 @@ def test_projected_goes_down_the_penalties_as_far_as_it_pays():
     [
         ({"loss": "focal", "gamma": [0.0, 0.5], "gamma_folds": 0}, "gamma_folds must lie between 2 and .* 200, got 0"),
         ({"loss": "focal", "gamma": [0.0, 0.5], "gamma_folds": 500}, "gamma_folds must lie between 2 and"),
-        ({"loss": "focal", "gamma": 0.5, "gamma_folds": 5}, "gamma_folds choose from a pool of gamma, got 0.5 alone"),
+        (
+            {"loss": "focal", "gamma": 0.5, "gamma_folds": 5},
+            "gamma_folds need a pool of gamma to choose from, got 0.5",
+        ),
         ({"recipe": partial(subspace, n_folds=1)}, "n_folds must be at least 2"),
         ({"recipe": partial(subspace, frequencies=0)}, "frequencies must be at least 1, got 0"),
         ({"recipe": partial(subspace, penalties=[-1.0])}, "penalties must be positive and finite"),
-        ({"recipe": "paper", "penalty": math.inf}, "penalty must be finite for a descent"),
+        ({"recipe": "paper", "penalty": math.inf}, "penalty must be finite for this recipe"),
     ],
 )
 def test_wrong_options_are_named(options, named):
@@ -102,10 +105,10 @@ def test_labels_and_inputs_that_no_fit_could_use_are_named(recipe):
 def test_few_samples_leave_temperature_alone_and_say_so(n):
     model, x, y = sample(n)
     y = (model(x).argmax(dim=1) + 1) % 4 if n == 1 else y
-    with pytest.warns(UserWarning, match="temperature has no best value") if n == 1 else nullcontext():
-        found = clamp(model, [(x, y)], progress=False)
-    assert f"{n} samples are too few" in found.fit_record.verdict
-    assert found.fit_record.delta_norm == 0
+    with pytest.warns(UserWarning, match="temperature has no optimum") if n == 1 else nullcontext():
+        fitted = clamp(model, [(x, y)], progress=False)
+    assert f"{n} samples are too few" in fitted.fit_record.verdict
+    assert fitted.fit_record.delta_norm == 0
 
 
 def test_what_comes_one_a_sample_goes_with_its_sample():

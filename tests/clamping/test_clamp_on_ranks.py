@@ -88,7 +88,7 @@ def repaired(share=slice(None), size=60):
         "numbers": [
             *(record.temperature, record.held_out, record.equivalents),
             *(step.loss for step in record.steps),
-            *(taught.repair_record.moved, taught.repair_record.equivalents),
+            *(taught.repair_record.shift_p_value, taught.repair_record.equivalents),
         ],
     }
 
@@ -205,16 +205,16 @@ def test_both_ranks_end_where_one_process_ends(pair, way):
 
 
 def test_a_rank_may_have_no_samples(pair):
-    wanted = fitted("subspace")
+    expected = fitted("subspace")
     for found in pair:
-        torch.testing.assert_close(found["alone"]["delta"], wanted["delta"], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found["alone"]["delta"], expected["delta"], atol=1e-5, rtol=1e-5)
 
 
 def test_what_one_ranks_batches_tell_of_the_arguments_holds_for_all(pair):
     model, x, y = sample("subspace")
-    wanted = clamp(model, [(x, y)], penalty=1e-3, progress=False).before.delta
+    expected = clamp(model, [(x, y)], penalty=1e-3, progress=False).before.delta
     for found in pair:
-        torch.testing.assert_close(found["shared"], wanted, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found["shared"], expected, atol=1e-5, rtol=1e-5)
 
 
 def test_one_ranks_failure_is_everyones(pair):

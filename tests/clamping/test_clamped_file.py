@@ -112,7 +112,7 @@ def test_files_that_hold_something_else(tmp_path):
         (lambda content, tensors: tensors.update(more=np.ones(1)), "got delta, more, temperature"),
         (
             lambda content, tensors: content["content"]["record"]["dict"].pop("penalty"),
-            "the record of the fit is not one",
+            "the record of the fit is incomplete",
         ),
     ],
 )

@@ -59,17 +59,17 @@ def test_gradients_are_autograds_of_the_whole():
     def slope(z, labels):
         return torch.softmax(z, dim=1) - nn.functional.one_hot(labels, 3)
 
-    z, found = network.forward_backward(network.mapping(delta, scale), [delta, scale], slope)
+    z, fitted = network.forward_backward(network.mapping(delta, scale), [delta, scale], slope)
     whole = nn.functional.cross_entropy(model(x * scale + delta), y, reduction="sum")
-    for mine, autograds in zip(found, torch.autograd.grad(whole, [delta, scale]), strict=True):
+    for mine, autograds in zip(fitted, torch.autograd.grad(whole, [delta, scale]), strict=True):
         torch.testing.assert_close(mine, autograds)
     torch.testing.assert_close(z, model(x * scale + delta).detach())
     assert (network.cost().forwards, network.cost().backwards) == (1.0, 1.0)
     assert 2.0 <= network.cost().equivalents <= 3.0
 
-    own = x.clone().requires_grad_()
-    loss = nn.functional.cross_entropy(model(own), y, reduction="sum")
-    torch.testing.assert_close(network.input_gradient(slope), torch.autograd.grad(loss, own)[0].sum(dim=0))
+    local = x.clone().requires_grad_()
+    loss = nn.functional.cross_entropy(model(local), y, reduction="sum")
+    torch.testing.assert_close(network.input_gradient(slope), torch.autograd.grad(loss, local)[0].sum(dim=0))
     torch.testing.assert_close(network.plain_logits(), model(x).detach())
 
 
@@ -86,8 +86,8 @@ def test_tokens_share_one_vector():
     _, (gradient,) = network.forward_backward(Shift(delta), [delta], lambda z, labels: torch.ones_like(z))
     embedded = model.embedding(tokens).detach().requires_grad_()
     total = model.head((torch.tanh(embedded) * mask[..., None]).sum(dim=1)).sum()
-    wanted = torch.autograd.grad(total, embedded)[0].sum(dim=1)
-    torch.testing.assert_close(gradient, wanted.sum(dim=0))
+    expected = torch.autograd.grad(total, embedded)[0].sum(dim=1)
+    torch.testing.assert_close(gradient, expected.sum(dim=0))
     assert not model.embedding._forward_hooks
 
 

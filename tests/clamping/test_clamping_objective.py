@@ -36,16 +36,16 @@ def test_the_temperature_is_a_minimum_to_rounding(gamma, near, scale):
     z, y = pair(scale=2.0)
     z = z * (scale / 2)
     loss = Loss(gamma)
-    found = loss.temperature(z, y, near)
+    fitted = loss.temperature(z, y, near)
     # The slope by ln T, whose size is that of the loss itself: at a minimum it is zero.
-    slope = loss.slope(z, y, found) * -z
+    slope = loss.slope(z, y, fitted) * -z
     assert abs(float(slope.sum(dim=1).mean())) < 1e-9
-    for other in (0.9 * found, 1.1 * found, 0.3 * found, 3 * found):
-        assert loss.mean(z, y, found) < loss.mean(z, y, other)
+    for other in (0.9 * fitted, 1.1 * fitted, 0.3 * fitted, 3 * fitted):
+        assert loss.mean(z, y, fitted) < loss.mean(z, y, other)
     if gamma == 0:
-        assert found == pytest.approx(float(Temperature.fit(z, y).temperature), rel=1e-8)
+        assert fitted == pytest.approx(float(Temperature.fit(z, y).temperature), rel=1e-8)
     elif near is None:
-        assert found == pytest.approx(float(Temperature.fit_focal(z, y, gamma=gamma).temperature), rel=1e-4)
+        assert fitted == pytest.approx(float(Temperature.fit_focal(z, y, gamma=gamma).temperature), rel=1e-4)
 
 
 def test_a_network_that_is_always_right_has_a_temperature_at_a_bound():
@@ -63,12 +63,12 @@ def test_confident_rows_have_finite_slopes():
 def test_the_penaltys_slope_is_its_difference(norm):
     penalty, at = Penalty(0.3, norm), np.array([0.5, -2.0, 1.0])
     for j, step in enumerate(1e-6 * np.eye(3)):
-        wanted = (penalty.value(at + step) - penalty.value(at - step)) / 2e-6
-        assert penalty.slope(at)[j] == pytest.approx(wanted, rel=1e-6)
+        expected = (penalty.value(at + step) - penalty.value(at - step)) / 2e-6
+        assert penalty.slope(at)[j] == pytest.approx(expected, rel=1e-6)
     assert not penalty.slope(np.zeros(3)).any()
 
 
 def test_a_gamma_that_is_none_is_refused():
     for gamma in (-1.0, np.nan, np.inf):
-        with pytest.raises(ValueError, match="gamma must be a number from 0 on"):
+        with pytest.raises(ValueError, match="gamma must be a non-negative number"):
             Loss(gamma)

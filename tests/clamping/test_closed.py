@@ -24,7 +24,7 @@ def sample(n=200, reach=0.6):
 
 def fit(model, loader, *, input_map="shift", loss="ce", **options):
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Theorem 3.2 promised")
+        warnings.filterwarnings("ignore", "Theorem 3.2 predicts")
         return clamp(
             model,
             loader,
@@ -38,13 +38,13 @@ def fit(model, loader, *, input_map="shift", loss="ce", **options):
 
 def test_delta_is_the_theorems_and_the_temperature_the_best_there():
     model, loader = sample()
-    found, (x, _) = fit(model, loader), loader[0]
+    fitted, (x, _) = fit(model, loader), loader[0]
     down, up = -x.amin(dim=0), 1 - x.amax(dim=0)
-    for d, a, b in zip(found.before.delta, down, up, strict=True):
+    for d, a, b in zip(fitted.before.delta, down, up, strict=True):
         assert torch.isclose(d, a) or torch.isclose(d, b)
-    pair = collect(Calibrated(model, before=found.before), loader)
-    assert found.fit_record.temperature == pytest.approx(float(Temperature.fit(*pair).temperature), rel=1e-6)
-    assert found.fit_record.lemma_residual < 1e-6
+    pair = collect(Calibrated(model, before=fitted.before), loader)
+    assert fitted.fit_record.temperature == pytest.approx(float(Temperature.fit(*pair).temperature), rel=1e-6)
+    assert fitted.fit_record.lemma_residual < 1e-6
 
 
 def test_it_costs_a_forward_backward_and_a_forward():
@@ -65,11 +65,11 @@ def test_of_several_scales_the_one_of_least_loss_is_kept():
 
 def test_the_temperature_follows_the_loss():
     model, loader = sample()
-    found = fit(model, loader, loss="focal")
-    pair = collect(Calibrated(model, before=found.before), loader)
-    wanted = float(Temperature.fit_focal(*pair, gamma=1.0).temperature)
-    assert found.fit_record.temperature == pytest.approx(wanted, rel=1e-3)
-    assert found.fit_record.lemma_residual < 1e-6
+    fitted = fit(model, loader, loss="focal")
+    pair = collect(Calibrated(model, before=fitted.before), loader)
+    expected = float(Temperature.fit_focal(*pair, gamma=1.0).temperature)
+    assert fitted.fit_record.temperature == pytest.approx(expected, rel=1e-3)
+    assert fitted.fit_record.lemma_residual < 1e-6
 
 
 def test_where_there_is_no_room_it_is_temperature_scaling():
@@ -77,17 +77,17 @@ def test_where_there_is_no_room_it_is_temperature_scaling():
     x, y = loader[0]
     x[0], x[1] = 0.0, 1.0
     with pytest.warns(UserWarning, match="gives δ = 0"):
-        found = clamp(model, [(x, y)], recipe="closed_form", box=(0.0, 1.0), progress=False)
-    assert not found.before.delta.any()
-    assert found.fit_record.forwards == 1.0
+        fitted = clamp(model, [(x, y)], recipe="closed_form", box=(0.0, 1.0), progress=False)
+    assert not fitted.before.delta.any()
+    assert fitted.fit_record.forwards == 1.0
     pair = collect(model, [(x, y)])
-    assert found.fit_record.temperature == pytest.approx(float(Temperature.fit(*pair).temperature), rel=1e-6)
+    assert fitted.fit_record.temperature == pytest.approx(float(Temperature.fit(*pair).temperature), rel=1e-6)
     assert fit(model, [(x, y)], quantile=0.05).before.delta.any()
 
 
 def test_an_affine_map_is_returned_where_it_is_asked_for():
-    found = fit(*sample(), input_map="affine")
-    assert torch.equal(found.before.scale, torch.ones(3))
+    fitted = fit(*sample(), input_map="affine")
+    assert torch.equal(fitted.before.scale, torch.ones(3))
 
 
 def test_a_bad_scale_and_a_missing_box_are_named():

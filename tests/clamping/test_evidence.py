@@ -11,14 +11,14 @@ def test_noise_is_rarely_taken_for_a_signal():
     rng = np.random.default_rng(0)
     # Heavy tails, skew and correlation, as gradients have them.
     mix = rng.normal(size=(5, 5))
-    found = np.array(
+    fitted = np.array(
         [
             gradient_test(((rng.exponential(size=(300, 5)) - 1) * rng.standard_t(4, (300, 1))) @ mix.T, n_resamples=200)
             for _ in range(200)
         ]
     )
-    assert (found < 0.05).mean() <= 0.09
-    assert 0.35 < found.mean() < 0.65
+    assert (fitted < 0.05).mean() <= 0.09
+    assert 0.35 < fitted.mean() < 0.65
 
 
 def test_a_signal_is_found_in_any_direction_and_scale():
@@ -39,8 +39,8 @@ def test_it_agrees_with_hotelling_for_normal_data():
         x = rng.normal(size=(500, 6)) + shift
         mean, covariance = x.mean(axis=0), np.cov(x.T)
         statistic = 500 * mean @ np.linalg.solve(covariance, mean)
-        wanted = f.sf(statistic * (500 - 6) / (6 * 499), 6, 494)
-        assert gradient_test(x, n_resamples=5000) == pytest.approx(wanted, abs=0.03)
+        expected = f.sf(statistic * (500 - 6) / (6 * 499), 6, 494)
+        assert gradient_test(x, n_resamples=5000) == pytest.approx(expected, abs=0.03)
 
 
 def test_what_a_nuisance_explains_does_not_count():
@@ -63,20 +63,20 @@ def test_too_little_to_say_anything():
 def test_mistakes_that_did_not_happen_count_as_chance():
     """Answers are mostly sure and right: the gradients' own signs call that a signal, those of the answers do not."""
     rng = np.random.default_rng(5)
-    own, with_fisher = [], []
+    local, with_fisher = [], []
     for _ in range(150):
         x, p = rng.normal(size=(100, 6)) + 1, np.minimum(1, 0.02 * rng.exponential(size=100) ** 2)
         slope = (p - (rng.random(100) < p))[:, None] * x
         fisher = (np.sqrt(p * (1 - p)) * rng.normal(size=100))[:, None] * x
-        own.append(score_test(slope, slope, n_resamples=400))
+        local.append(score_test(slope, slope, n_resamples=400))
         with_fisher.append(score_test(slope, np.concatenate([slope, fisher]), n_resamples=400))
-    assert (np.array(own) < 0.05).mean() > 0.15
+    assert (np.array(local) < 0.05).mean() > 0.15
     assert (np.array(with_fisher) < 0.05).mean() <= 0.09
 
 
 def test_signs_are_an_exact_test_of_symmetric_gradients_however_many():
     rng = np.random.default_rng(6)
-    found = [score_test(x, x, n_resamples=200) for x in rng.standard_t(2, size=(200, 60, 25))]
-    assert 0.01 <= (np.array(found) < 0.05).mean() <= 0.09
+    fitted = [score_test(x, x, n_resamples=200) for x in rng.standard_t(2, size=(200, 60, 25))]
+    assert 0.01 <= (np.array(fitted) < 0.05).mean() <= 0.09
     assert score_test(x := rng.normal(size=(400, 4)) * [1, 1e-3, 1e3, 1] + [0, 3e-4, 0, 0], x) < 0.005
     assert score_test(np.zeros((50, 4)), np.zeros((50, 4))) == 1.0

@@ -41,9 +41,9 @@ def test_a_small_problem_is_solved(gamma, norm, penalty):
     start = np.concatenate([[1 / temperature], np.zeros(3)])
     weights = linear._solve(features, given.labels, loss, penalty, start)
     mine = np.concatenate([[-math.log(weights[0])], weights[1:] / weights[0]])
-    wanted = minimize(objective, np.concatenate([[math.log(temperature)], np.full(3, 0.1)]), tol=1e-10)
-    assert objective(mine) == pytest.approx(wanted.fun, abs=1e-7)
-    np.testing.assert_allclose(mine, wanted.x, atol=1e-3)
+    expected = minimize(objective, np.concatenate([[math.log(temperature)], np.full(3, 0.1)]), tol=1e-10)
+    assert objective(mine) == pytest.approx(expected.fun, abs=1e-7)
+    np.testing.assert_allclose(mine, expected.x, atol=1e-3)
 
 
 def test_the_plain_norm_may_hold_everything_at_zero():
@@ -69,19 +69,19 @@ def test_temperature_wins_where_there_is_nothing_to_gain_and_not_where_there_is(
 
 def test_rows_are_judged_by_fits_that_did_not_see_them():
     given = drawn(n=50)
-    found = cross_validate(given, Loss(), "l2sq", (1e-3,), n_folds=5)
+    fitted = cross_validate(given, Loss(), "l2sq", (1e-3,), n_folds=5)
     fold = np.arange(50) % 5
     features = torch.cat([given.logits[:, :, None], given.jacobian], dim=2)
     for f in range(5):
         out = torch.from_numpy(fold == f)
         temperature = Loss().temperature(given.logits[~out], given.labels[~out])
         np.testing.assert_allclose(
-            found.plain[fold == f], Loss().rows(given.logits[out], given.labels[out], temperature), rtol=1e-9
+            fitted.plain[fold == f], Loss().rows(given.logits[out], given.labels[out], temperature), rtol=1e-9
         )
         start = np.concatenate([[1 / temperature], np.zeros(3)])
         weights = linear._solve(features[~out], given.labels[~out], Loss(), Penalty(1e-3), start)
         judged = Loss().rows(features[out] @ torch.from_numpy(weights), given.labels[out], 1.0)
-        np.testing.assert_allclose(found.rows[0, fold == f], judged, rtol=1e-4)
+        np.testing.assert_allclose(fitted.rows[0, fold == f], judged, rtol=1e-4)
 
 
 @pytest.mark.parametrize("scaled", [False, True])
@@ -93,18 +93,18 @@ def test_differences_are_derivatives(scaled):
     basis = torch.linalg.qr(torch.randn(5, 2, generator=generator).double())[0].T
     chart = InputParameters(network, basis, channel_norms(network), has_scale=scaled)
     part = network.inputs.subset(torch.arange(10))
-    found = linearize(chart, part, network.plain_logits()[:10], y[:10], step_size=1e-6)
-    assert found.jacobian.shape == (10, 3, 7 if scaled else 2)
+    fitted = linearize(chart, part, network.plain_logits()[:10], y[:10], step_size=1e-6)
+    assert fitted.jacobian.shape == (10, 3, 7 if scaled else 2)
     theta = torch.zeros(chart.size, dtype=torch.float64)
 
     def logits(theta):
         moved = x[:10] + theta[:2] @ basis
         return model(moved if not scaled else x[:10] * torch.exp(theta[2:] / chart.channel_norms) + theta[:2] @ basis)
 
-    wanted = torch.autograd.functional.jacobian(logits, theta)
-    torch.testing.assert_close(found.jacobian, wanted, atol=1e-5, rtol=1e-4)
+    expected = torch.autograd.functional.jacobian(logits, theta)
+    torch.testing.assert_close(fitted.jacobian, expected, atol=1e-5, rtol=1e-4)
     # So are each sample's gradient and the curvature.
-    scores, by_inverse = found.scores(Loss(), 1.3)
+    scores, by_inverse = fitted.scores(Loss(), 1.3)
 
     def losses(theta, beta=1 / 1.3):
         return nn.functional.cross_entropy(logits(theta) * beta, y[:10], reduction="none")
@@ -114,11 +114,11 @@ def test_differences_are_derivatives(scaled):
     np.testing.assert_allclose(
         by_inverse, torch.autograd.functional.jacobian(lambda b: losses(theta, b), beta), atol=1e-5
     )
-    curvature = found.curvature(1.3)
+    curvature = fitted.curvature(1.3)
     p = torch.softmax(logits(theta) / 1.3, dim=1)
     whole = np.zeros((chart.size + 1, chart.size + 1))
     for i in range(10):
-        rows = torch.cat([logits(theta)[i][:, None], wanted[i] / 1.3], dim=1).numpy()
+        rows = torch.cat([logits(theta)[i][:, None], expected[i] / 1.3], dim=1).numpy()
         q = p[i].numpy()
         whole += rows.T @ (np.diag(q) - np.outer(q, q)) @ rows / 10
     np.testing.assert_allclose(curvature, np.linalg.inv(np.linalg.inv(whole)[1:, 1:]), rtol=1e-3, atol=1e-6)

@@ -29,8 +29,8 @@ def test_an_affine_map_scales_channels():
 @pytest.mark.parametrize("ends", [(-1.0, 1.0), (torch.full((2, 1), -1.0), torch.ones(2, 1))])
 def test_a_box_holds_what_leaves_it(ends):
     x = torch.linspace(-3, 3, 12).reshape(2, 2, 3)
-    found = Shift(torch.full((2, 3), 0.5), ends)(x)
-    assert torch.equal(found, (x + 0.5).clamp(-1, 1))
+    fitted = Shift(torch.full((2, 3), 0.5), ends)(x)
+    assert torch.equal(fitted, (x + 0.5).clamp(-1, 1))
     assert torch.equal(Affine(torch.full((2, 3), 0.5), torch.full((2, 1), 2.0), ends)(x), (2 * x + 0.5).clamp(-1, 1))
 
 

@@ -47,13 +47,13 @@ def test_the_corner_is_the_best_feasible_shift():
     # A linear function over a box is greatest in one of its corners: try them all.
     g = torch.tensor([0.5, -2.0, 0.0, 1.0], dtype=torch.float64)
     smallest, largest = torch.full((4,), 0.25), torch.tensor([0.5, 0.75, 0.5, 1.0])
-    found = entropy_corner(g, smallest, largest, (torch.zeros(4), torch.ones(4)))
+    fitted = entropy_corner(g, smallest, largest, (torch.zeros(4), torch.ones(4)))
     feasible = [
         torch.tensor(corner, dtype=torch.float64)
         for corner in itertools.product(*zip((-smallest).tolist(), (1 - largest).tolist(), strict=True))
     ]
-    assert float(found.double() @ g) == max(float(corner @ g) for corner in feasible)
-    assert found.tolist() == [0.5, -0.25, 0.0, 0.0]
+    assert float(fitted.double() @ g) == max(float(corner @ g) for corner in feasible)
+    assert fitted.tolist() == [0.5, -0.25, 0.0, 0.0]
 
 
 def test_the_slope_of_entropy_is_autograds():
@@ -65,14 +65,14 @@ def test_the_slope_of_entropy_is_autograds():
 
 def test_the_theorem_follows_the_gradient_of_total_entropy():
     x, model = drawn(), MLP(4, inputs=3, hidden=(8,), seed=1).eval()
-    found = theorem(network(model, x, box=(0.0, 1.0)), temperature=1.5)
+    fitted = theorem(network(model, x, box=(0.0, 1.0)), temperature=1.5)
     shifted = x.clone().requires_grad_()
     p = torch.softmax(model(shifted) / 1.5, dim=1)
     (-(p * p.log()).sum()).backward()
     g = shifted.grad.sum(dim=0)
-    wanted = torch.where(g < 0, -x.amin(dim=0), 1 - x.amax(dim=0))
-    torch.testing.assert_close(found.delta, wanted)
-    assert found.gain == pytest.approx(float(wanted @ g) / len(x), rel=1e-4)
+    expected = torch.where(g < 0, -x.amin(dim=0), 1 - x.amax(dim=0))
+    torch.testing.assert_close(fitted.delta, expected)
+    assert fitted.gain == pytest.approx(float(expected @ g) / len(x), rel=1e-4)
 
 
 def test_it_costs_one_forward_and_backward():
@@ -96,7 +96,7 @@ def test_inputs_that_use_their_whole_range_leave_no_room_and_a_quantile_makes_so
     with pytest.warns(UserWarning, match="gives δ = 0"):
         assert not data_driven(net).any()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Theorem 3.2 promised")
+        warnings.filterwarnings("ignore", "Theorem 3.2 predicts")
         delta = data_driven(net, quantile=0.02)
         half = data_driven(net, quantile=0.02, scale=0.5)
     low, high = np.quantile(x.double().numpy(), [0.02, 0.98], axis=0)
@@ -105,14 +105,14 @@ def test_inputs_that_use_their_whole_range_leave_no_room_and_a_quantile_makes_so
     torch.testing.assert_close(half, delta / 2)
 
 
-def test_a_promise_that_entropy_breaks_is_told():
+def test_an_entropy_that_falls_against_the_prediction_gives_a_warning():
     # Between two classes at x = 0.5 of a narrow bump: to first order entropy rises to the right, past it it falls.
     class Bump(nn.Module):
         def forward(self, x):
             return torch.cat([50 * (x - 0.5) ** 2, torch.zeros_like(x)], dim=1)
 
     net = network(Bump(), torch.full((4, 1), 0.49), box=(0.0, 1.0))
-    with pytest.warns(UserWarning, match="promised a mean entropy higher by .* fell by"):
+    with pytest.warns(UserWarning, match="predicts a mean entropy higher by .* fell by"):
         data_driven(net)
 
 
@@ -120,7 +120,7 @@ def test_images_keep_their_shape():
     x = torch.rand(6, 2, 3, 3, generator=torch.Generator().manual_seed(0)) * 0.5 + 0.25
     net = network(MLP(4, inputs=18, hidden=(8,)).eval(), x, box=(0.0, 1.0))
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Theorem 3.2 promised")
+        warnings.filterwarnings("ignore", "Theorem 3.2 predicts")
         assert data_driven(net).shape == (2, 3, 3)
         assert data_driven(net, quantile=0.1).shape == (2, 3, 3)
 

@@ -12,7 +12,7 @@ from torch import nn
 from flat_options import clamp_with as clamp
 from trueup import metrics
 from trueup.clamping import Affine
-from trueup.clamping.subspace_search import AFFORDED, search, subspace
+from trueup.clamping.subspace_search import MAX_COST, search, subspace
 from trueup.models import collect
 
 
@@ -88,10 +88,10 @@ def test_no_fit_costs_more_than_it_may_whatever_a_backward_pass_costs(n, input_m
     record = clamp(Blobs(), loader(x, y), input_map=input_map, progress=False).fit_record
     assert record.delta_norm > 0
     assert record.backwards > 15
-    assert record.forwards + 2 * record.backwards <= AFFORDED == 80
+    assert record.forwards + 2 * record.backwards <= MAX_COST == 80
 
 
-def test_what_does_harm_on_samples_left_out_is_given_up(monkeypatch):
+def test_a_map_without_held_out_gain_is_rejected(monkeypatch):
     x, y = images(1000, 0, [1.0, -0.8, 0.6])
 
     def astray(*args, **options):
@@ -102,7 +102,7 @@ def test_what_does_harm_on_samples_left_out_is_given_up(monkeypatch):
     record = clamp(Blobs(), loader(x, y), progress=False).fit_record
     assert record.delta_norm == 0
     assert record.objective == record.baseline
-    assert "did not lower the loss on a fifth of the samples" in record.verdict
+    assert "did not lower the loss on a held-out fifth of the samples" in record.verdict
 
 
 def test_a_scale_a_channel_follows_contrast():
@@ -116,12 +116,12 @@ def test_a_scale_a_channel_follows_contrast():
     assert scaled.fit_record.input_map == "affine"
 
 
-def test_a_penalty_that_is_given_is_not_questioned():
+def test_a_given_penalty_skips_the_test():
     x, y = images(600, 0)
-    found = clamp(Blobs(), loader(x, y), penalty=1e-3, progress=False)
-    assert found.fit_record.penalty == 1e-3
-    assert found.fit_record.delta_norm > 0
-    assert found.fit_record.verdict.startswith("Not asked, since λ was given, though")
+    fitted = clamp(Blobs(), loader(x, y), penalty=1e-3, progress=False)
+    assert fitted.fit_record.penalty == 1e-3
+    assert fitted.fit_record.delta_norm > 0
+    assert fitted.fit_record.verdict.startswith("Not tested on held-out samples, since λ was given")
     record = clamp(Blobs(), loader(x, y), penalty=math.inf, progress=False).fit_record
     assert record.delta_norm == 0
     by_rule = clamp(Blobs(), loader(x, y), penalty="R1", progress=False).fit_record
@@ -130,12 +130,12 @@ def test_a_penalty_that_is_given_is_not_questioned():
 
 def test_it_ends_at_a_minimum_of_the_subspace():
     x, y = images(800, 0, [1.0, -0.8, 0.6])
-    found = clamp(
+    fitted = clamp(
         Blobs(), loader(x, y), penalty=1e-3, recipe=partial(subspace, frequencies=1, passes=60), progress=False
     )
-    record, delta = found.fit_record, found.before.delta
+    record, delta = fitted.fit_record, fitted.before.delta
     assert record.notes["directions"] == 4
-    assert record.objective == pytest.approx(nll_of(found, x, y) + 1e-3 * float(delta.square().sum()), abs=1e-9)
+    assert record.objective == pytest.approx(nll_of(fitted, x, y) + 1e-3 * float(delta.square().sum()), abs=1e-9)
     direction = torch.ones(1, 4, 4).double() / 4
     for channel in range(3):
         for step in (-0.05, 0.05):
@@ -195,5 +195,5 @@ def test_few_samples_end_well():
 
 def test_a_network_that_is_always_right_is_told_about():
     sure = torch.eye(3).double().repeat(30, 1)
-    with pytest.warns(UserWarning, match="temperature has no best value.*every label has its row's largest logit"):
+    with pytest.warns(UserWarning, match="temperature has no optimum.*every label has its row's largest logit"):
         clamp(nn.Identity(), [(sure, torch.arange(3).repeat(30))], progress=False)

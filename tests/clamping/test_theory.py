@@ -18,21 +18,21 @@ from trueup.losses._focal import focal_weight
 @given(pairs(), st.sampled_from([0.3, 1.0, 2.5]), st.sampled_from([0.0, 0.5, 1.0, 3.0]))
 def test_the_residual_equals_the_loop(pair, temperature, gamma):
     logits, labels = pair
-    found = lemma_residual(logits, labels, temperature=temperature, gamma=gamma)
+    fitted = lemma_residual(logits, labels, temperature=temperature, gamma=gamma)
     total, relative = reference.lemma_residual(logits, labels, temperature, gamma)
     scale = np.abs(logits).sum() + 1
-    assert found.total == pytest.approx(total, abs=1e-9 * scale)
+    assert fitted.total == pytest.approx(total, abs=1e-9 * scale)
     if relative is not None:
-        assert found.relative == pytest.approx(relative, rel=1e-6, abs=1e-7)
+        assert fitted.relative == pytest.approx(relative, rel=1e-6, abs=1e-7)
 
 
 def test_two_rows_by_hand():
     # Both rows have q = (3/4, 1/4); z_y − zᵀq is ln 3 / 4 where the label is 0 and −3 ln 3 / 4 where it is 1.
     logits = [[math.log(3), 0.0], [math.log(3), 0.0]]
-    found = lemma_residual(logits, [0, 1])
-    assert found.total == pytest.approx(-math.log(3) / 2)
+    fitted = lemma_residual(logits, [0, 1])
+    assert fitted.total == pytest.approx(-math.log(3) / 2)
     deviation = math.log(3) * math.sqrt(3) / 4
-    assert found.relative == pytest.approx(math.log(3) / 2 / (2 * deviation))
+    assert fitted.relative == pytest.approx(math.log(3) / 2 / (2 * deviation))
 
 
 def test_it_vanishes_at_the_likelihoods_temperature_and_only_there():

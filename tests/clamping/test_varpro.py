@@ -45,7 +45,7 @@ def problem_of(network, loss):
 @pytest.mark.parametrize(("gamma", "penalty", "norm"), [(0.0, 0.01, "l2sq"), (1.0, 0.02, "l2sq"), (0.0, 0.02, "l2")])
 def test_it_ends_where_a_general_minimiser_ends(gamma, penalty, norm):
     model, x, y = sample()
-    found = clamp(
+    fitted = clamp(
         model,
         [(x[:120], y[:120]), (x[120:], y[120:])],
         recipe=partial(varpro, passes=200),
@@ -55,23 +55,23 @@ def test_it_ends_where_a_general_minimiser_ends(gamma, penalty, norm):
         norm=norm,
         progress=False,
     )
-    record = found.fit_record
+    record = fitted.fit_record
     objective = whole(model, x, y, gamma, penalty, norm)
-    mine = np.append(found.before.delta.numpy(), math.log(record.temperature))
+    mine = np.append(fitted.before.delta.numpy(), math.log(record.temperature))
     assert record.objective == pytest.approx(objective(mine), abs=1e-12)
-    wanted = minimize(objective, mine + 0.01, tol=1e-12)
-    assert record.objective == pytest.approx(wanted.fun, abs=2e-5)
+    expected = minimize(objective, mine + 0.01, tol=1e-12)
+    assert record.objective == pytest.approx(expected.fun, abs=2e-5)
     assert record.objective < record.baseline - 0.05
     assert record.lemma_residual < 1e-9
-    assert record.delta_norm == pytest.approx(float(found.before.delta.norm()))
+    assert record.delta_norm == pytest.approx(float(fitted.before.delta.norm()))
 
 
 def test_the_plain_norm_holds_delta_at_exactly_zero():
     model, x, y = sample(moved=0.0)
-    found = clamp(model, [(x, y)], recipe="varpro", penalty=5.0, norm="l2", progress=False)
-    assert not found.before.delta.any()
-    assert found.fit_record.objective == pytest.approx(found.fit_record.baseline, abs=1e-12)
-    assert found.fit_record.backwards == 1  # it sees at once that there is nowhere to go
+    fitted = clamp(model, [(x, y)], recipe="varpro", penalty=5.0, norm="l2", progress=False)
+    assert not fitted.before.delta.any()
+    assert fitted.fit_record.objective == pytest.approx(fitted.fit_record.baseline, abs=1e-12)
+    assert fitted.fit_record.backwards == 1  # it sees at once that there is nowhere to go
 
 
 def test_it_keeps_to_its_passes():
@@ -84,8 +84,8 @@ def test_it_keeps_to_its_passes():
 
 def test_the_penalty_is_chosen_on_samples_left_out():
     model, x, y = sample(n=600)
-    found = clamp(model, [(x, y)], recipe=partial(varpro, penalties=(1.0, 0.001)), progress=False)
-    record = found.fit_record
+    fitted = clamp(model, [(x, y)], recipe=partial(varpro, penalties=(1.0, 0.001)), progress=False)
+    record = fitted.fit_record
     assert record.penalty == 0.001
     assert list(record.candidates) == [math.inf, 1.0, 0.001]
     assert record.candidates[0.001] < record.candidates[1.0] < record.candidates[math.inf]

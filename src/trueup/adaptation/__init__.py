@@ -1,4 +1,7 @@
-"""Repair (labels) and adapt (none) a network for changed inputs: input maps, batch-norm statistics, the last layer."""
+"""Correct a network for changed inputs: `repair` uses labelled samples, `adapt` unlabelled ones.
+
+Both can add an input map and renew batch-norm statistics. `repair` can also correct the last layer.
+"""
 
 from trueup._core.lazy import attach
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trueup.adaptation.batch_norm import MOVED_SIGNIFICANCE, MovedTest, input_shift_test, lower_entropy, no_batch_norm
+from trueup.adaptation.batch_norm import SHIFT_SIGNIFICANCE, ShiftTest, input_shift_test, lower_entropy, no_batch_norm
 from trueup.adaptation.composition import Composition, Normalise
 from trueup.adaptation.context import (
     MIN_SAMPLES,
@@ -24,7 +24,7 @@ from trueup.adaptation.context import (
     require_positive,
 )
 from trueup.adaptation.forward_selection import N_FOLDS, ForwardSelection, SelectionStep, fit_to_teacher, row_losses
-from trueup.adaptation.record import Repair, Repaired, assemble, restore_modes
+from trueup.adaptation.record import Pipeline, Repaired, assemble, restore_modes
 from trueup.clamping.fit import warn_at_a_bound
 from trueup.clamping.network import Network
 from trueup.clamping.problem import Loss, paired_gain
@@ -32,25 +32,43 @@ from trueup.clamping.subspace_search import STANDARD_ERRORS
 from trueup.models._tensors import as_tensors
 
 N_TEACHER_ROUNDS = 2
-"""How often a teacher teaches; from the second time on the teacher is the result of the round before."""
+"""Rounds of self-training. The first teacher has new batch-norm statistics; the second is the first round's result."""
 
 
 @dataclass(frozen=True)
 class AdaptOptions(RepairOptions):
-    """Options of `adapt`: those of `repair`, and what stands in for labels."""
+    """Options of `adapt`: those of `repair`, and two more.
+
+    Parameters
+    ----------
+    parts
+        Parts that may change: "input" and "batch_norm". Without labels the last layer stays.
+    maps
+        Families of input maps to try, names of `FAMILIES`; None takes the default ones.
+    augment
+        Augmentation of the inputs while batch-norm statistics are estimated; see `RepairOptions`.
+    budget
+        Number of forward passes after which no further input map is tried.
+    device
+        Device to run the model on; None keeps the model's device.
+    temperature
+        Temperature that was fitted before the inputs changed.
+    entropy
+        Whether to try lowering the predictive entropy through the scales and offsets of batch norm.
+    """
 
     temperature: float = 1.0
-    """The temperature that was fitted before the inputs changed."""
+    """Temperature that was fitted before the inputs changed."""
     entropy: bool = False
-    """Whether to lower the entropy of the predictions by batch norm's scales as a further step."""
+    """Whether to try lowering the predictive entropy through the scales and offsets of batch norm."""
 
 
 class _Candidate(NamedTuple):
-    """A repair that was made without labels."""
+    """A pipeline that was made without labels."""
 
     name: str
     title: str
-    repair: Repair
+    repair: Pipeline
 
 
 def adapt(
@@ -66,79 +84,107 @@ def adapt(
 ) -> Repaired:
     """Adapt a frozen network to changed inputs without labels.
 
-    Nothing is done unless a test of batch norm's inputs shows that they have moved. Then the network with renewed
-    batch-norm statistics teaches an input map, which is kept if it lowers the predictive entropy. Labels in the loader
-    are ignored. The caller's model is left as it was; the `repair_record` of the result says what was done.
+    A two-sample test compares the inputs of the batch-norm layers with those before the change. The network stays as it
+    is unless the test shows a difference. Otherwise batch-norm statistics are renewed. An input map is then fitted to
+    the predictions of the network with the new statistics, and kept if it lowers the predictive entropy.
+    The caller's model does not change.
 
-    The test compares with the stored statistics, or better with those of `reference`, unlabelled inputs from before the
-    change. `labelled` are a few labelled samples that choose among the candidates. `normalise` is as in `repair`.
+    Parameters
+    ----------
+    model
+        Network from inputs to logits; it is only read.
+    loader
+        Batches of the changed inputs. Labels in them are ignored.
+    normalise
+        Function from pixels in [0, 1] to the network's inputs, or (mean, std); see `repair`.
+    reference
+        Unlabelled inputs from before the change. The test then compares with them, not with the stored statistics.
+    labelled
+        A few labelled batches of the changed inputs. They choose among the candidate corrections.
+    options
+        Further options; None takes the defaults of `AdaptOptions`.
+    seed
+        Seed of every random draw.
+    progress
+        Whether to show a progress line on a terminal.
 
+    Returns
+    -------
+    Repaired
+        The adapted network. Its `repair_record` says what was changed and why.
+
+    Examples
+    --------
     >>> x = torch.rand(100, 3, generator=torch.Generator().manual_seed(0))
     >>> adapt(nn.Linear(3, 2), [x]).repair_record.notes
     ('batch norm is left as it is: the network has no layers of nn.BatchNorm with running statistics',)
+
+    References
+    ----------
+    Schneider et al. (2020), "Improving robustness against common corruptions by covariate shift adaptation",
+    arXiv:2006.16971.
     """
     options = AdaptOptions() if options is None else options
     temperature = require_positive("temperature", options.temperature, finite=True)
     batches = Unlabelled(parse_loader("loader", loader))
     home = None if reference is None else Unlabelled(parse_loader("reference", reference))
-    few = None if labelled is None else parse_loader("labelled", labelled)
+    labelled_loader = None if labelled is None else parse_loader("labelled", labelled)
     with prepare(model, batches, normalise=normalise, options=options, seed=seed, progress=progress) as context:
         home_samples = other_samples("reference", home, context.network)
-        labelled_samples = other_samples("labelled", few, context.network)
-        candidates, stopped, moved = _make_candidates(context, temperature, home_samples, entropy=options.entropy)
+        labelled_samples = other_samples("labelled", labelled_loader, context.network)
+        candidates, stopped, shift = _make_candidates(context, temperature, home_samples, entropy=options.entropy)
         rows = np.zeros((len(context.network.labels), 1))
         first = SelectionStep("network", "the network as it is", 0, 0, rows, rows[:, 0])
         selection, chosen = ForwardSelection([first], 0, [], {}, stopped), candidates[-1].repair
         if labelled_samples is not None:
             selection, chosen = _choose_by_labels(context, candidates, temperature, labelled_samples, stopped)
-        p_value = None if moved is None else moved.p_value
-        repaired = assemble(context, selection, chosen, labelled=labelled_samples is not None, moved=p_value)
+        p_value = None if shift is None else shift.p_value
+        repaired = assemble(context, selection, chosen, labelled=labelled_samples is not None, shift_p_value=p_value)
     return restore_modes(repaired, model)
 
 
 def _make_candidates(
     context: RepairContext, temperature: float, reference: Network | None, *, entropy: bool
-) -> tuple[list[_Candidate], str, MovedTest | None]:
-    """The network as it is, and if inputs have moved what a teacher makes of it; why there is no more; the test."""
+) -> tuple[list[_Candidate], str, ShiftTest | None]:
+    """Return the candidate pipelines, the reason why there are no others, and the test of the inputs."""
     network = context.network
-    candidates = [_Candidate("network", "the network as it is", Repair(temperature=temperature))]
+    candidates = [_Candidate("network", "the network as it is", Pipeline(temperature=temperature))]
     reason = no_batch_norm(network)
     if reason or "batch_norm" not in context.parts:
         context.notes.append(reason or "batch_norm is not among the parts")
-        return candidates, "without labels nothing but new batch-norm statistics can teach", None
+        return candidates, "adaptation without labels needs new batch-norm statistics", None
     n = len(network.labels)
     if n < MIN_SAMPLES:
-        return candidates, f"{n} inputs are too few to take statistics of; {MIN_SAMPLES} are needed", None
-    context.progress("have the inputs moved?")
-    moved = input_shift_test(network, augment=context.augment, seed=context.seed, reference=reference)
-    home = f"those of {moved.against:.0f} inputs"
-    home = f"{home} of home" if reference is not None else f"the stored ones, which are taken to be {home}"
-    if not moved.against:
-        unseen = "no layer of batch norm was seen to take rows of samples, which would say whether they have moved"
-        return candidates, unseen, moved
-    if moved.p_value >= MOVED_SIGNIFICANCE:
+        return candidates, f"{n} inputs are too few to estimate statistics; {MIN_SAMPLES} are needed", None
+    context.progress("testing for an input shift")
+    shift = input_shift_test(network, augment=context.augment, seed=context.seed, reference=reference)
+    home = f"those of {shift.n_reference:.0f}"
+    home = f"{home} reference inputs" if reference is not None else f"the stored ones, counted as {home} inputs"
+    if not shift.n_reference:
+        return candidates, "no batch-norm layer takes one row per sample, so an input shift cannot be tested", shift
+    if shift.p_value >= SHIFT_SIGNIFICANCE:
         same = (
-            "nothing says that the inputs have moved: statistics of batch norm differ no more than chance would "
-            f"have it from {home} (p = {moved.p_value:.2g})"
+            "no evidence of an input shift: batch-norm statistics differ no more than chance would explain "
+            f"from {home} (p = {shift.p_value:.2g})"
         )
-        return candidates, same, moved
+        return candidates, same, shift
     context.notes.append(
-        "without labels it is assumed that the classes are about as frequent as they were in training, and that the "
-        "network with new batch-norm statistics is right more often than not; statistics of batch norm differ from "
-        f"{home}, by {moved.distance:.2f} standard deviations of one input's (p = {moved.p_value:.2g})"
+        f"batch-norm statistics differ from {home}, by {shift.distance:.2f} standard deviations of one input's "
+        f"(p = {shift.p_value:.2g}); without labels two things are assumed: classes are as frequent as in training, "
+        "and the network with new batch-norm statistics is right more often than not"
     )
-    return candidates + _teach(context, temperature, entropy=entropy), "", moved
+    return candidates + _self_train(context, temperature, entropy=entropy), "", shift
 
 
-def _teach(context: RepairContext, temperature: float, *, entropy: bool) -> list[_Candidate]:
-    """New batch-norm statistics, a map taught by them with statistics behind it, and that with lower entropy.
+def _self_train(context: RepairContext, temperature: float, *, entropy: bool) -> list[_Candidate]:
+    """Return candidates: new batch-norm statistics, a map fitted to their predictions, and both with lower entropy.
 
-    A teacher may be wrong. For calibrated predictions entropy is the expected loss, so a map is left out unless it
-    lowers the first teacher's entropy by more than chance.
+    The teacher may be wrong. The entropy of calibrated predictions is their expected loss. So a map is dropped unless
+    it lowers the first teacher's entropy significantly.
     """
     network = context.network
     changed = context.estimate(Composition([]))
-    renewed = Repair(None, changed, temperature, 1.0)
+    renewed = Pipeline(None, changed, temperature, 1.0)
     candidates = [_Candidate("batch_norm", "new batch-norm statistics", renewed)]
     composition, entropies = Composition([]), []
     for number in range(N_TEACHER_ROUNDS + 1 if context.families else 0):
@@ -155,22 +201,22 @@ def _teach(context: RepairContext, temperature: float, *, entropy: bool) -> list
     if composition.parts:
         gain, error = paired_gain(entropies[0], entropies[-1])
         if gain > STANDARD_ERRORS * error:
-            title = "a map taught by new batch-norm statistics"
-            taught = Repair(context.space(composition), changed, temperature, 1.0)
+            title = "a map fitted to the predictions with new batch-norm statistics"
+            taught = Pipeline(context.space(composition), changed, temperature, 1.0)
             candidates.append(_Candidate("taught map + batch_norm", title, taught))
         else:
             context.notes.append(
-                "the map that new batch-norm statistics taught was left out: answers behind it are not surer (entropy "
-                f"{entropies[0].mean():.3f} before, {entropies[-1].mean():.3f} after)"
+                "the input map fitted to the predictions with new batch-norm statistics was left out: it does not "
+                f"lower the predictive entropy ({entropies[0].mean():.3f} before, {entropies[-1].mean():.3f} after)"
             )
     if entropy:
-        context.progress("entropy of the answers")
+        context.progress("predictive entropy")
         name, _, repair = candidates[-1]
         lower = lower_entropy(network, repair.before, repair.changed, temperature=temperature, seed=context.seed)
         if lower.refused:
             context.notes.append(f"entropy was not lowered: {lower.refused}")
         else:
-            title = "entropy of the answers lowered by batch norm's scales"
+            title = "predictive entropy lowered by batch norm's scales"
             repair = replace(repair, changed={**repair.changed, **lower.tensors}, also=(title,))
             candidates.append(_Candidate(f"{name} + entropy", title, repair))
     return candidates
@@ -178,9 +224,9 @@ def _teach(context: RepairContext, temperature: float, *, entropy: bool) -> list
 
 def _choose_by_labels(
     context: RepairContext, candidates: list[_Candidate], temperature: float, labelled: Network, stopped: str
-) -> tuple[ForwardSelection, Repair]:
-    """Forward selection among the candidates by a few labels: none was fitted to them, so all of them score it."""
-    labels, reason = labelled.labels, stopped or "no part of what was taught helps on the labelled samples"
+) -> tuple[ForwardSelection, Pipeline]:
+    """Select among the candidates by a few labels. No candidate was fitted to them, so all of them score it."""
+    labels, reason = labelled.labels, stopped or "no candidate lowers the loss on the labelled samples"
     selection, chosen, best = ForwardSelection([], 0, [], {}, reason), candidates[0].repair, Tensor()
     for number, (name, title, repair) in enumerate(candidates):
         context.progress(f"labelled samples: {title}")
@@ -202,6 +248,6 @@ def _choose_by_labels(
         warn_at_a_bound(best, labels, temperature, stacklevel=4)
         also = (*chosen.also, "a temperature fitted to the labelled samples")
         chosen = replace(chosen, temperature=temperature, also=also)
-    context.notes.append(f"{len(labels)} labelled samples chose among what was made without labels")
+    context.notes.append(f"{len(labels)} labelled samples chose among the corrections made without labels")
     context.network.count(forward=round(labelled.cost().forwards * labelled.inputs.n))
     return selection, chosen

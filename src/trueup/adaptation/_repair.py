@@ -1,4 +1,4 @@
-"""Repair a network for changed inputs by labelled samples."""
+"""Repair a network for changed inputs with labelled samples."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from trueup._core.errors import InputError
 from trueup._core.registry import METHODS
-from trueup.adaptation.batch_norm import MOVED_SIGNIFICANCE, input_shift_test, no_batch_norm, no_copy, share_copy
+from trueup.adaptation.batch_norm import SHIFT_SIGNIFICANCE, input_shift_test, no_batch_norm, no_copy, share_copy
 from trueup.adaptation.composition import Composition, Normalise
 from trueup.adaptation.context import MIN_SAMPLES, ForwardResult, RepairContext, RepairOptions, prepare
 from trueup.adaptation.forward_selection import FoldState, ForwardSelection, average_folds, fit_to_teacher, select_maps
 from trueup.adaptation.last_layer import cross_fit_head, find_head, fit_correction
-from trueup.adaptation.record import Repair, Repaired, assemble, restore_modes
+from trueup.adaptation.record import Pipeline, Repaired, assemble, restore_modes
 from trueup.calibrators.base import Calibrator
 from trueup.clamping.fit import warn_at_a_bound
 from trueup.clamping.problem import Loss
@@ -25,11 +25,11 @@ from trueup.clamping.subspace_search import STANDARD_ERRORS
 from trueup.models._distributed import all_gather_object, raise_on_all_ranks
 
 BATCH_NORM_WEIGHTS = (1.0, 0.5)
-"""Weights of new batch-norm statistics; the second is tried where the first does not help."""
+"""Weights of new batch-norm statistics; the second is tried if the first does not help."""
 MIN_LABELS_FOR_ANY_GAIN = 150
-"""With fewer labels the gain must also be certain where other samples choose the steps."""
+"""With fewer labels the gain of the nested choice must be significant, too."""
 MIN_LABELS_FOR_BATCH_NORM = 500
-"""With so many labels a gain of new batch-norm statistics must be certain; with fewer a test of the inputs will do."""
+"""From this number on, new batch-norm statistics need a significant gain; with fewer a test of the inputs suffices."""
 
 
 def repair(
@@ -42,20 +42,39 @@ def repair(
     seed: int = 0,
     progress: bool = True,
 ) -> Repaired:
-    """Repair a frozen network for changed inputs: an input map, batch-norm statistics, the last layer, a temperature.
+    """Repair a frozen network for changed inputs, with a few hundred labelled samples.
 
-    A few hundred labelled inputs are enough. Families of input maps with few parameters (gain and offset, gamma,
-    colours, kernels, uneven light, stripes) are screened by score tests and fitted by natural gradient. Each step must
-    lower the loss on samples left out by 1.64 standard errors; without any such step the result is temperature scaling.
-    With fewer than 500 labels new batch-norm statistics need only not raise the loss, if a test shows that the inputs
-    have moved. The caller's model is left as it was. The result is called the same way; its `repair_record` says what
-    was wrong, what was gained on held-out samples, and what it cost.
+    Candidate corrections are an input map, new batch-norm statistics and a corrected last layer. Input maps have few
+    parameters (gain and offset, gamma, colours, kernels, uneven light, stripes). Score tests select the families, and a
+    natural-gradient search fits them. A correction is kept only if it lowers the loss on held-out samples. If none
+    does, the result is temperature scaling. The caller's model does not change. Without labels, use `adapt`.
 
-    `normalise` says how pixels in [0, 1] become the network's inputs: (mean, std), a function, or `nn.Identity()` where
-    the network takes pixels. Without it maps act on inputs scaled to [0, 1] by their extremes, and there is no gamma.
-    `method` is a post-hoc method to try after the temperature, such as "auto".
-    Without labels, use `adapt`.
+    Parameters
+    ----------
+    model
+        Network from inputs to logits; it is only read.
+    loader
+        Batches of the changed inputs with their labels.
+    normalise
+        Function from pixels in [0, 1] to the network's inputs, or (mean, std), or `nn.Identity()` for a network of
+        pixels. None scales inputs by their extremes; gamma maps are then not tried.
+    method
+        Post-hoc method to try after the temperature, a name in `trueup.METHODS`.
+    options
+        Further options; None takes the defaults of `RepairOptions`.
+    seed
+        Seed of every random draw.
+    progress
+        Whether to show a progress line on a terminal.
 
+    Returns
+    -------
+    Repaired
+        The repaired network, called like the model. Its `repair_record` has the diagnosis, the held-out gain and the
+        cost.
+
+    Examples
+    --------
     >>> generator = torch.Generator().manual_seed(0)
     >>> x = torch.rand(600, 3, generator=generator)
     >>> y = torch.multinomial(torch.softmax(12 * x, dim=1), 1, generator=generator)[:, 0]
@@ -64,7 +83,11 @@ def repair(
     ...         return 12 * x
     >>> repaired = repair(Home(), [(x * torch.tensor([0.5, 1.0, 1.0]), y)], normalise=nn.Identity())
     >>> repaired.repair_record.causes, len(repaired.repair_record.words) > 0
-    (('gain and offset a feature',), True)
+    (('gain and offset per feature',), True)
+
+    References
+    ----------
+    Amari (1998), "Natural gradient works efficiently in learning", doi:10.1162/089976698300017746.
     """
     if method not in METHODS:
         raise InputError("method", "be the name of a method", repr(method), "trueup.METHODS lists them")
@@ -81,7 +104,7 @@ def _repair(context: RepairContext, method: str) -> Repaired:
     classes = network.plain_logits().shape[1]
     missing = classes - len(torch.unique(labels))
     if missing:
-        context.notes.append(f"no sample is of {missing} of the {classes} classes, so nothing is known of these")
+        context.notes.append(f"{missing} of the {classes} classes have no sample, so they cannot be corrected")
     reason = _too_little(labels)
     if reason:
         context.notes.append(reason)
@@ -94,8 +117,8 @@ def _repair(context: RepairContext, method: str) -> Repaired:
         results, weight = _try_taught_map(context, selection, head) or (results, weight)
     ridge = _try_head(context, selection, head, results)
     if not _holds(selection):
-        # Choosing among steps is a fit too. Where it does not help samples that had no say, temperature stays alone.
-        selection.stopped = "what seemed to help did not help samples that had no part in choosing it"
+        # The choice among steps can overfit. If the nested choice has no gain, only the temperature is kept.
+        selection.stopped = "the corrections did not help samples that had no part in choosing them"
         selection.folds = [FoldState(fold.out, Composition([]), 1.0) for fold in selection.folds]
         first, *others = selection.steps
         selection.steps, selection.current = [first, *(replace(step, kept=False) for step in others)], 0
@@ -113,31 +136,31 @@ def _repair(context: RepairContext, method: str) -> Repaired:
     temperature = Loss().temperature(logits, labels)
     warn_at_a_bound(logits, labels, temperature, stacklevel=4)
     after = _try_method(context, selection, method)
-    result = Repair(before, changed, temperature, weight, ridge, method, after)
+    result = Pipeline(before, changed, temperature, weight, ridge, method, after)
     return assemble(context, selection, result, labelled=True)
 
 
 def _too_little(labels: Tensor) -> str:
-    """Why these labels can only fit a temperature, or nothing."""
+    """Return the reason why these labels can only fit a temperature; empty if there is none."""
     if len(labels) < MIN_SAMPLES:
-        return f"{len(labels)} samples are too few to judge anything but a temperature by; {MIN_SAMPLES} are needed"
+        return f"{len(labels)} samples are too few to fit more than a temperature; {MIN_SAMPLES} are needed"
     if len(torch.unique(labels)) == 1:
-        return "all samples are of one class, of which nothing can be learnt but always to answer it"
+        return "all samples are of one class, so a fit would only learn to predict this class"
     return ""
 
 
 def _holds(selection: ForwardSelection) -> bool:
-    """Whether what other samples choose is better than temperature alone.
+    """Check whether the nested choice of steps beats temperature alone.
 
-    It is the same evidence once more with less to choose by, so any gain will do, unless samples are few.
+    The steps were significant already, so any gain suffices, unless there are few samples.
     """
     _, gain, error = selection.nested_gain()
-    few = len(selection.steps[0].losses) < MIN_LABELS_FOR_ANY_GAIN
-    return not selection.current or gain > (STANDARD_ERRORS * error if few else 0.0)
+    has_few = len(selection.steps[0].losses) < MIN_LABELS_FOR_ANY_GAIN
+    return not selection.current or gain > (STANDARD_ERRORS * error if has_few else 0.0)
 
 
 def _try_method(context: RepairContext, selection: ForwardSelection, method: str) -> Calibrator | None:
-    """Try a post-hoc method after the temperature, on the logits of samples left out."""
+    """Try a post-hoc method after the temperature, on held-out logits."""
     if method == "temperature":
         return None
     title = f"{method} after the temperature"
@@ -154,10 +177,10 @@ def _try_method(context: RepairContext, selection: ForwardSelection, method: str
 def _try_batch_norm(
     context: RepairContext, selection: ForwardSelection, head: str | None
 ) -> tuple[list[ForwardResult] | None, float]:
-    """Try new batch-norm statistics behind each fold's map; they need no labels, so all samples give them.
+    """Try new batch-norm statistics behind each fold's map; they need no labels, so all samples are used.
 
-    That inputs have moved can be seen without labels as well. Where they still have behind the map, few labels need
-    only say that the statistics do no harm: they could hardly show a gain that is there.
+    An input shift can also be tested without labels. If the mapped inputs still differ, few labels only have to show
+    that the new statistics do no harm. They are too few to show the gain.
     """
     network, labels, required = context.network, context.network.labels, STANDARD_ERRORS
     reason = no_batch_norm(network) if "batch_norm" in context.parts else ""
@@ -166,10 +189,10 @@ def _try_batch_norm(
     if reason or "batch_norm" not in context.parts:
         return None, 0.0
     if len(labels) < MIN_LABELS_FOR_BATCH_NORM:
-        context.progress("have the inputs moved?")
+        context.progress("testing for an input shift")
         before = context.before(average_folds(selection))
-        moved = input_shift_test(network, before, augment=context.augment, seed=context.seed)
-        required = 0.0 if moved.p_value < MOVED_SIGNIFICANCE else required
+        shift = input_shift_test(network, before, augment=context.augment, seed=context.seed)
+        required = 0.0 if shift.p_value < SHIFT_SIGNIFICANCE else required
     current = selection.steps[selection.current]
     for weight in BATCH_NORM_WEIGHTS:
         title = f"batch-norm statistics, weight {weight:g}"
@@ -184,10 +207,10 @@ def _try_batch_norm(
 def _try_taught_map(
     context: RepairContext, selection: ForwardSelection, head: str | None
 ) -> tuple[list[ForwardResult], float] | None:
-    """Where new batch-norm statistics help, the network that has them teaches an input map; no label is used for it.
+    """Try an input map fitted to the predictions of the network with new batch-norm statistics.
 
-    Its probabilities say more than labels do, so that a map of many parameters can be fitted to them. The statistics
-    are then estimated again behind the map.
+    Probabilities carry more information than labels, so they can fit a map with many parameters. The statistics are
+    then estimated again behind the map.
     """
     labels = context.network.labels
     logits = context.forward(Composition([]), 1.0, head).logits
@@ -198,7 +221,7 @@ def _try_taught_map(
         return None
     folds = [FoldState(fold.out, composition, 1.0) for fold in selection.folds]
     results, held_out = _forward_folds(context, folds, 1.0, head)
-    title, size = "a map taught by new batch-norm statistics", len(composition.theta)
+    title, size = "a map fitted to the predictions with new batch-norm statistics", len(composition.theta)
     if not selection.score_step("taught map + batch_norm", title, size, held_out, labels).kept:
         return None
     selection.folds = folds
@@ -208,7 +231,7 @@ def _try_taught_map(
 def _forward_folds(
     context: RepairContext, folds: Sequence[FoldState], weight: float, head: str | None
 ) -> tuple[list[ForwardResult], np.ndarray]:
-    """All samples at the map of each fold; and each sample's logits at the map and temperature fitted without it."""
+    """Return a forward pass at the map of each fold, and the held-out logits of every sample."""
     results = [context.forward(fold.composition, weight, head) for fold in folds]
     labels, logits = context.network.labels, np.empty(results[0].logits.shape)
     for fold, result in zip(folds, results, strict=True):

@@ -1,4 +1,4 @@
-"""Batch norm on new inputs: new statistics, a test whether inputs have moved, and scales that lower the entropy."""
+"""Batch norm on new inputs: new statistics, a test for an input shift, and lower entropy through its scales."""
 
 from __future__ import annotations
 
@@ -21,32 +21,33 @@ from trueup.models._tensors import upcast_half
 from trueup.models.batches import Batch, tensors_in
 
 CHUNK, MIN_CHUNK = 512, 64
-"""Samples that go through the network at once; a layer's statistics are those of a chunk while it is estimated."""
+"""Largest and smallest number of samples in one forward pass that estimates statistics."""
 CHUNK_NUMBERS = 1 << 25
-"""In the inputs of a chunk, unless it is the least: large images would not go into memory."""
+"""Largest number of input values in a chunk above the smallest size; it limits memory for large images."""
 
 MAX_TESTED = 2000
-"""Samples at most whose statistics are compared with those of home."""
+"""Largest number of samples in the test for an input shift."""
 STORED_BATCH_SIZE = 40
-"""Images in each batch of the running statistics, for the test whether inputs have moved. Fewer than trainings commonly
-have: the weights moved while the statistics were taken, and images that were trained on are not quite like others."""
+"""Effective batch size of the running statistics, for the test. It is below common batch sizes for two reasons: the
+weights changed while the statistics were collected, and training images differ slightly from new ones."""
 N_RESAMPLES = 1999
-MOVED_SIGNIFICANCE = 0.01
-"""Inputs are taken to have moved if the test has a smaller p-value."""
+SHIFT_SIGNIFICANCE = 0.01
+"""Level of the test for an input shift."""
 ENTROPY_LEARNING_RATE = 1e-3
 ENTROPY_BATCH = 100
 MASKED_LOGIT = -1e4
-"""Logits below it are those of masked classes."""
+"""Logits below it belong to masked classes."""
 MAX_DRIFT = 0.05
-"""Nats by which the mean prediction may move; more is taken for a collapse onto a few classes."""
+"""Largest Kullback–Leibler divergence in nats between mean predictions; above it, predictions collapse to few
+classes."""
 
 _STATISTICS = ("running_mean", "running_var")
 Augment = Callable[[Tensor], Tensor]
-"""A change of a batch of the network's inputs, such as those of the training."""
+"""Augmentation of a batch of the network's inputs."""
 
 
 def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
-    """The layers of batch norm with statistics of their own, by name, each once."""
+    """Return the batch-norm layers with running statistics by name, each once."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -55,7 +56,7 @@ def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
 
 
 def share_copy(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of a model that shares all of its tensors but those that are given, by the names of `state_dict`.
+    """Copy a model. The copy shares all tensors except the given ones, which have names of `state_dict`.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).eval()
     >>> other = share_copy(model, {"1.running_mean": torch.ones(2)})
@@ -63,7 +64,7 @@ def share_copy(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     (True, [0.0, 0.0], [1.0, 1.0])
     """
     shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    for module in model.modules():  # what a module keeps of its last call may have a graph, which cannot be copied
+    for module in model.modules():  # tensors kept from the last call may have a graph, which cannot be copied
         kept = (tensor for _, tensor in tensors_in(vars(module)) if tensor.grad_fn is not None)
         shared |= {id(tensor): tensor.detach() for tensor in kept}
     renewed = deepcopy(model, shared)
@@ -78,7 +79,7 @@ def share_copy(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
 
 
 def no_batch_norm(network: Network) -> str:
-    """Why batch norm cannot be repaired, or nothing."""
+    """Return the reason why batch norm cannot be repaired; empty if there is none."""
     if not batch_norms(network.model):
         return "batch norm is left as it is: the network has no layers of nn.BatchNorm with running statistics"
     reason = no_copy(network)
@@ -86,32 +87,32 @@ def no_batch_norm(network: Network) -> str:
 
 
 def no_copy(network: Network) -> str:
-    """Why the network cannot be copied, or nothing; the same on all ranks."""
+    """Return the reason why the network cannot be copied, the same on all ranks; empty if there is none."""
     with raise_on_all_ranks():
         batch = next(iter(network.inputs), None)
         if batch is not None:
             batch = network.inputs.rows(batch, torch.arange(min(8, len(batch.labels))))
-            network.call(batch, None)  # of which something may be left in the copy
+            network.call(batch, None)  # the copy must also work after a call
         try:
             copied = share_copy(network.model, {})
         except Exception as error:
             reason = f"the network cannot be copied ({type(error).__name__})"
         else:
             same = batch is None or _computes_the_same(network, copied, batch)
-            reason = "" if same else "its copy computes something else"
+            reason = "" if same else "its copy gives other logits"
     return next(filter(None, all_gather_object(reason)), "")
 
 
 @torch.no_grad()
 def _computes_the_same(network: Network, copied: nn.Module, batch: Batch) -> bool:
-    """Whether a copy gives the same logits, unlike one whose hooks write into the network that it is a copy of."""
+    """Check whether a copy gives the same logits; hooks of a copy may still write into the original network."""
     turned = network.inputs.rows(batch, torch.arange(len(batch.labels)).flip(0))
     try:
         other = network.with_model(copied).call(turned, None)
-    except Exception:  # which the network itself does not raise
+    except Exception:  # the network itself raises nothing here
         return False
     first, second = network.call(turned, None), network.call(turned, None)
-    if not torch.equal(first, second):  # outputs are drawn at random
+    if not torch.equal(first, second):  # the outputs are random
         return True
     scale = float(torch.where(first > MASKED_LOGIT, first, 0.0).abs().max())
     return torch.allclose(other, first, rtol=1e-3, atol=1e-3 * scale)
@@ -120,28 +121,26 @@ def _computes_the_same(network: Network, copied: nn.Module, batch: Batch) -> boo
 def estimate(
     network: Network, before: nn.Module | None, weight: float, *, augment: Augment | None = None, seed: int = 0
 ) -> dict[str, Tensor]:
-    """Batch-norm statistics of the samples behind a map, mixed with the old ones: (1 − α) old + α new.
+    """Estimate batch-norm statistics of the mapped samples, mixed with the stored ones: (1 − α) old + α new.
 
-    They are named as in `state_dict`.
-
-    One pass in evaluation mode: each layer's statistics are renewed before it is applied, so that later layers see
-    inputs as they will be.
+    Returns tensors by the names of `state_dict`. One pass in evaluation mode suffices: each layer's statistics are
+    renewed before the layer is applied, so later layers get their final inputs.
     """
     model = share_copy(network.model, _clone_tensors(network.model, _STATISTICS))
     layers = batch_norms(model)
     sums = {name: _Sums(layer, weight) for name, layer in layers.items()}
     size = max(MIN_CHUNK, min(CHUNK, CHUNK_NUMBERS // math.prod(network.shape)))
-    # Samples that are not kept are read anew for each chunk, and come in batches of the loader's anyway.
+    # Samples outside memory are read again for each chunk, and come in the loader's batches anyway.
     chunks = max(1, math.ceil(len(network.labels) / size)) if network.inputs.kept else 1
     order = torch.from_numpy(random_order(len(network.labels), seed))
     for chunk in range(chunks):
         index = order[chunk::chunks]
         inputs = local_subset(network.inputs, index).with_batch_size(size)
-        # Ranks add their statistics layer by layer, unless one would wait for a batch that another does not have.
+        # Ranks add their statistics layer by layer if they have equally many batches; else one rank would wait.
         equal_batches = len(set(all_gather_object(sum(1 for _ in inputs)))) == 1
 
         def renew(name: str, layer: nn.Module, x: Tensor, equal_batches: bool = equal_batches) -> None:
-            """Set a layer's buffers to the mixture as its input comes."""
+            """Set a layer's buffers to the mixture before the layer runs."""
             batch = sums[name].add(x)
             mixture = sums[name].mixture(all_reduce_sum(batch) if equal_batches else batch)
             for leaf, mixed in zip(_STATISTICS, mixture, strict=True):
@@ -152,71 +151,71 @@ def estimate(
     tensors = {}
     for name, layer in layers.items():
         total = all_reduce_sum(sums[name].total)
-        if total[-1]:  # else the layer was never called, and stays as it is
+        if total[-1]:  # a layer that was never called stays as it is
             for leaf, mixed in zip(_STATISTICS, sums[name].mixture(total), strict=True):
                 tensors[f"{name}.{leaf}"] = mixed.to(getattr(layer, leaf).dtype)
     return tensors
 
 
 def _laid_out(network: Network, before: nn.Module | None, augment: Augment | None, index: Tensor) -> nn.Module:
-    """A map and an augmentation of some samples; a crop depends on the numbers of the samples."""
+    """Return the map followed by the augmentation, for some samples; a crop depends on the sample numbers."""
     if isinstance(augment, Crop):
         augment = Crop(augment.black, augment.seed, local_numbers(network.inputs, index))
     return network.laid_out(before, augment)
 
 
-class MovedTest(NamedTuple):
-    """Whether inputs have moved away from home."""
+class ShiftTest(NamedTuple):
+    """Result of the two-sample test for an input shift."""
 
     p_value: float
-    """Of the hypothesis that they come from where the others did."""
+    """p-value of the hypothesis that both samples have one distribution."""
     distance: float
-    """Root mean square of the difference of a layer's statistics, in standard deviations of one sample's."""
+    """Root mean square difference of the channel statistics, in standard deviations over samples."""
     samples: int
-    against: float
-    """Samples of home, or how many the stored statistics are taken to be worth (the layers' mean)."""
+    n_reference: float
+    """Number of reference samples, or effective number behind the stored statistics (mean over layers)."""
 
 
-def moved_test(
+def shift_test(
     network: Network,
     before: nn.Module | None = None,
     *,
     augment: Augment | None = None,
     seed: int = 0,
     reference: Network | None = None,
-) -> MovedTest:
-    """A two-sample test of what comes into the layers of batch norm: each channel's mean and mean square.
+) -> ShiftTest:
+    """Test whether the inputs of the batch-norm layers differ from the reference, by channel means and mean squares.
 
-    For every channel z = (m̄ − m₀)/(s√(1/n + 1/n₀)), m̄ and s being mean and standard deviation over samples of the
-    sample's own statistic. m₀ is that of `reference`, n₀ samples of home; without one it is what the layer has stored,
-    a running mean with momentum α over batches of b, which is worth n₀ = b(2 − α)/α samples. The statistic is the mean
-    of z² over all channels and layers; its law under the hypothesis is that of Σ λ_j χ²₁, λ being the eigenvalues of
-    the correlation of the columns, from which it is drawn. `before` is a map of the samples that are tested.
+    For every channel z = (m̄ − m₀)/(s√(1/n + 1/n₀)). Here m̄ and s are mean and standard deviation of the per-sample
+    statistic. m₀ is its mean over the n₀ samples of `reference`. Without reference, m₀ is the stored running mean with
+    momentum α over batches of b. It counts as n₀ = b(2 − α)/α samples. The test statistic is the mean of z² over all
+    channels and layers. Under the hypothesis it has the law of Σ λ_j χ²₁, with λ the eigenvalues of the columns'
+    correlation matrix; this law is simulated. `before` is a map of the tested samples.
     """
     rows, names = sample_statistics(network, before, augment=augment, seed=seed)
     n = len(rows)
     if not names or n < 2:
-        return MovedTest(1.0, 0.0, n, 0.0)
+        return ShiftTest(1.0, 0.0, n, 0.0)
     spread = rows.std(axis=0, ddof=1)
     mean = rows.mean(axis=0)
     if reference is not None:
         others, _ = sample_statistics(reference, augment=augment, seed=seed)
-        home, worth = others.mean(axis=0), np.full(rows.shape[1], float(len(others)))
+        home, n_home = others.mean(axis=0), np.full(rows.shape[1], float(len(others)))
         spread = np.sqrt((spread**2 + others.var(axis=0, ddof=1)) / 2)
     else:
-        home, worth = _stored(network.model, names)
-    alive = spread > 1e-9 * np.maximum(np.abs(home), 1e-30)  # a channel that is always the same tells nothing
-    if not alive.any():
-        return MovedTest(1.0, 0.0, n, float(worth.mean()))
-    rows, spread, worth = rows[:, alive], spread[alive], worth[alive]
-    difference = (mean - home)[alive] / spread
-    observed = float((difference**2 / (1 / n + 1 / worth)).mean())
-    scaled = (rows - mean[alive]) / (spread * math.sqrt(n * rows.shape[1]))
+        home, n_home = _stored_statistics(network.model, names)
+    varies = spread > 1e-9 * np.maximum(np.abs(home), 1e-30)  # constant channels carry no information
+    if not varies.any():
+        return ShiftTest(1.0, 0.0, n, float(n_home.mean()))
+    rows, spread, n_home = rows[:, varies], spread[varies], n_home[varies]
+    difference = (mean - home)[varies] / spread
+    observed = float((difference**2 / (1 / n + 1 / n_home)).mean())
+    scaled = (rows - mean[varies]) / (spread * math.sqrt(n * rows.shape[1]))
     gram = scaled @ scaled.T if n < scaled.shape[1] else scaled.T @ scaled
     eigenvalues = np.linalg.eigvalsh(gram).clip(0)
     drawn = np.random.default_rng(seed).chisquare(1, size=(N_RESAMPLES, len(eigenvalues))) @ eigenvalues
     p_value = (1 + int((drawn >= observed).sum())) / (1 + N_RESAMPLES)
-    return MovedTest(p_value, float(np.sqrt((difference**2).mean())), n, float(worth.mean()))
+    return ShiftTest(p_value, float(np.sqrt((difference**2).mean())), n, float(n_home.mean()))
 
 
 def input_shift_test(
@@ -226,47 +225,46 @@ def input_shift_test(
     augment: Augment | None = None,
     seed: int = 0,
     reference: Network | None = None,
-) -> MovedTest:
-    """The test whether inputs have moved, with and without the augmentation: the one that sees less.
+) -> ShiftTest:
+    """Run the test for an input shift with and without augmentation, and return the larger p-value.
 
-    How inputs were shifted about in training is not known for certain, and stored statistics are of those; a wrong
-    guess alone would look as if they had moved. Samples of home are shifted about like the others, so that one test
-    will do.
+    Stored statistics come from augmented training images, and that augmentation is only guessed. A wrong guess alone
+    would look like a shift. Reference samples get the same augmentation, so one test suffices for them.
     """
-    kinds = [augment] if augment is None or reference is not None else [augment, None]
-    tests = [moved_test(network, before, augment=kind, seed=seed, reference=reference) for kind in kinds]
+    augmentations = [augment] if augment is None or reference is not None else [augment, None]
+    tests = [shift_test(network, before, augment=kind, seed=seed, reference=reference) for kind in augmentations]
     return max(tests, key=lambda test: test.p_value)
 
 
 def sample_statistics(
     network: Network, before: nn.Module | None = None, *, augment: Augment | None = None, seed: int = 0
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Mean and mean square, over positions, of what comes into each channel of each layer behind a map, a row a sample.
+    """Return mean and mean square over positions of every channel that enters batch norm, one row per sample.
 
-    At most `MAX_TESTED` samples, drawn at random. Layers that do not see the samples one by one are left out; the names
-    of the others are returned too. One pass in evaluation mode, in which nothing is renewed.
+    At most `MAX_TESTED` random samples are used. Layers whose input is not one row per sample are left out. The names
+    of the other layers are returned, too. One pass in evaluation mode changes no statistics.
     """
     model = share_copy(network.model, {})
     layers = batch_norms(model)
     index = torch.from_numpy(random_order(len(network.labels), seed)[:MAX_TESTED]).sort().values
     inputs = local_subset(network.inputs, index)
-    seen: dict[str, list[Tensor]] = {name: [] for name in layers}
+    collected: dict[str, list[Tensor]] = {name: [] for name in layers}
 
-    def note(name: str, _: nn.Module, x: Tensor) -> None:
+    def collect(name: str, _: nn.Module, x: Tensor) -> None:
         x = x.float().flatten(2) if x.ndim > 2 else x.float()[:, :, None]
-        seen[name].append(torch.cat([x.mean(dim=2), (x * x).mean(dim=2)], dim=1).cpu())
+        collected[name].append(torch.cat([x.mean(dim=2), (x * x).mean(dim=2)], dim=1).cpu())
 
-    with watch_inputs(layers, note):
+    with watch_inputs(layers, collect):
         network.with_model(model).logits(_laid_out(network, before, augment, index), inputs=inputs)
     columns: dict[str, Tensor] = {}
-    for name, rows in seen.items():
-        whole = torch.cat([torch.empty(0, 2 * layers[name].num_features), *rows])
+    for name, rows in collected.items():
+        table = torch.cat([torch.empty(0, 2 * layers[name].num_features), *rows])
         if not inputs.n:
-            columns[name] = whole
-        elif len(whole) and not len(whole) % inputs.n and bool(torch.isfinite(whole).all()):
-            # One row a sample: the mean where a sample has several.
-            columns[name] = whole.reshape(inputs.n, -1, whole.shape[1]).mean(dim=1)
-    # What one rank could not use is left out on all of them.
+            columns[name] = table
+        elif len(table) and not len(table) % inputs.n and bool(torch.isfinite(table).all()):
+            # A sample with several rows gets their mean.
+            columns[name] = table.reshape(inputs.n, -1, table.shape[1]).mean(dim=1)
+    # A layer that one rank cannot use is left out on all ranks.
     common = set.intersection(*all_gather_object(set(columns)))
     names = tuple(name for name in layers if name in common)
     if not names:
@@ -274,10 +272,10 @@ def sample_statistics(
     return all_gather_rows(torch.cat([columns[name] for name in names], dim=1)).double().numpy(), names
 
 
-def _stored(model: nn.Module, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Each column's stored statistic, and how many samples it is worth."""
+def _stored_statistics(model: nn.Module, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return each column's stored statistic, and its effective number of samples."""
     layers = batch_norms(model)
-    home, worth = [], []
+    home, n_home = [], []
     for name in names:
         layer = layers[name]
         mean, variance = (getattr(layer, leaf).double().cpu() for leaf in _STATISTICS)
@@ -286,12 +284,12 @@ def _stored(model: nn.Module, names: Sequence[str]) -> tuple[np.ndarray, np.ndar
             batches = 1.0 if layer.num_batches_tracked is None else float(layer.num_batches_tracked)
         else:
             batches = (2 - layer.momentum) / layer.momentum if layer.momentum > 0 else 1.0
-        worth.append(torch.full((2 * len(mean),), STORED_BATCH_SIZE * max(1.0, batches), dtype=torch.float64))
-    return torch.cat(home).numpy(), torch.cat(worth).numpy()
+        n_home.append(torch.full((2 * len(mean),), STORED_BATCH_SIZE * max(1.0, batches), dtype=torch.float64))
+    return torch.cat(home).numpy(), torch.cat(n_home).numpy()
 
 
 class _Sums:
-    """Sums over samples and positions of what comes into a layer, less the mean it had; and the statistics it had."""
+    """Sums of a layer's inputs over samples and positions, centred at the stored mean; and the stored statistics."""
 
     def __init__(self, layer: _BatchNorm, weight: float) -> None:
         self.mean, self.variance = (getattr(layer, leaf).double().clone() for leaf in _STATISTICS)
@@ -301,14 +299,14 @@ class _Sums:
     def add(self, x: Tensor) -> Tensor:
         """Add a batch, and return its sums."""
         flat = upcast_half(x).movedim(1, 0).flatten(1)
-        flat = flat - self.mean.to(flat)[:, None]  # squares of numbers far from 0 would not hold their spread
+        flat = flat - self.mean.to(flat)[:, None]  # centring keeps the precision of the squares
         count = flat.new_tensor([flat.shape[1]], dtype=torch.float64)
         sums = torch.cat([flat.sum(dim=1).double(), flat.square_().sum(dim=1).double(), count])
         self.total += sums
         return sums
 
     def mixture(self, sums: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean and the variance of each channel in float64, the old ones mixed with those of the sums."""
+        """Return mean and variance of each channel in float64: stored ones mixed with those of the sums."""
         mean, square = (sums[:-1] / sums[-1].clamp(min=1)).chunk(2)
         variance = (square - mean.square()).clamp(min=0)
         old, new = 1 - self.weight, self.weight
@@ -316,7 +314,7 @@ class _Sums:
 
 
 def _clone_tensors(model: nn.Module, leaves: Sequence[str]) -> dict[str, Tensor]:
-    """Copies of some tensors of the layers of batch norm, by the names of `state_dict`."""
+    """Copy some tensors of the batch-norm layers, by the names of `state_dict`."""
     return {
         f"{name}.{leaf}": getattr(layer, leaf).detach().clone()
         for name, layer in batch_norms(model).items()
@@ -326,16 +324,16 @@ def _clone_tensors(model: nn.Module, leaves: Sequence[str]) -> dict[str, Tensor]
 
 
 class Crop:
-    """Random shifts of images by up to an eighth of their side, what comes in from outside being black.
+    """Random shifts of images by up to an eighth of their side, with black outside.
 
-    `black` is what a pixel of 0 is to the network. The shift of an image follows from the seed and its number, which
-    counts from 0 unless `numbers` are given, for the images of all calls one after the other.
+    `black` is the network's input for a pixel of 0. The seed and the number of an image determine its shift. Images of
+    successive calls are numbered from 0 unless `numbers` are given.
     """
 
     def __init__(self, black: Tensor, seed: int = 0, numbers: Tensor | None = None) -> None:
         self.black, self.seed = black, seed
         self.numbers = None if numbers is None else numbers.numpy()
-        self.seen = 0
+        self.n_images = 0
 
     def __call__(self, x: Tensor) -> Tensor:
         """Shift a batch (n, C, H, W)."""
@@ -343,8 +341,8 @@ class Crop:
         by = max(1, min(height, width) // 8)
         fill = self.black.to(x).expand(x.shape[1:])[:, :1, :1]
         padded = nn.functional.pad(x - fill, (by, by, by, by)) + fill
-        numbers = np.arange(n) if self.numbers is None else self.numbers[self.seen : self.seen + n]
-        self.seen += n
+        numbers = np.arange(n) if self.numbers is None else self.numbers[self.n_images : self.n_images + n]
+        self.n_images += n
         table = np.random.default_rng(self.seed).integers(0, 2 * by + 1, size=(int(numbers.max(initial=0)) + 1, 2))
         corners = table[numbers]
         return torch.stack(
@@ -353,23 +351,22 @@ class Crop:
 
 
 class LowerEntropy(NamedTuple):
-    """Scales and offsets of batch norm, or nothing where that would not do."""
+    """New scales and offsets of batch norm, or the reason why there are none."""
 
     tensors: dict[str, Tensor]
-    """By the names of `state_dict`; empty where they were refused."""
+    """Scales and offsets by the names of `state_dict`; empty if refused."""
     refused: str
-    """Why."""
+    """Reason of a refusal."""
 
 
 def lower_entropy(
     network: Network, before: nn.Module | None, changed: dict[str, Tensor], *, temperature: float, seed: int
 ) -> LowerEntropy:
-    """One epoch of Adam on the mean entropy of softmax(z/T) over the scales and offsets of batch norm.
+    """Run one epoch of Adam on the mean entropy of softmax(z/T), over the scales and offsets of batch norm.
 
-    Sure answers that are wrong draw others after them, until every input is given one class. So the mean answer over
-    all samples is compared before and after: if Kullback and Leibler's divergence exceeds `MAX_DRIFT` nats, nothing is
-    changed.
-    Wang et al., "Tent: fully test-time adaptation by entropy minimization" (2021).
+    Confident wrong predictions can make all predictions collapse to one class. So the mean prediction is compared
+    before and after. Nothing changes if the Kullback–Leibler divergence exceeds `MAX_DRIFT` nats.
+    Wang et al. (2021), "Tent: fully test-time adaptation by entropy minimization", arXiv:2006.10726.
     """
     scales = _clone_tensors(network.model, ("weight", "bias"))
     if not scales:
@@ -386,17 +383,17 @@ def lower_entropy(
             for batch in local_subset(network.inputs, index):
                 z = samples.batch_logits(batch, before)
                 log_p = torch.log_softmax(z.float() / temperature, dim=1)
-                there = log_p.masked_fill(torch.isinf(log_p), 0.0)  # masked classes have no part in it
-                gradients = gradients_of(-(log_p.exp() * there).sum() / len(index), trained)
+                finite = log_p.masked_fill(torch.isinf(log_p), 0.0)  # masked classes do not count
+                gradients = gradients_of(-(log_p.exp() * finite).sum() / len(index), trained)
                 samples.count(backward=len(batch.labels))
                 sums = [total + gradient for total, gradient in zip(sums, gradients, strict=True)]
         for tensor, total in zip(trained, sums, strict=True):
             tensor.grad = all_reduce_sum(total)
         optimiser.step()
-    last = _mean_prediction(samples.logits(before), temperature)
-    moved = float((last * np.log(np.maximum(last, 1e-12) / np.maximum(first, 1e-12))).sum())
-    if not moved <= MAX_DRIFT:
-        return LowerEntropy({}, f"answers would collapse: the mean answer would move by {moved:.2f} nats")
+    new = _mean_prediction(samples.logits(before), temperature)
+    drift = float((new * np.log(np.maximum(new, 1e-12) / np.maximum(first, 1e-12))).sum())
+    if not drift <= MAX_DRIFT:
+        return LowerEntropy({}, f"predictions would collapse: the mean prediction would change by {drift:.2f} nats")
     return LowerEntropy({name: model.get_parameter(name).detach().clone() for name in scales}, "")
 
 

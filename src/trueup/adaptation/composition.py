@@ -1,4 +1,4 @@
-"""Input maps one after the other, and the range of pixels before a network."""
+"""Compositions of input maps, and the pixel range of a network's inputs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from trueup.adaptation.input_maps import CONTAINS, FAMILIES, InputMap, Kernel, M
 from trueup.clamping.network import Network, extent
 
 Normalise: TypeAlias = Callable[[Tensor], Tensor] | tuple[Sequence[float], Sequence[float]]
-"""From pixels in [0, 1] to the network's inputs: a function, or (mean, std) of each channel."""
+"""Maps pixels in [0, 1] to the network's inputs: a function, or (mean, std) of each channel."""
 MAX_OUTSIDE = 0.25
-"""How far pixels may lie outside of [0, 1] before that is remarked on."""
+"""Largest distance of pixels from [0, 1] without a note."""
 MIN_RANGE = 0.02
-"""From the least pixel to the greatest; less is remarked on too."""
+"""Smallest range of the pixels without a note."""
 
 
 class Composition(InputMap):
-    """Several maps one after the other, their coordinates side by side.
+    """Several maps applied in turn; their coordinates are concatenated.
 
     >>> from trueup.adaptation.input_maps import Gamma
     >>> both = Composition([Gamma((3, 4, 4), torch.ones(1)), Offset((3, 4, 4))])
@@ -39,17 +39,17 @@ class Composition(InputMap):
 
     @property
     def parts(self) -> list[InputMap]:
-        """The maps, in their order."""
+        """The maps in order of application."""
         return list(self.maps)  # type: ignore[arg-type]
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """Of all of them."""
+        """Names of the maps."""
         return " + ".join(part.name for part in self.parts) or "identity"
 
     @property
     def title(self) -> str:  # type: ignore[override]
-        """Of all of them, in words."""
+        """Titles of the maps."""
         return " + ".join(part.label() for part in self.parts) or "temperature alone"
 
     @property
@@ -63,9 +63,9 @@ class Composition(InputMap):
         return [len(part.theta) for part in self.parts]
 
     def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Map by the coordinates of all."""
-        for part, own in zip(self.parts, torch.split(theta, self.sizes), strict=True):
-            x = part.apply_map(own, x)
+        """Apply all maps at the given coordinates."""
+        for part, piece in zip(self.parts, torch.split(theta, self.sizes), strict=True):
+            x = part.apply_map(piece, x)
         return x
 
     def forward(self, x: Tensor) -> Tensor:
@@ -75,14 +75,14 @@ class Composition(InputMap):
         return x
 
     def with_theta(self, theta: Tensor) -> Composition:
-        """The same maps at other coordinates."""
+        """Return the same maps at other coordinates."""
         pieces = torch.split(theta, self.sizes)
-        return Composition([part.with_theta(own) for part, own in zip(self.parts, pieces, strict=True)])
+        return Composition([part.with_theta(piece) for part, piece in zip(self.parts, pieces, strict=True)])
 
     def extend(self, family: str, shape: Shape) -> Composition:
-        """This composition with one more family at the identity; families that it contains go over into it.
+        """Add one family at the identity, and replace the maps that it contains.
 
-        An affine map is a colour matrix, and both are kernels: the richer map starts where the poorer one was.
+        A colour matrix contains affine maps, and a kernel contains both. The richer map starts at the poorer one.
 
         >>> start = Composition([input_maps.ChannelAffine((3, 4, 4), torch.tensor([1.0, 0, 0, 0, 0, 0]))])
         >>> start.extend("colour", (3, 4, 4)).words()
@@ -92,7 +92,7 @@ class Composition(InputMap):
         inside: list[InputMap] = []
         for part in reversed([part for part in self.parts if names.index(part.name) < names.index(family)]):
             if part.name not in CONTAINS.get(family, ()):
-                break  # what lies before it cannot be moved past it
+                break  # earlier maps do not commute with this one
             inside.insert(0, part)
         kept = [part for part in self.parts if part not in inside]
         if inside:
@@ -100,14 +100,14 @@ class Composition(InputMap):
         return Composition([*kept, new])
 
     def words(self) -> list[str]:
-        """What all of them do."""
+        """Describe all maps."""
         return [phrase for part in self.parts for phrase in part.words()]
 
 
 class PixelSpace(nn.Module):
-    """A map of pixels before a network that takes them in another range: low + w·M((x − low)/w), w = high − low.
+    """A map of pixels for a network with another input range: low + w·M((x − low)/w), w = high − low.
 
-    `low` and `high` are what 0 and 1 become on the way into the network, and broadcast to one input.
+    `low` and `high` are the network's inputs for pixels of 0 and 1; they broadcast to one input.
 
     >>> PixelSpace(Offset((1, 1, 1), torch.ones(1)), torch.tensor(-1.0), torch.tensor(1.0))(torch.zeros(1, 1, 1, 1))
     tensor([[[[0.2000]]]])
@@ -125,11 +125,11 @@ class PixelSpace(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map inputs (n, …) of the network."""
         mapped = self._around(x, self.inner)
-        # A colour matrix leaves its output channels last, which networks that call `view` do not take.
+        # A colour matrix gives channels-last tensors, and networks that call `view` need contiguous ones.
         return mapped.contiguous() if x.is_contiguous() else mapped
 
     def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
-        """The same by coordinates that gradients may flow to."""
+        """Map inputs at coordinates through which gradients may flow."""
         return self._around(x, lambda pixels: self.inner.apply_map(theta, pixels))
 
     def _around(self, x: Tensor, change: Any) -> Tensor:
@@ -138,7 +138,7 @@ class PixelSpace(nn.Module):
 
 
 def _absorb(new: InputMap, inside: Sequence[InputMap]) -> Tensor:
-    """Where a richer family equals these maps one after the other."""
+    """Return the coordinates at which a richer family equals these maps in turn."""
     if isinstance(new, input_maps.ChannelGamma):
         return inside[0].theta.expand(len(new.theta)).clone()
     channels, theta = new.shape[0], new.theta.clone()
@@ -177,7 +177,7 @@ def _absorb(new: InputMap, inside: Sequence[InputMap]) -> Tensor:
 
 
 def pixel_range(network: Network, normalise: Any) -> tuple[Tensor, Tensor]:
-    """What pixels of 0 and 1 are to the network; without a rule, the extremes of each channel or feature."""
+    """Return the network's inputs for pixels of 0 and 1; without `normalise`, the extremes of each channel."""
     shape = network.shape
     if normalise is None:
         low, high = extent(network, 0.0)
@@ -193,26 +193,26 @@ def pixel_range(network: Network, normalise: Any) -> tuple[Tensor, Tensor]:
     return low.to(network.device, network.dtype), high.to(network.device, network.dtype)
 
 
-def outside_remark(network: Network, low: Tensor, high: Tensor) -> list[str]:
-    """A remark on inputs that can hardly be pixels in [0, 1]."""
+def pixel_range_notes(network: Network, low: Tensor, high: Tensor) -> list[str]:
+    """Return a note on inputs that are hardly pixels in [0, 1]."""
     ends = [(end.to(low) - low) / (high - low) for end in extent(network, 0.0)]
     least, most = float(torch.minimum(*ends).min()), float(torch.maximum(*ends).max())
     if least >= -MAX_OUTSIDE and most <= 1 + MAX_OUTSIDE and most - least > MIN_RANGE:
         return []
     return [
-        f"by normalise, which says what pixels of 0 and 1 are, the pixels go from {least:.2g} to {most:.2g}, which is "
-        "seldom so"
+        f"with this normalise the pixels range from {least:.2g} to {most:.2g}, which is unusual: pixels should lie in "
+        "[0, 1]"
     ]
 
 
 def _ends_of(normalise: Callable[[Tensor], Tensor], network: Network) -> tuple[Tensor, Tensor]:
-    """What a function makes of pixels of 0 and of 1, if it is a line between them for each pixel."""
+    """Return a function's values at pixels of 0 and 1; it must be linear in between for each pixel."""
     shape, got = network.shape, f"{normalise!r}"
     try:
         pixels = torch.tensor([0.0, 1.0, 0.5], dtype=network.dtype, device=network.device)
         with torch.no_grad():
             ends = normalise(pixels.reshape(-1, *(1 for _ in shape)).expand(-1, *shape).clone())
-        low, high, middle = ends  # which a tensor of another length is not
+        low, high, middle = ends  # a tensor of another length raises
     except Exception as error:
         raise InputError("normalise", f"take pixels of shape (n, {', '.join(map(str, shape))})", f"{error}") from error
     straight = low.shape == shape and torch.allclose(middle, (low + high) / 2, rtol=1e-3, atol=1e-4)
@@ -222,7 +222,7 @@ def _ends_of(normalise: Callable[[Tensor], Tensor], network: Network) -> tuple[T
 
 
 def _mean_and_std(normalise: Any, shape: Shape) -> tuple[Tensor, Tensor]:
-    """A number for each channel of both, from numbers, sequences or arrays of any shape."""
+    """Parse mean and std per channel, from numbers, sequences or arrays of any shape."""
     try:
         mean, std = (torch.as_tensor(values).float().reshape(-1, *(1 for _ in shape[1:])) for values in normalise)
     except (TypeError, ValueError, RuntimeError):

@@ -1,4 +1,4 @@
-"""What a repair works on: its options, the samples, and forward passes of the network behind a map."""
+"""Options, samples and forward passes that all repair steps share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from trueup._core.errors import InputError
 from trueup.adaptation.batch_norm import Augment, Crop, estimate, share_copy
-from trueup.adaptation.composition import Composition, Normalise, PixelSpace, outside_remark, pixel_range
+from trueup.adaptation.composition import Composition, Normalise, PixelSpace, pixel_range, pixel_range_notes
 from trueup.adaptation.input_maps import FAMILIES, NEEDS_PIXELS, Shape
 from trueup.adaptation.last_layer import watch_inputs
 from trueup.clamping.calibration_set import CalibrationSet
@@ -29,47 +29,61 @@ from trueup.models.freezing import frozen, unwrap
 
 Part: TypeAlias = Literal["input", "batch_norm", "head"]
 PARTS: tuple[Part, ...] = ("input", "batch_norm", "head")
-"""What may be repaired, in this order."""
+"""Parts of a network that can be repaired, in this order."""
 MAPS = tuple(name for name in FAMILIES if name not in ("channel_gamma", "kernel5", "pixel_offset"))
-"""Families that are screened unless others are named."""
+"""Families that are screened by default."""
 MIN_SAMPLES = 50
-"""With fewer labels only a temperature is fitted; with fewer unlabelled inputs nothing is done."""
+"""Smallest number of samples: with fewer labels only a temperature is fitted, with fewer inputs nothing changes."""
 MAX_BYTES_KEPT = 1 << 32
-"""Bytes of samples that are kept in memory."""
+"""Largest size in bytes of samples in memory."""
 N_RESULTS_KEPT = 3
-"""Forward results that are kept, since several parts ask for the same."""
+"""Number of cached forward results; several steps need the same one."""
 
 
 @dataclass(frozen=True)
 class RepairOptions:
-    """What may be repaired, and how much may be tried."""
+    """Options of `repair`.
+
+    Parameters
+    ----------
+    parts
+        Parts that may be repaired: "input", "batch_norm", "head".
+    maps
+        Families of input maps to try, names of `FAMILIES`; None takes the default ones.
+    augment
+        Augmentation of the inputs while batch-norm statistics are estimated. "crop" shifts images by up to an eighth of
+        their side, as training commonly does. Pass a function to use the training's own augmentation.
+    budget
+        Number of forward passes after which no further input map is tried; later steps take at most 45 more.
+    device
+        Device to run the model on; None keeps the model's device.
+    """
 
     parts: Sequence[Part] | Part = PARTS
-    """Parts that may be repaired: "input", "batch_norm", "head"."""
+    """Parts that may be repaired."""
     maps: Sequence[str] | str | None = None
-    """Families of input maps to try, names of `FAMILIES`; None takes the usual ones."""
+    """Families of input maps to try."""
     augment: Augment | Literal["crop"] | None = "crop"
-    """Applied to inputs while batch-norm statistics are estimated. "crop" shifts images by up to an eighth of their
-    side, as training commonly does; a function is the training's own."""
+    """Augmentation while batch-norm statistics are estimated."""
     budget: float = 70.0
-    """No further input map is begun after so many forward passes; what follows takes at most 45 more."""
+    """Number of forward passes after which no further input map is tried."""
     device: Device | None = None
-    """Where the model runs; None leaves it where it is."""
+    """Device to run the model on."""
 
 
 class ForwardResult(NamedTuple):
-    """Outputs of a network for all samples, behind a map, with new batch-norm statistics or the stored ones."""
+    """Outputs of the network for all samples, behind a map, with stored or new batch-norm statistics."""
 
     changed: dict[str, Tensor]
     """The new statistics."""
     logits: Tensor
     features: np.ndarray | None
-    """Inputs of the last layer, if they were asked for."""
+    """Inputs of the last layer, if requested."""
 
 
 @dataclass(frozen=True)
 class RepairContext:
-    """The samples, what may be repaired, and how."""
+    """Samples and options of one repair."""
 
     model: nn.Module
     """The caller's model."""
@@ -88,19 +102,19 @@ class RepairContext:
     )
 
     def space(self, composition: Composition) -> PixelSpace:
-        """A map before the network."""
+        """Return a map before the network."""
         return PixelSpace(composition, self.low, self.high)
 
     def before(self, composition: Composition) -> PixelSpace | None:
-        """A map before the network; None for the identity."""
+        """Return a map before the network; None for the identity."""
         return self.space(composition) if composition.parts else None
 
     def estimate(self, composition: Composition, weight: float = 1.0) -> dict[str, Tensor]:
-        """New batch-norm statistics behind a map."""
+        """Estimate batch-norm statistics behind a map."""
         return estimate(self.network, self.before(composition), weight, augment=self.augment, seed=self.seed)
 
     def forward(self, composition: Composition, weight: float, head: str | None) -> ForwardResult:
-        """Logits behind a map and statistics renewed by this weight, and what goes into the last layer."""
+        """Run the network behind a map, with statistics of this weight; return logits and the last layer's inputs."""
         key = composition.name, composition.theta.cpu().numpy().tobytes(), weight, head
         if key not in self._results:
             changed = self.estimate(composition, weight) if weight else {}
@@ -120,7 +134,7 @@ def prepare(
     seed: int,
     progress: bool,
 ) -> Iterator[RepairContext]:
-    """Read the samples and hold the model frozen; on leaving it is as it was."""
+    """Read the samples and freeze the model; restore the model on exit."""
     loader = parse_loader("loader", loader)
     model, seed, parts = check_model(model), parse_seed(seed), _parse_parts(options.parts)
     require_positive("budget", options.budget)
@@ -139,39 +153,37 @@ def prepare(
         augment = _parse_augment(options.augment, samples.shape, low)
         context = RepairContext(model, samples, parts, low, high, families, augment, seed, options.budget, show)
         if normalise is not None:
-            context.notes.extend(outside_remark(samples, low, high))
-        context.notes.extend(_untested(families, samples))
+            context.notes.extend(pixel_range_notes(samples, low, high))
+        context.notes.extend(_untestable_note(families, samples))
         if obstacle:
-            context.notes.append(f"the input is left as it is: no gradients by it can be had, but {obstacle}")
+            context.notes.append(f"no input map was tried: the network gives no gradient by its input, but {obstacle}")
         if training:
-            context.notes.append(
-                "the network came in training mode, and what comes back is in it too: call eval() first"
-            )
+            context.notes.append("the network is in training mode, and so is the result: call eval() before using it")
         yield context
 
 
 def forward(
     network: Network, before: nn.Module | None, changed: dict[str, Tensor], head: str | None = None
 ) -> ForwardResult:
-    """Logits of all samples with changed tensors, and what goes into the last layer."""
+    """Run all samples through the network with changed tensors; return logits and the last layer's inputs."""
     model = share_copy(network.model, changed) if changed or head else network.model
-    network, seen = network.with_model(model), list[Tensor]()
+    network, rows = network.with_model(model), list[Tensor]()
     layers = {} if head is None else {head: model.get_submodule(head)}
-    with watch_inputs(layers, lambda _, __, x: seen.append(to_cpu(x))):
+    with watch_inputs(layers, lambda _, __, x: rows.append(to_cpu(x))):
         logits = network.logits(network.laid_out(before))
     if head is None:
         return ForwardResult(changed, logits, None)
-    features = torch.cat(seen) if seen else torch.empty(0, 0)  # a rank without samples
+    features = torch.cat(rows) if rows else torch.empty(0, 0)  # a rank without samples
     return ForwardResult(changed, logits, all_gather_rows(features).double().numpy())
 
 
 def other_samples(name: str, loader: Iterable[Any] | None, samples: Network) -> Network | None:
-    """More samples of the same network."""
+    """Read further samples for the same network."""
     if loader is None:
         return None
     others = Network(samples.model, CalibrationSet.read(loader, device=samples.device, limit=MAX_BYTES_KEPT))
     if others.shape != samples.shape:
-        raise InputError(name, f"have inputs of shape {samples.shape}, as the loader has", f"{others.shape}")
+        raise InputError(name, f"have inputs of shape {samples.shape}, like the loader", f"{others.shape}")
     others.check_inputs(name)
     if len(others.labels) < MIN_SAMPLES:
         raise InputError(name, f"have at least {MIN_SAMPLES} samples", f"{len(others.labels)}")
@@ -179,7 +191,7 @@ def other_samples(name: str, loader: Iterable[Any] | None, samples: Network) -> 
 
 
 def parse_loader(name: str, loader: Any) -> Iterable[Any]:
-    """A loader, and not the samples themselves, whose rows would be taken for batches."""
+    """Check that a loader gives batches; the arrays themselves would be read as one batch per row."""
     pair = isinstance(loader, tuple | list) and len(loader) == 2 and all(hasattr(part, "ndim") for part in loader)
     if pair and loader[0].ndim > loader[1].ndim == 1 and len(loader[0]) == len(loader[1]):
         hint = "a loader of one batch is [(inputs, labels)]"
@@ -194,12 +206,13 @@ def parse_loader(name: str, loader: Any) -> Iterable[Any]:
 
 
 class Unlabelled:
-    """Batches of a loader with the label 0 instead of their own, for what reads batches with labels."""
+    """Batches of a loader with the label 0 instead of their own, for readers of labelled batches."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader
 
     def __iter__(self) -> Iterator[Any]:
+        """Iterate over the batches."""
         for batch in self.loader:
             named = named_batch(batch)
             if named is not None:
@@ -212,7 +225,7 @@ class Unlabelled:
 
 
 def _n_rows(values: Iterable[Any]) -> int:
-    """Of the first array, or of the first inside of mappings and the like where there is no other."""
+    """Return the length of the first array, also inside mappings and sequences."""
     inside: list[Any] = []
     for value in values:
         if isinstance(value, Tensor | np.ndarray) and value.ndim:
@@ -255,15 +268,14 @@ def _parse_maps(maps: Sequence[str] | str | None, shape: Shape, *, known: bool) 
         if not FAMILIES[name].suits(shape):
             raise InputError("maps", f"suit inputs of shape {shape}", repr(name))
         if name in NEEDS_PIXELS and not known:
-            wanted = "be without gamma where the pixels' range is unknown"
-            raise InputError("maps", wanted, repr(name), "give normalise")
+            raise InputError("maps", "have no gamma without a known pixel range", repr(name), "pass normalise")
     return tuple(name for name in FAMILIES if name in names)
 
 
-def _untested(families: Sequence[str], network: Network) -> list[str]:
-    """A note on families of which a score test of so few samples says nothing."""
+def _untestable_note(families: Sequence[str], network: Network) -> list[str]:
+    """Return a note on families with too many parameters for a score test on these samples."""
     sizes = {name: FAMILIES[name].size(network.shape) for name in families}
     large = [f"{name} ({size})" for name, size in sizes.items() if len(network.labels) <= 2 * size]
     if not large or len(network.labels) < MIN_SAMPLES:
         return []
-    return [f"samples are too few to ask for maps of half as many parameters or more: {', '.join(large)}"]
+    return [f"these maps have too many parameters for {len(network.labels)} samples: {', '.join(large)}"]

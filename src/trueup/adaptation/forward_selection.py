@@ -1,11 +1,11 @@
-"""Forward selection of input maps: score tests propose a family, samples left out keep or refuse it.
+"""Forward selection of input maps: score tests propose a family, and held-out samples decide.
 
-A step extends the map by the family whose score test promises most. It is fitted with each fold left out in turn, and
-kept only if the paired gain on the samples left out exceeds 1.64 standard errors half way to the fit. Half the way has
-three quarters of the gain of a step in the right direction, at half of its noise, so that few labels can show it. If it
-is kept, the whole way is taken if it is better still and its own gain is as certain; a useless step that passes by
-chance then does a quarter of the harm. The gradients of samples left out, at the map that was kept, choose the next
-family. The first step is temperature alone.
+A step extends the map by the family with the largest expected gain. The extended map is fitted with each fold left out
+in turn. The step is tested halfway to the fit: the paired gain on held-out samples must exceed 1.64 standard errors.
+A half step in the right direction has three quarters of the gain at half the noise. So a small sample can show it. If a
+half step is kept, the full step replaces it if it is better and its own gain is significant. A useless step that passes
+by chance then does a quarter of the harm. The held-out gradients at the kept map choose the next family. The first step
+is temperature alone.
 """
 
 from __future__ import annotations
@@ -30,66 +30,68 @@ from trueup.clamping.subspace_search import STANDARD_ERRORS
 
 N_FOLDS = 3
 SIGNIFICANCE, TEACHER_SIGNIFICANCE = 0.25, 0.05
-"""Families are tried if the p-value of a score test times the number of tests is smaller: with Bonferroni's correction
-few false alarms come through, and samples left out decide. A teacher's probabilities have less noise than labels."""
+"""Levels of the score tests after Bonferroni's correction, for labels and for a teacher's probabilities. The first is
+loose, since held-out samples decide. Probabilities have less noise than labels."""
 FIRST_STEPS, LATER_STEPS, TEACHER_STEPS = 11, 8, 9
-"""Mini-batches of a search: from the identity, from a poorer map, and for a teacher's probabilities on all samples."""
+"""Numbers of mini-batches of a search: from the identity, from a smaller map, and for a teacher on all samples."""
 BATCHES_PER_EPOCH = 5
 MIN_BATCH, MAX_BATCH = 64, 256
-"""Smaller batches have too much noise: a step costs r/2b in the loss, which one step over all samples keeps in part."""
+"""Bounds of the batch size b. Small batches are noisy: a step with r parameters costs about r/2b in the loss."""
 SMALL_SAMPLE_STEPS = 8
-"""Mini-batches where the smallest batch is more than a fifth of the samples: few samples then cost no more passes."""
+"""Number of mini-batches if the smallest batch exceeds a fifth of the samples; it limits the number of passes."""
 STEP_SHARE = 0.5
-"""Share of the way from a map to the fit with more families, at which it is decided whether they help."""
+"""Share of the full step at which the extended map is tested."""
 N_GROUPS = 100
-"""Number of leave-one-group-out groups. They are small: where few samples have most of a gain, leaving out a tenth
-would take the evidence away from just those that gain."""
+"""Number of leave-one-group-out groups. They are small on purpose. Sometimes few samples carry most of a gain, and
+leaving out a tenth of the samples would remove the evidence."""
 MAX_FAILURES = 2
-"""Steps in a row that do not help before the selection ends."""
+"""Number of useless steps in a row that ends the selection."""
 MIN_HELD_OUT_TO_STOP = 150
-"""Samples left out that suffice to refuse a step before the other folds are fitted."""
+"""Number of held-out samples that suffices to refuse a step after the first fold."""
 COMPARABLE_GAIN = 0.9
-"""Share of the largest expected gain; of families that reach it, the smallest is tried."""
+"""Share of the largest expected gain; the smallest family that reaches it is tried."""
 MIN_EXTRA_GAIN = 0.3
-"""Share of a family's expected gain that another one must add for both to be tried as one step."""
+"""Share of the first family's expected gain that another family must add to join the same step."""
 MAX_FAMILIES_PER_STEP = 3
 BATCH_NORM_FAMILIES = ("offset", "affine")
-"""Families most of which new batch-norm statistics do by themselves."""
+"""Families whose effect new batch-norm statistics mostly have already."""
 
 
 @dataclass(frozen=True)
 class SelectionStep:
-    """One step of the selection, scored on samples left out of its fit."""
+    """One step of the selection, scored on held-out samples."""
 
     name: str
     title: str
     size: int
-    """Parameters besides the temperature."""
+    """Number of parameters besides the temperature."""
     parent: int
-    """The number of the step that it was compared with."""
+    """Number of the step it is compared with."""
     logits: np.ndarray = field(repr=False)
-    """Of each sample, calibrated, from the fit that left it out, (n, classes)."""
+    """Calibrated held-out logits of the samples, (n, classes)."""
     losses: np.ndarray = field(repr=False)
-    """(n,)."""
+    """Held-out losses, (n,)."""
     gain: float = 0.0
-    """By how much the mean loss is below the parent's."""
+    """Decrease of the mean loss from the parent."""
     error: float = 0.0
-    """Standard error of that."""
+    """Standard error of the gain."""
     kept: bool = True
     p_value: float | None = None
-    """Of the score test by which the family was chosen."""
+    """p-value of the score test that chose the family."""
     required: float = STANDARD_ERRORS
     """Standard errors that the gain had to exceed."""
     baseline: int | None = None
-    """An earlier step over which the gain must be certain as well."""
+    """Earlier step over which the gain must be significant, too."""
 
     def helps(self, steps: Sequence[SelectionStep], rows: np.ndarray | slice = slice(None), share: float = 1.0) -> bool:
-        """Whether some of the samples, a share of all, show the required gains.
+        """Check whether a subset with this share of the samples shows the required gains.
 
-        A share s of the samples shows √s of the standard errors that all of them show, and so many are required of it.
+        On a share s of the samples a gain has √s of its standard errors, so the requirement shrinks by √s.
         """
-        asked = [(self.parent, self.required), *([] if self.baseline is None else [(self.baseline, STANDARD_ERRORS)])]
-        for number, required in asked:
+        required_gains = [(self.parent, self.required)]
+        if self.baseline is not None:
+            required_gains.append((self.baseline, STANDARD_ERRORS))
+        for number, required in required_gains:
             gain, error = paired_gain(steps[number].losses[rows], self.losses[rows])
             if not gain > required * math.sqrt(share) * error:
                 return False
@@ -101,12 +103,12 @@ class FoldState:
     """A map that was fitted without one fold."""
 
     out: Tensor
-    """Mask of the samples left out."""
+    """Mask of the held-out samples."""
     composition: Composition
     temperature: float
 
     def interpolate(self, end: FoldState, share: float) -> FoldState:
-        """A share of the way from this map, brought to the same families, to another."""
+        """Interpolate between this map, extended to the other's families, and the other."""
         theta = torch.lerp(self.composition.theta.to(end.composition.theta), end.composition.theta, share)
         temperature = self.temperature ** (1 - share) * end.temperature**share
         return FoldState(self.out, end.composition.with_theta(theta), temperature)
@@ -114,16 +116,16 @@ class FoldState:
 
 @dataclass
 class ForwardSelection:
-    """The steps so far, and the maps of the step that is kept."""
+    """The steps so far, and the maps of the current step."""
 
     steps: list[SelectionStep]
     current: int
-    """The number of the step that is kept."""
+    """Number of the current step, the last one that was kept."""
     folds: list[FoldState]
     p_values: dict[str, float]
-    """Of each family, at the identity."""
+    """p-value of each family's score test at the identity."""
     stopped: str
-    """Why it ended."""
+    """Reason why the selection ended."""
 
     def score_step(
         self,
@@ -137,7 +139,7 @@ class ForwardSelection:
         required: float = STANDARD_ERRORS,
         baseline: int | None = None,
     ) -> SelectionStep:
-        """Add a step; it becomes the current one if its paired gain exceeds the required standard errors."""
+        """Add a step, and make it the current one if its paired gain exceeds the required standard errors."""
         losses = row_losses(logits, targets)
         gain, error = paired_gain(self.steps[self.current].losses, losses)
         step = SelectionStep(
@@ -149,13 +151,13 @@ class ForwardSelection:
         return step
 
     def nested_gain(self) -> tuple[np.ndarray, float, float]:
-        """Losses where the steps are chosen without the samples that they are scored on; their gain; its error."""
+        """Return losses at steps that were chosen without the scored samples, their gain, and its standard error."""
         losses = nested_losses(self.steps) if self.current else self.steps[0].losses
         return losses, *paired_gain(self.steps[0].losses, losses)
 
 
 def select_maps(context: RepairContext) -> ForwardSelection:
-    """Forward selection of families by labels, until no candidate has signal or two steps in a row were refused."""
+    """Select families by labels, until no candidate has signal or two steps in a row fail."""
     network, labels = context.network, context.network.labels
     plain, order = network.plain_logits(), sample_order(network, Loss())
     folds, logits = [], np.zeros(plain.shape)
@@ -164,7 +166,7 @@ def select_maps(context: RepairContext) -> ForwardSelection:
         folds.append(FoldState(out, Composition([]), Loss().temperature(plain[~out], labels[~out])))
         logits[out.numpy()] = plain[out].double().numpy() / folds[-1].temperature
     first = SelectionStep("temperature", "temperature alone", 0, 0, logits, row_losses(logits, labels))
-    selection = ForwardSelection([first], 0, folds, {}, "no map was asked for")
+    selection = ForwardSelection([first], 0, folds, {}, "no input map was requested")
     if not context.families:
         return selection
     context.progress("screening families of input maps")
@@ -177,12 +179,12 @@ def select_maps(context: RepairContext) -> ForwardSelection:
         families = _choose(scores, p_values, refused, context.seed, SIGNIFICANCE)
         if not families or network.cost().equivalents > context.budget:
             no_signal = "no other family has signal" if len(selection.steps) > 1 else "no family of maps has signal"
-            selection.stopped = "the budget of passes was spent" if families else no_signal
+            selection.stopped = "the budget of forward passes was used up" if families else no_signal
             return selection
         context.progress(f"input map: {' + '.join(families)}")
         kept = _try_families(context, selection, families, p_values[families[0]])
         if kept is None:
-            refused.add(families[-1])  # of two the first may yet do alone
+            refused.add(families[-1])  # the first family may still help without the last one
             failures += 1
             continue
         selection.folds, failures = kept, 0
@@ -196,9 +198,9 @@ def select_maps(context: RepairContext) -> ForwardSelection:
 def _try_families(
     context: RepairContext, selection: ForwardSelection, families: Sequence[str], p_value: float
 ) -> list[FoldState] | None:
-    """Fit the map with more families, each fold left out in turn; score it half way, and if that helps the whole way.
+    """Fit the extended map with each fold left out in turn, test the half step, and if it helps the full step.
 
-    One test decides, so that a useless step is kept no more often than its level says.
+    Only the half step's test decides, so a useless step is kept at the rate of one test.
     """
     start, labels = selection.current, context.network.labels
     current = selection.steps[start]
@@ -208,12 +210,12 @@ def _try_families(
         ends.append(end)
         halves.append(before.interpolate(end, STEP_SHARE))
         held, losses = _score_fold(context, halves[-1], logits)
-        # What does not help many samples left out is hardly kept by all; up to two thirds of its cost are saved.
+        # If many held-out samples show no gain, the other folds will hardly; stopping saves up to two thirds.
         if held.sum() >= MIN_HELD_OUT_TO_STOP and losses.mean() >= current.losses[held].mean():
             break
     composition = ends[0].composition
     name, title, size = composition.name, composition.title, len(composition.theta)
-    half = selection.score_step(name, f"half way: {title}", size, logits, labels, p_value=p_value)
+    half = selection.score_step(name, f"half step: {title}", size, logits, labels, p_value=p_value)
     if len(halves) < len(selection.folds):
         selection.steps[-1], selection.current = replace(half, kept=False), start
     if not selection.steps[-1].kept:
@@ -221,12 +223,12 @@ def _try_families(
     logits = half.logits.copy()
     for end in ends:
         _score_fold(context, end, logits)
-    whole = selection.score_step(name, title, size, logits, labels, p_value=p_value, required=0.0, baseline=start)
-    return ends if whole.kept else halves
+    full = selection.score_step(name, title, size, logits, labels, p_value=p_value, required=0.0, baseline=start)
+    return ends if full.kept else halves
 
 
 def _score_fold(context: RepairContext, state: FoldState, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Write the logits of the samples left out of a fit into their rows; their mask and their losses."""
+    """Write a fit's held-out logits into their rows; return the mask of these rows and their losses."""
     held = state.out.numpy()
     z = logits_through(context.network, context.space(state.composition), state.out.nonzero()[:, 0])
     logits[held] = z.double().numpy() / state.temperature
@@ -236,10 +238,10 @@ def _score_fold(context: RepairContext, state: FoldState, logits: np.ndarray) ->
 def _held_out_scores(
     context: RepairContext, states: Sequence[FoldState], candidates: Sequence[str]
 ) -> dict[str, Scores]:
-    """Scores of candidates by labels, at the map of each fold, of the samples left out of its fit.
+    """Compute the candidates' scores by labels, on held-out samples at the map of each fold.
 
-    Null distribution and curvature average the observed and the expected Fisher information. The first alone is blind
-    to mistakes that did not happen, the second trusts the predictions.
+    Null distribution and curvature average the observed and the expected Fisher information. The observed one misses
+    rare mistakes, and the expected one trusts the predictions.
     """
     network, parts = context.network, list[dict[str, Scores]]()
     for state in states:
@@ -252,7 +254,7 @@ def _held_out_scores(
         both = SampleGradients(observed.logits, *fisher)
         fitted = [part.name for part in state.composition.parts]
         parts.append(_scores((observed, both, both), extended, candidates, fitted))
-    # In any order: only sums over samples are asked of them.
+    # The order does not matter, since only sums over samples are used.
     return {
         name: Scores(*(np.concatenate(rows) for rows in zip(*(scores[name] for scores in parts), strict=True)))
         for name in candidates
@@ -260,15 +262,15 @@ def _held_out_scores(
 
 
 def row_losses(logits: np.ndarray, targets: Tensor) -> np.ndarray:
-    """The cross-entropy of each row, of labels or of probabilities."""
+    """Compute the cross-entropy of each row to labels or probabilities."""
     if targets.ndim == 1:
         return Loss().rows(torch.from_numpy(logits), targets, 1.0).numpy()
     terms = targets.double() * torch.log_softmax(torch.from_numpy(logits), dim=1)
-    return -torch.where(targets > 0, terms, 0.0).sum(dim=1).numpy()  # a masked class has no part in it
+    return -torch.where(targets > 0, terms, 0.0).sum(dim=1).numpy()  # masked classes do not count
 
 
 def nested_losses(steps: Sequence[SelectionStep], groups: int = N_GROUPS) -> np.ndarray:
-    """Losses of each sample at the step that the other groups of samples choose."""
+    """Compute each sample's loss at the step that the other groups choose."""
     losses = steps[0].losses.copy()
     for group in range(groups):
         out, current = np.arange(len(losses)) % groups == group, 0
@@ -280,10 +282,7 @@ def nested_losses(steps: Sequence[SelectionStep], groups: int = N_GROUPS) -> np.
 
 
 def average_folds(selection: ForwardSelection) -> Composition:
-    """The mean of the maps of the folds: to first order the fit to all samples, with less noise.
-
-    Each sample is in all fits but one, so that the mean of their influences is that of the whole.
-    """
+    """Average the maps of the folds: to first order the fit to all samples, with less noise."""
     composition = selection.folds[0].composition
     if not len(composition.theta):
         return composition
@@ -293,10 +292,11 @@ def average_folds(selection: ForwardSelection) -> Composition:
 def fit_to_teacher(
     context: RepairContext, targets: Tensor, temperature: float, start: Composition | None = None
 ) -> Composition:
-    """A map that brings the network near to a teacher's probabilities; from `start`, its families alone.
+    """Fit a map that brings the network's predictions close to a teacher's probabilities.
 
-    Families are selected as with labels, but on one split: a third of the samples scores each step by the cross-entropy
-    to the teacher. At the end the map is fitted to all samples, and left as it was where that brings them no nearer.
+    With `start` only its families are fitted. Otherwise families are selected as with labels, but on one split: a third
+    of the samples scores each step by the cross-entropy to the teacher. Finally the map is fitted to all samples. The
+    final fit is used only if it lowers the cross-entropy.
     """
     network = context.network
     out = fold_mask(sample_order(network, Loss()), 0, N_FOLDS)
@@ -305,7 +305,7 @@ def fit_to_teacher(
         state = _select_for_teacher(context, targets, state)
     if not len(state.composition.theta):
         return state.composition
-    context.progress("input map by the teacher's answers")
+    context.progress("input map by the teacher's predictions")
     fitted = _fit_map(context, targets, state, torch.arange(len(targets)), TEACHER_STEPS, context.seed)
 
     def loss(state: FoldState) -> float:
@@ -316,17 +316,17 @@ def fit_to_teacher(
 
 
 def _select_for_teacher(context: RepairContext, targets: Tensor, state: FoldState) -> FoldState:
-    """Extend the map as long as a third of the samples, left out, come nearer to the teacher.
+    """Extend the map as long as a held-out third of the samples comes closer to the teacher.
 
-    The teacher's batch norm takes gains and offsets of channels away by itself. A map that does the same again brings
-    the network near to the teacher's mistakes and no further; what is left without them is what only a map can do.
+    The teacher's batch norm already corrects gains and offsets of channels. A map of these families would only copy the
+    teacher's mistakes. So they are nuisance parameters of the score tests, and only other families are tried.
     """
     network, out = context.network, state.out
     renewed = [name for name in context.families if name in BATCH_NORM_FAMILIES]
     families = [name for name in context.families if name not in BATCH_NORM_FAMILIES]
 
     def scores_at(state: FoldState) -> tuple[Tensor, dict[str, Scores]]:
-        """Logits of all samples, and scores of candidates; labels drawn from the teacher give the curvature."""
+        """Return logits of all samples and the candidates' scores; labels drawn from the teacher give the curvature."""
         candidates = _candidates(families, state.composition, set())
         extended = _add_identities(context, state.composition, [*candidates, *renewed])
         gradients, drawn = fisher_gradients(
@@ -356,7 +356,7 @@ def _select_for_teacher(context: RepairContext, targets: Tensor, state: FoldStat
 def _fit_fold(
     context: RepairContext, targets: Tensor, fold: FoldState, families: Sequence[str], seed: int
 ) -> tuple[FoldState, FoldState]:
-    """The state with more families before and after their fit."""
+    """Extend a fold's map by families; return it before and after the fit."""
     composition = fold.composition
     for family in families:
         composition = composition.extend(family, context.network.shape)
@@ -385,22 +385,22 @@ def _candidates(families: Sequence[str], composition: Composition, refused: set[
 
 
 def _add_identities(context: RepairContext, composition: Composition, names: Sequence[str]) -> Composition:
-    """The map with more families at the identity, for their gradients alone."""
+    """Add families at the identity, for their gradients only."""
     return Composition([*composition.parts, *(FAMILIES[name](context.network.shape) for name in names)])
 
 
 class Scores(NamedTuple):
-    """Per-sample gradients by a family's coordinates, without what T and the families of the map explain."""
+    """Per-sample gradients by a family's coordinates, with nuisance parameters projected out."""
 
     slope: np.ndarray
-    """Whose mean is the slope of the loss, (n, r)."""
+    """Gradients whose mean is the slope of the loss, (n, r)."""
     curvature: np.ndarray
-    """Whose second moment is its curvature, (m, r)."""
+    """Gradients whose second moment is the curvature of the loss, (m, r)."""
     null: np.ndarray
     """Gradients for simulating the null distribution by sign flips, (l, r)."""
 
     def without(self, nuisance: Sequence[Scores]) -> Scores:
-        """What is left of the slope where the nuisance coordinates are at their best."""
+        """Project out the nuisance coordinates."""
         known = [np.column_stack(parts) for parts in zip(*nuisance, strict=True)]
         if len(self.curvature) <= 2 * known[1].shape[1]:
             known = [rows[:, :1] for rows in known]
@@ -408,7 +408,7 @@ class Scores(NamedTuple):
         return Scores(*(rows - other @ explained for rows, other in zip(self, known, strict=True)))
 
     def p_value(self, seed: int) -> float:
-        """Of the score test; 1 where the samples are too few for it."""
+        """Return the p-value of the score test; 1 if there are too few samples for it."""
         n, r = self.slope.shape
         return score_test(self.slope, self.null, seed=seed) if n > 2 * r else 1.0
 
@@ -416,7 +416,7 @@ class Scores(NamedTuple):
 def _scores(
     gradients: Sequence[SampleGradients], composition: Composition, names: Sequence[str], fitted: Sequence[str]
 ) -> dict[str, Scores]:
-    """Scores of families, from gradients for the slope, the curvature and the null distribution."""
+    """Compute scores of families from gradients for the slope, the curvature and the null distribution."""
     ends = np.cumsum([0, *composition.sizes])
     columns = {
         part.name: Scores(*(rows.theta[:, a:b] for rows in gradients))
@@ -427,9 +427,9 @@ def _scores(
 
 
 def _expected_gain(scores: Scores) -> float:
-    """The gain on new samples by a quadratic model: (S − 2r)/2n, S the score statistic.
+    """Estimate the gain on new samples by a quadratic model: (S − 2r)/2n, with S the score statistic.
 
-    In the samples themselves it would be S/2n; fitting r parameters costs r/n of that elsewhere.
+    The gain on the fitted samples is S/2n. Fitting r parameters costs r/n on new ones.
     """
     n, r = scores.slope.shape
     mean = scores.slope.mean(axis=0)
@@ -441,13 +441,14 @@ def _expected_gain(scores: Scores) -> float:
 def _choose(
     scores: dict[str, Scores], p_values: dict[str, float], refused: set[str], seed: int, level: float
 ) -> tuple[str, ...]:
-    """The family of largest expected gain, and others that add enough to it; or none."""
-    able = [name for name, p in p_values.items() if p * len(p_values) < level and name not in refused]
-    gains = {name: gain for name in able if (gain := _expected_gain(scores[name])) > 0}
+    """Choose the family with the largest expected gain, and others that add enough to it; or none."""
+    significant = [name for name, p in p_values.items() if p * len(p_values) < level and name not in refused]
+    gains = {name: gain for name in significant if (gain := _expected_gain(scores[name])) > 0}
     if not gains:
         return ()
-    enough = COMPARABLE_GAIN * max(gains.values())
-    chosen = [min((name for name in gains if gains[name] >= enough), key=lambda name: scores[name].slope.shape[1])]
+    smallest_gain = COMPARABLE_GAIN * max(gains.values())
+    comparable = [name for name in gains if gains[name] >= smallest_gain]
+    chosen = [min(comparable, key=lambda name: scores[name].slope.shape[1])]
     while len(chosen) < MAX_FAMILIES_PER_STEP:
         rest = {
             name: scores[name].without([scores[other] for other in chosen])

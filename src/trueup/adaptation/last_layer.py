@@ -1,4 +1,4 @@
-"""A network's last layer, corrected by a convex fit: z = s·(W₀h + b₀) + ΔW ĥ + Δb with a ridge penalty."""
+"""Correct a network's last layer by a convex fit: z = s·(W₀h + b₀) + ΔW ĥ + Δb with a ridge penalty."""
 
 from __future__ import annotations
 
@@ -14,34 +14,35 @@ from torch import Tensor, nn
 from trueup._core.optimize import FitError, Stage, lbfgs
 
 RIDGES = (1.0, 0.3, 0.1, 0.03, 0.01)
-"""Penalties λ‖(ΔW, Δb)‖² of the mean loss that are tried, from a small correction to a large one."""
+"""Penalties λ of the term λ‖(ΔW, Δb)‖² in the mean loss, from a small correction to a large one."""
 MIN_SPREAD = 0.25
-"""Of the root mean square over features: one that varies less is measured by this. A unit that is active in one sample
-of hundreds would get a weight of thousands for it, and the next sample in which it is active would pay."""
+"""Smallest standard deviation used for standardising, relative to the root mean square over features. A unit that is
+active in one sample of hundreds would otherwise get a huge weight. The next sample with this unit active would suffer.
+"""
 HALF_PRECISION_TOLERANCE = 0.02
 """Relative difference that rounding to half precision may make."""
 MAX_PARAMETERS = 200_000
-"""Numbers in a last layer that a few hundred labels can still be asked about."""
+"""Largest number of parameters of a last layer that is corrected."""
 
 
 class Correction(NamedTuple):
-    """What is added to a last layer, in units of standardised features."""
+    """Correction of a last layer, in units of standardised features."""
 
     scale: float
     weight: np.ndarray
     """ΔW (K, d)."""
     bias: np.ndarray
     centre: np.ndarray
-    """Of the features, (d,)."""
+    """Mean of the features, (d,)."""
     spread: np.ndarray
 
     def logits(self, logits: np.ndarray, features: np.ndarray) -> np.ndarray:
-        """The corrected logits (n, K)."""
+        """Return the corrected logits (n, K)."""
         standardised = (features - self.centre) / self.spread
         return self.scale * logits + standardised @ self.weight.T + self.bias
 
     def layer(self, layer: nn.Linear) -> tuple[Tensor, Tensor]:
-        """Weight and bias of the corrected layer."""
+        """Return weight and bias of the corrected layer."""
         change = self.weight / self.spread
         old = torch.zeros(layer.out_features) if layer.bias is None else layer.bias.detach()
         weight = self.scale * layer.weight.detach().double().cpu() + torch.from_numpy(change)
@@ -52,13 +53,13 @@ class Correction(NamedTuple):
 def fit_correction(
     logits: np.ndarray, features: np.ndarray, labels: np.ndarray, ridge: float, start: Correction | None = None
 ) -> Correction:
-    """Minimise the mean cross-entropy plus λ‖(ΔW, Δb)‖² over s, ΔW and Δb; convex, so from any start.
+    """Minimise the mean cross-entropy plus λ‖(ΔW, Δb)‖² over s, ΔW and Δb, which is convex.
 
     >>> rng = np.random.default_rng(0)
     >>> h, y = rng.normal(size=(300, 2)), rng.integers(0, 2, 300)
     >>> z = np.zeros((300, 2))
-    >>> found = fit_correction(z, h + np.eye(2)[y], y, 0.01)
-    >>> bool(found.weight[0, 0] > 0.3 > -0.3 > found.weight[1, 0])
+    >>> correction = fit_correction(z, h + np.eye(2)[y], y, 0.01)
+    >>> bool(correction.weight[0, 0] > 0.3 > -0.3 > correction.weight[1, 0])
     True
     """
     n, classes = logits.shape
@@ -95,16 +96,16 @@ def fit_correction(
 
 
 def find_head(model: nn.Module, call: Callable[[], Tensor]) -> str | None:
-    """The name of the one linear layer whose output is the logits that a call of the model returns, if there is one."""
+    """Return the name of the only linear layer whose output is the model's logits, if there is one."""
     calls: dict[str, list[tuple[Tensor, Tensor]]] = {}
 
     def hook(name: str) -> Callable[..., None]:
-        def note(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+        def record(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
             if output.ndim == 2:
-                # Copies: what follows may change its input in place, and would then seem to be the layer itself.
+                # Later modules may change their input in place, so copies are kept.
                 calls.setdefault(name, []).append((first_input(args, kwargs).clone(), output.clone()))
 
-        return note
+        return record
 
     layers = {name: module for name, module in model.named_modules() if _is_linear(module)}
     handles = [layer.register_forward_hook(hook(name), with_kwargs=True) for name, layer in layers.items()]
@@ -114,7 +115,7 @@ def find_head(model: nn.Module, call: Callable[[], Tensor]) -> str | None:
     finally:
         for handle in handles:
             handle.remove()
-    names = [name for name, seen in calls.items() if any(torch.equal(z, logits) for _, z in seen)]
+    names = [name for name, pairs in calls.items() if any(torch.equal(z, logits) for _, z in pairs)]
     if len(names) != 1 or len(calls[names[0]]) > 1:
         return None
     ((x, _),) = calls[names[0]]
@@ -122,13 +123,13 @@ def find_head(model: nn.Module, call: Callable[[], Tensor]) -> str | None:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """Whether a layer is linear, small, and has a weight of its own: old ways of weight norm make it of others."""
-    own = type(module) is nn.Linear and "weight" in module._parameters
-    return own and module.weight.numel() <= MAX_PARAMETERS  # type: ignore[operator]
+    """Check whether a layer is linear and small, with the weight as a parameter (not with old weight norm)."""
+    has_weight = type(module) is nn.Linear and "weight" in module._parameters
+    return has_weight and module.weight.numel() <= MAX_PARAMETERS  # type: ignore[operator]
 
 
 def _computes(layer: nn.Module, x: Tensor, logits: Tensor) -> bool:
-    """Whether the layer's numbers give the logits, up to rounding to half precision: hooks may do something else."""
+    """Check whether the layer's parameters give the logits, up to half precision; hooks may change the output."""
     weight, bias = layer._parameters["weight"], layer._parameters.get("bias")
     assert weight is not None
     expected = x.double() @ weight.double().T + (0.0 if bias is None else bias.double())
@@ -136,7 +137,7 @@ def _computes(layer: nn.Module, x: Tensor, logits: Tensor) -> bool:
 
 
 def first_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    """What a layer of one input was given, by its place or by its name."""
+    """Return the input of a layer, passed by position or by name."""
     return (args[0] if args else kwargs["input"]).detach()
 
 
@@ -158,9 +159,9 @@ def watch_inputs(layers: Mapping[str, nn.Module], action: Callable[[str, nn.Modu
 def cross_fit_head(
     folds: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], labels: np.ndarray
 ) -> dict[float, np.ndarray]:
-    """λ → logits of the samples, each from the fit that left it out.
+    """Return held-out logits of all samples for each λ.
 
-    A fold is (held-out mask, logits, features), of all samples at the fold's own map.
+    A fold is (held-out mask, logits, features) of all samples at the fold's map.
     """
     held_out = {ridge: np.empty(folds[0][1].shape) for ridge in RIDGES}
     for out, logits, features in folds:

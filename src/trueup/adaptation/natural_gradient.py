@@ -1,7 +1,7 @@
-"""Natural-gradient search for an input map: every parameter's gradient comes from the one gradient of the input.
+"""Natural-gradient search for an input map. All parameter gradients follow from the gradient by the mapped input.
 
-A forward and a backward pass of a mini-batch give G_i = ∂ℓ_i/∂(mapped input); the gradient of sample i by the map's
-parameters is the vector-Jacobian product (∂M_θ(x_i)/∂θ)ᵀ G_i, which needs no pass through the network. The logarithm of
+A forward and a backward pass of a mini-batch give G_i = ∂ℓ_i/∂(mapped input). The gradient of sample i by the map's
+parameters is the vector-Jacobian product (∂M_θ(x_i)/∂θ)ᵀ G_i. It needs no pass through the network. The logarithm of
 the temperature is one more coordinate.
 """
 
@@ -22,12 +22,12 @@ from trueup.clamping.network import Network, gradients_of, to_cpu
 from trueup.models._distributed import all_gather_rows, raise_on_all_ranks
 
 MAX_FISHER_ROWS = 900
-"""Per-sample gradients of which the Fisher matrix is made."""
+"""Number of recent per-sample gradients in the Fisher matrix."""
 DAMPING = 0.05
-"""Of its mean diagonal, added to it."""
+"""Share of the Fisher matrix's mean diagonal that is added to its diagonal."""
 N_AVERAGED_ITERATES = 5
-"""Iterates at the end of a search of which the mean is taken."""
-_WIDE = 400  # from so many coordinates on, the system is solved among the samples
+"""Number of final iterates that are averaged."""
+_WIDE = 400  # with more coordinates, Woodbury's identity gives a system with one equation per sample
 _LEAST_T, _MOST_T = 1e-3, 1e3
 
 
@@ -37,13 +37,13 @@ class SampleGradients(NamedTuple):
     logits: Tensor
     """(m, classes), not divided by the temperature."""
     theta: np.ndarray
-    """By the map's coordinates, (m, r)."""
+    """Gradients by the map's coordinates, (m, r)."""
     log_temperature: np.ndarray
-    """By ln T, (m,)."""
+    """Gradients by ln T, (m,)."""
 
 
 class _Tap(nn.Module):
-    """A map that keeps what came in and what went out, where gradients are asked for."""
+    """A map that keeps its input and its output, through which gradients are taken."""
 
     source: Tensor
     mapped: Tensor
@@ -56,17 +56,17 @@ class _Tap(nn.Module):
         with torch.no_grad():
             mapped = self.before(x)
         self.source, self.mapped = x.detach(), mapped.detach().requires_grad_()
-        return self.mapped.clone()  # which a network may change in place, as no leaf
+        return self.mapped.clone()  # a network may change its input in place, and a leaf forbids that
 
 
 def logits_through(network: Network, before: nn.Module | None, index: Tensor | None = None) -> Tensor:
-    """Logits of some samples, numbered over all ranks, in the order of their numbers."""
+    """Compute logits of some samples, numbered over all ranks, in the order of their numbers."""
     inputs = None if index is None else local_subset(network.inputs, index)
     return network.logits(network.laid_out(before), inputs=inputs)
 
 
 Residual = Callable[[Tensor, Tensor], Tensor]
-"""From probabilities of some samples and their numbers to the slope of each one's loss by its logits."""
+"""Function from probabilities of samples and their numbers to the gradient of each loss by its logits."""
 
 
 def sample_gradients(
@@ -82,17 +82,17 @@ def sample_gradients(
 def fisher_gradients(
     network: Network, before: PixelSpace, targets: Tensor, temperature: float, index: Tensor | None = None, *, seed: int
 ) -> tuple[SampleGradients, SampleGradients]:
-    """The same, and for each sample a random gradient whose outer product is on average its Fisher information.
+    """Return `sample_gradients`, and random gradients whose mean outer product is the Fisher information.
 
-    It is Jᵀ(diag √p − p√pᵀ)v with v normal and J the logits' derivatives: mean and covariance are those of the gradient
-    where the label is drawn of the answer p itself, but it takes no rare label for it to be large. Few labels seldom
-    hold the mistakes to which most of the variance is due; their own gradients then promise far more than there is. It
-    costs a backward pass.
-    Where `targets` are a teacher's probabilities, it is the gradient by labels drawn from these. Gradients by the
-    probabilities vanish near the teacher; those by the network's own are small where it is sure and wrong.
+    The random gradient is Jᵀ(diag √p − p√pᵀ)v, with v normal and J the derivatives of the logits. Its mean and
+    covariance are those of the gradient with a label drawn from p. But its size does not depend on a rare label. Few
+    samples seldom contain the rare mistakes that cause most of the variance. The observed gradients then look far more
+    significant than they are. The random gradients cost one backward pass.
+    If `targets` are a teacher's probabilities, labels are drawn from them instead. Gradients by the probabilities
+    themselves vanish near the teacher. Gradients by the network's own p are small for confident mistakes.
     """
     if targets.ndim == 1:
-        # Drawn for all samples, so that a sample's numbers do not depend on its batch or its rank.
+        # All samples are drawn at once, so a sample's numbers do not depend on its batch or rank.
         normal = np.random.default_rng(seed).standard_normal(network.plain_logits().shape)
         drawn = _by_fisher(torch.from_numpy(normal))
     else:
@@ -128,14 +128,14 @@ def _gradients(
             z = network.batch_logits(batch, tap)
             s = to_cpu(z).double() / temperature
             p = torch.softmax(s, dim=1)
-            for number, of in enumerate(residuals, start=1):
-                residual = of(p, rows)
+            for number, residual_of in enumerate(residuals, start=1):
+                residual = residual_of(p, rows)
                 slope = (residual / temperature).to(z)
                 (g,) = gradients_of(z, [tap.mapped], slope, retain_graph=number < len(residuals))
                 network.count(backward=len(rows))
                 by_theta = pull_back(before, theta.to(tap.source.device), tap.source, g)
                 # d/d ln T of the cross-entropy of s = z/T is −Σ_k (p_k − q_k) s_k.
-                by_t = -torch.where(torch.isinf(s), 0.0, residual * s).sum(dim=1)  # masked classes have no part in it
+                by_t = -torch.where(torch.isinf(s), 0.0, residual * s).sum(dim=1)  # masked classes do not count
                 parts[number - 1].append((to_cpu(z), by_theta.double().cpu(), by_t))
     gathered = []
     for batches in parts:
@@ -147,7 +147,7 @@ def _gradients(
 
 
 def pull_back(before: PixelSpace, theta: Tensor, x: Tensor, gradient: Tensor) -> Tensor:
-    """Each sample's gradient by θ, (m, r), from that by its mapped input.
+    """Compute each sample's gradient by θ, (m, r), from its gradient by the mapped input.
 
     >>> from trueup.adaptation.input_maps import Offset
     >>> space = PixelSpace(Offset((2,)), torch.tensor(0.0), torch.tensor(1.0))
@@ -171,16 +171,16 @@ def natural_gradient(
     batch_size: int,
     seed: int,
 ) -> tuple[Tensor, float]:
-    """Minimise the mean cross-entropy of f(M_θ(x))/T plus |θ|²/(2N) over θ and T, from where the map is.
+    """Minimise the mean cross-entropy of f(M_θ(x))/T plus |θ|²/(2N) over θ and T, from the given map.
 
-    Each step is −η (F + D)⁻¹ v: F the empirical Fisher matrix of the last per-sample gradients, v the prior's gradient
-    plus a running mean of those of the mini-batches, D the prior's precision plus damping. η is halved for the last two
-    fifths of the steps; the last iterates are averaged. A step over all samples follows: one step of scoring from an
-    estimate that is right but for the noise of mini-batches is as good as the minimum. T has no prior.
-    Where targets are probabilities, each step draws labels of them: gradients by the probabilities themselves vanish as
-    the answers come near, and what they would say of the curvature is far too little. The last step's v is by the
-    probabilities, without the noise of the draw.
-    Amari, "Natural gradient works efficiently in learning" (1998).
+    Each step is −η (F + D)⁻¹ v. F is the empirical Fisher matrix of recent per-sample gradients. v is the prior's
+    gradient plus a running mean of mini-batch gradients. D is the prior's precision plus damping. T has no prior. η is
+    halved for the last two fifths of the steps, and the final iterates are averaged. One scoring step over all samples
+    follows; from such an estimate it is as good as the minimum.
+    If targets are probabilities, each step draws labels from them. Gradients by the probabilities themselves vanish
+    near the target, and would underestimate the curvature. The final step uses the probabilities, without the noise of
+    the draw.
+    Amari (1998), "Natural gradient works efficiently in learning".
     """
     n = len(index)
     theta = np.append(before.inner.theta.double().numpy(), np.log(temperature))
@@ -188,9 +188,9 @@ def natural_gradient(
     precision = np.append(np.full(r - 1, 1 / n), 0.0)
     limit = max(1.0, 0.3 * np.sqrt(r))
 
-    def gradients_at(theta: np.ndarray, some: Tensor, answers: Tensor) -> np.ndarray:
+    def gradients_at(theta: np.ndarray, batch: Tensor, targets: Tensor) -> np.ndarray:
         current = PixelSpace(before.inner.with_theta(torch.from_numpy(theta[:-1]).float()), before.low, before.high)
-        gradients = sample_gradients(network, current, answers, float(np.exp(theta[-1])), some)
+        gradients = sample_gradients(network, current, targets, float(np.exp(theta[-1])), batch)
         return np.column_stack([gradients.theta, gradients.log_temperature])
 
     def step_from(theta: np.ndarray, rows: np.ndarray, mean: np.ndarray, size: float) -> np.ndarray:
@@ -213,7 +213,7 @@ def natural_gradient(
 
 
 def draw_labels(targets: Tensor, seed: Sequence[int]) -> Tensor:
-    """One label of each row of probabilities; labels as they are.
+    """Draw one label from each row of probabilities; return labels unchanged.
 
     >>> draw_labels(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), [0])
     tensor([1, 0])
@@ -225,7 +225,7 @@ def draw_labels(targets: Tensor, seed: Sequence[int]) -> Tensor:
 
 
 def solve_damped(gradients: np.ndarray, vector: np.ndarray, precision: np.ndarray) -> np.ndarray:
-    """(UᵀU + D)⁻¹v, U being the gradients over √m, D the precision plus a share of UᵀU's mean diagonal.
+    """Compute (UᵀU + D)⁻¹v, with U the gradients over √m, and D the precision plus damping.
 
     >>> solve_damped(np.eye(2), np.ones(2), np.ones(2)).round(4)
     array([0.6557, 0.6557])
@@ -234,18 +234,18 @@ def solve_damped(gradients: np.ndarray, vector: np.ndarray, precision: np.ndarra
     diagonal = precision + DAMPING * float(np.einsum("ij,ij", u, u)) / u.shape[1] + 1e-12
     if u.shape[1] <= _WIDE:
         return np.linalg.solve(u.T @ u + np.diag(diagonal), vector)
-    # Woodbury's identity: as many equations as samples.
+    # Woodbury's identity gives one equation per sample.
     scaled, inner = u / diagonal, vector / diagonal
     return inner - scaled.T @ np.linalg.solve(np.eye(len(u)) + scaled @ u.T, u @ inner)
 
 
 def _mini_batches(index: Tensor, size: int, seed: int) -> Iterator[Tensor]:
-    """Endless mini-batches, each sample once before any comes again."""
+    """Yield mini-batches without end; each epoch has every sample once."""
     rest, epoch = index[:0], 0
     while True:
         if len(rest) < size:
             order = random_order(len(index), [seed, epoch])
             rest, epoch = torch.cat([rest, index[torch.from_numpy(order)]]), epoch + 1
-        # A sample may come twice where an epoch ends inside of a batch; passes take each once.
+        # A batch across two epochs may hold a sample twice; it is used once.
         yield torch.unique(rest[:size])
         rest = rest[size:]

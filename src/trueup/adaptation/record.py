@@ -1,8 +1,8 @@
-"""What a repair returns: the network, the record of what was wrong, done and gained, and their part of a file.
+"""The repaired network, its record, and the content of its file.
 
-The content of the header is {"maps": {name: shape}, "record": …, "model": {name: shape}, "weights": numbers that
-identify the network}. Tensors are `map.NAME` (θ of each family), `low`, `high`, `temperature`, and, for batch-norm
-statistics and the last layer, `model.NAME`. The weights that stay are not in it.
+The header is {"maps": {name: shape}, "record": …, "model": {name: shape}, "weights": fingerprint of the network}. The
+tensors are `map.NAME` (θ of each family), `low`, `high`, `temperature`, and `model.NAME` for changed tensors of the
+network. Unchanged weights are not stored.
 """
 
 from __future__ import annotations
@@ -30,85 +30,95 @@ from trueup.models.calibrated import Calibrated, device_of
 from trueup.models.freezing import copy_modes, unwrap
 
 _ENTRIES = {"maps", "record", "model"}
-_LAST = "last"
-"""An entry of files whose network ends in more than a temperature."""
+_METHOD_ENTRY = "last"
+"""Entry for the post-hoc method after the temperature, if there is one."""
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One step of the forward selection, and its loss on samples left out."""
+    """One step of the forward selection, and its held-out loss."""
 
     name: str
+    """Short name of the step."""
     title: str
+    """Description of the step."""
     parameters: int
+    """Number of parameters besides the temperature."""
     loss: float
     """Held-out cross-entropy."""
     gain: float
-    """Below the step it was compared with."""
+    """Decrease of the loss from the step it is compared with."""
     error: float
     """Standard error of the gain."""
     kept: bool
+    """Whether the step was kept."""
     p_value: float | None
-    """Of the score test that chose it, if one did."""
+    """p-value of the score test that chose the step, if there was one."""
     required_errors: float = STANDARD_ERRORS
     """Standard errors that the gain had to exceed."""
 
 
 @dataclass(frozen=True)
 class RepairRecord:
-    """What was wrong, what was done about it, what it gained and what it cost."""
+    """Diagnosis, corrections, held-out gain and cost of a repair."""
 
     verdict: str
-    """In words."""
+    """Summary in one or two sentences."""
     causes: tuple[str, ...]
-    """What the map is a remedy for, such as "white balance"; for inputs that are no images, what it does.
+    """Faults that the input map corrects, such as "white balance"; for other inputs than images, names of the maps.
 
-    That it helps is measured. The cause is not: what helps may make up for something else.
+    The gain is measured. The cause is not: a map may compensate for another fault.
     """
     words: tuple[str, ...]
-    """What the input map does, such as "red gain 0.82"."""
+    """Effects of the input map, such as "red gain 0.82"."""
     parts: tuple[str, ...]
-    """What was repaired: some of "input", "batch_norm", "head"."""
+    """Repaired parts: some of "input", "batch_norm", "head"."""
     steps: tuple[StepRecord, ...]
-    """All that was tried, in order; the first is temperature alone, or the network as it is."""
+    """All steps in order; the first is temperature alone, or the network as it is."""
     temperature: float
+    """Temperature of the result."""
     batch_norm_weight: float
-    """Of the new statistics; 0 where the stored ones stay."""
+    """Weight of the new batch-norm statistics; 0 if the stored ones stay."""
     ridge: float | None
     """Penalty of the last layer's correction."""
     baseline: float
-    """Held-out loss of temperature alone; 0, as all that follows, without labels."""
+    """Held-out loss of temperature alone; 0 without labels, like the next three."""
     held_out: float
-    """Held-out loss of the repaired network, each step kept or refused without the samples it is scored on.
+    """Held-out loss of the repaired network, with steps chosen without the samples that score them.
 
-    All samples have a say in which steps are proposed, and in the penalty of the last layer.
+    All samples influence the proposed steps, and the penalty of the last layer.
     """
     gain: float
+    """Decrease of the held-out loss."""
     error: float
     """Standard error of the gain."""
     p_values: Mapping[str, float]
-    """Of each family's score test on the inputs as they are."""
+    """p-value of each family's score test on the original inputs."""
     samples: int
+    """Number of samples."""
     labelled: bool
+    """Whether labels were used."""
     forwards: float
     """Forward passes over all samples."""
     backwards: float
+    """Backward passes over all samples."""
     equivalents: float
-    """All passes, counted in forward passes."""
+    """Cost of all passes in units of a forward pass."""
     seed: int
+    """Seed of the random draws."""
     notes: tuple[str, ...] = field(default_factory=tuple)
-    """What was left out and why."""
-    moved: float | None = None
-    """Without labels: the p-value of the test whether inputs have moved."""
+    """Notes on steps that were left out, and why."""
+    shift_p_value: float | None = None
+    """p-value of the test for an input shift; None with labels."""
     method: str = "temperature"
-    """The post-hoc method at the end."""
+    """Post-hoc method after the temperature."""
 
 
 class Repaired(Calibrated):
     """A network with an input map before it and a temperature after it, and the record of the repair.
 
-    Where batch norm or the last layer was repaired, the network inside is a copy that shares every other tensor with
-    the caller's; `changed` holds the new tensors, by the names of `state_dict`.
+    If batch norm or the last layer was repaired, the inner network is a copy. The copy shares all other tensors with
+    the caller's model. `changed` holds the new tensors by the names of `state_dict`.
     """
 
     repair_record: RepairRecord
@@ -116,8 +126,8 @@ class Repaired(Calibrated):
 
 
 @dataclass(frozen=True)
-class Repair:
-    """What is done to a network."""
+class Pipeline:
+    """A complete correction of a network: input map, changed tensors, temperature and method."""
 
     before: PixelSpace | None = None
     changed: dict[str, Tensor] = field(default_factory=dict)
@@ -126,15 +136,20 @@ class Repair:
     ridge: float | None = None
     method: str = "temperature"
     after: Calibrator | None = None
-    """What the method fitted after the temperature."""
+    """Fitted method after the temperature."""
     also: tuple[str, ...] = ()
-    """What was done besides, in words."""
+    """Descriptions of further changes."""
 
 
 def assemble(
-    context: RepairContext, selection: ForwardSelection, repair: Repair, *, labelled: bool, moved: float | None = None
+    context: RepairContext,
+    selection: ForwardSelection,
+    repair: Pipeline,
+    *,
+    labelled: bool,
+    shift_p_value: float | None = None,
 ) -> Repaired:
-    """The repaired network and its record."""
+    """Build the repaired network and its record."""
     network, before, after = context.network, repair.before, Temperature(repair.temperature)
     inside = share_copy(network.model, repair.changed) if repair.changed else context.model
     chain = after if repair.after is None else Chain([after, repair.after])
@@ -175,14 +190,14 @@ def assemble(
         equivalents=cost.equivalents,
         seed=context.seed,
         notes=tuple(context.notes),
-        moved=moved,
+        shift_p_value=shift_p_value,
         method="temperature" if repair.after is None else repair.method,
     )
     return repaired
 
 
 def restore_modes(repaired: Repaired, model: nn.Module) -> Repaired:
-    """Put the copy inside into the modes of the caller's model, which was frozen while it was made."""
+    """Give the inner copy the training modes of the caller's model, which was frozen meanwhile."""
     if repaired.changed:
         copy_modes(unwrap(model, compiled=True), repaired.model)
     repaired.training = repaired.model.training
@@ -190,11 +205,11 @@ def restore_modes(repaired: Repaired, model: nn.Module) -> Repaired:
 
 
 def _changes(parts: Sequence[str], causes: Sequence[str], words: Sequence[str], *, is_image: bool) -> list[str]:
-    """What was done to the network, part by part; causes are named where labels say that the map helps."""
+    """Describe the changes part by part; causes are named only with labels."""
     listed = " and ".join([", ".join(causes[:-1]), causes[-1]] if len(causes) > 1 else causes)
     kind = f"a remedy for {listed}" if is_image and causes else listed
     phrases = {
-        "input": f"{', '.join(words) or 'an input map too small to see'}{f' ({kind})' if kind else ''}",
+        "input": f"{', '.join(words) or 'a barely visible input map'}{f' ({kind})' if kind else ''}",
         "batch_norm": "new batch-norm statistics",
         "head": "a corrected last layer",
     }
@@ -205,40 +220,40 @@ def _verdict(
     selection: ForwardSelection,
     changes: Sequence[str],
     also: Sequence[str],
-    gained: tuple[float, float, float],
+    held_out: tuple[float, float, float],
     *,
     labelled: bool,
 ) -> str:
-    before, gain, error = gained
-    whole = "; ".join([*changes, *also])
+    before, gain, error = held_out
+    description = "; ".join([*changes, *also])
     if not labelled and changes:
-        return f"Repaired without labels: {whole}. What it gained cannot be known without labels."
+        return f"Repaired without labels: {description}. The gain cannot be measured without labels."
     lowered = (
-        f"{whole} lowered the loss on samples left out from {before:.4f} to {before - gain:.4f} "
+        f"{description} lowered the held-out loss from {before:.4f} to {before - gain:.4f} "
         f"(standard error of the gain {error:.4f})"
     )
     if changes:
-        # Each step was certain; all of it together, chosen by some samples and scored on others, may be less so.
-        sure = "Yes" if gain > STANDARD_ERRORS * error else "Probably" if gain > error else "Perhaps"
-        return f"{sure}: {lowered}."
-    reason = selection.stopped or "nothing was asked for"
+        # Each step was significant, but the nested gain of all steps may be smaller.
+        certainty = "Yes" if gain > STANDARD_ERRORS * error else "Probably" if gain > error else "Perhaps"
+        return f"{certainty}: {lowered}."
+    reason = selection.stopped or "no correction was requested"
     if also:
         return f"No: the network itself stays as it is; {reason}. But {lowered}."
     first = "No: the network stays as it is"
     if selection.steps[0].name == "temperature":
         tried = len(selection.steps) > 1
         if tried and not selection.p_values:
-            reason = "nothing that was tried helped samples left out"
+            reason = "no correction lowered the held-out loss"
         first = "No: temperature is enough" if selection.p_values or tried else "No: temperature alone"
     return f"{first}; {reason}."
 
 
 def to_artifact(repaired: Repaired) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The header and the arrays of a repaired network's file: what the repair changed, not the other weights."""
+    """Return the header and the arrays of a repaired network's file, without the unchanged weights."""
     before, after = repaired.before, repaired.after
-    first, *last = after.steps if isinstance(after, Chain) else [after]
+    first, *method = after.steps if isinstance(after, Chain) else [after]
     if not isinstance(before, PixelSpace | None) or not isinstance(first, Temperature):
-        raise ValueError("repaired must have the map and the temperature that repair gave it, got others")
+        raise ValueError("repaired must have the map and the temperature that repair fitted, got others")
     tensors: dict[str, Any] = {f"model.{name}": tensor for name, tensor in repaired.changed.items()}
     tensors["temperature"] = np.array(first.temperature)
     maps: dict[str, list[int]] = {}
@@ -249,18 +264,17 @@ def to_artifact(repaired: Repaired) -> tuple[dict[str, Any], dict[str, Any]]:
         tensors |= {"low": before.low, "high": before.high}
     inside = {"maps": maps, "record": pack(asdict(repaired.repair_record), "record", None)}
     inside |= identify_model(repaired.model, repaired.changed)
-    if last:
-        inside[_LAST] = pack(last[0], _LAST, tensors)
+    if method:
+        inside[_METHOD_ENTRY] = pack(method[0], _METHOD_ENTRY, tensors)
     return inside, tensors
 
 
 def from_artifact(inside: Any, arrays: dict[str, np.ndarray], model: nn.Module) -> Repaired:
-    """A repaired network around the one that was repaired, which stays as it is; another network raises an error.
+    """Rebuild a repaired network around the model that was repaired, which does not change.
 
-    Another one is a network with tensors of other names or shapes, or with other weights in them; rounding to half
-    precision does not count.
+    A model with tensors of other names, shapes or weights raises an error; rounding to half precision is accepted.
     """
-    if not isinstance(inside, dict) or set(inside) - {_LAST, WEIGHTS} != _ENTRIES:
+    if not isinstance(inside, dict) or set(inside) - {_METHOD_ENTRY, WEIGHTS} != _ENTRIES:
         raise ValueError(f"the header must have {', '.join(sorted(_ENTRIES))}")
     tensors = {name: torch.as_tensor(array) for name, array in arrays.items()}
     for name, tensor in tensors.items():
@@ -269,13 +283,13 @@ def from_artifact(inside: Any, arrays: dict[str, np.ndarray], model: nn.Module) 
     changed = {name.removeprefix("model."): tensors.pop(name) for name in list(tensors) if name.startswith("model.")}
     require_model(inside, model, "repaired", changed)
     before = _map(inside["maps"], tensors)
-    own = {name: tensors.pop(name) for name in list(tensors) if name.split(".")[0] == _LAST}
+    method = {name: tensors.pop(name) for name in list(tensors) if name.split(".")[0] == _METHOD_ENTRY}
     if set(tensors) != {"temperature"}:
-        raise ValueError(f"the tensors must be those of a repaired network, got {', '.join(sorted(tensors))} besides")
+        raise ValueError(f"the tensors must be those of a repaired network, got also {', '.join(sorted(tensors))}")
     inside_model = share_copy(unwrap(model, compiled=True), _as_in(model, changed)) if changed else model
     after: Calibrator = Temperature(float(tensors["temperature"]))
-    if _LAST in inside:
-        after = Chain([after, unpack(inside[_LAST], own)])
+    if _METHOD_ENTRY in inside:
+        after = Chain([after, unpack(inside[_METHOD_ENTRY], method)])
     repaired = Repaired(inside_model, before=None if before is None else before.to(device_of(model)), after=after)
     repaired.changed = changed
     repaired.repair_record = _record(unpack(inside["record"], {}))
@@ -283,17 +297,17 @@ def from_artifact(inside: Any, arrays: dict[str, np.ndarray], model: nn.Module) 
 
 
 def _as_in(model: nn.Module, changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """New tensors on the device and in the precision of those that they replace, or of the weight beside a new bias."""
+    """Convert new tensors to the device and dtype of those they replace; a new bias follows its layer's weight."""
     state = unwrap(model, compiled=True).state_dict()
-    beside = {name: name if name in state else f"{name.rpartition('.')[0]}.weight" for name in changed}
-    return {name: tensor.to(state[beside[name]]) for name, tensor in changed.items()}
+    replaced = {name: name if name in state else f"{name.rpartition('.')[0]}.weight" for name in changed}
+    return {name: tensor.to(state[replaced[name]]) for name, tensor in changed.items()}
 
 
 def _map(maps: Mapping[str, Any], tensors: dict[str, Tensor]) -> PixelSpace | None:
     parts = []
     for name, shape in maps.items():
         if name not in FAMILIES:
-            raise ValueError(f"no input map is called {name!r}; there are: {', '.join(FAMILIES)}")
+            raise ValueError(f"no input map is called {name!r}; the maps are: {', '.join(FAMILIES)}")
         if f"map.{name}" not in tensors:
             raise ValueError(f"the tensor map.{name} is missing")
         parts.append(FAMILIES[name](shape, tensors.pop(f"map.{name}")))
@@ -305,13 +319,13 @@ def _map(maps: Mapping[str, Any], tensors: dict[str, Tensor]) -> PixelSpace | No
 
 
 def _record(record: dict[str, Any]) -> RepairRecord:
-    """The record, also of files whose fields had other names."""
+    """Rebuild the record; files of older versions have other field names."""
     try:
-        for old, new in (("rungs", "steps"), ("last", "method")):
+        for old, new in (("rungs", "steps"), ("last", "method"), ("moved", "shift_p_value")):
             record[new] = record.pop(old) if old in record else record[new]
         for step in record["steps"]:
             step["required_errors"] = step.pop("wanted") if "wanted" in step else step["required_errors"]
         steps = tuple(StepRecord(**step) for step in record.pop("steps"))
         return RepairRecord(**record, steps=steps)
     except (KeyError, TypeError) as error:
-        raise ValueError(f"the record of the repair is none: {error}") from None
+        raise ValueError(f"the record of the repair is incomplete: {error}") from None

@@ -1,4 +1,4 @@
-"""The page about a repair, one HTML file, and its figures: the steps that were tried, inputs before and after."""
+"""The report of a repair as one HTML file, and its figures: the steps, and inputs before and after the map."""
 
 from __future__ import annotations
 
@@ -37,23 +37,48 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-ur
 
 @dataclass(frozen=True, eq=False)
 class RepairReport:
-    """A page about a repaired network."""
+    """Report of a repair, one HTML page.
+
+    Parameters
+    ----------
+    repaired
+        The repaired network.
+    images
+        Some inputs of the network, shown before and after the map; None shows none.
+    scores
+        Scores on test samples; None shows none.
+    title
+        Title of the page.
+    file
+        Name of the saved file, for the lines of code that load it.
+    """
 
     repaired: Repaired
     images: Tensor | None
     scores: Scores | None
     title: str
     file: str
-    """Of what changed."""
 
     def html(self) -> str:
-        """The whole page, which loads nothing."""
+        """Return the page; it loads nothing from elsewhere.
+
+        Returns
+        -------
+        str
+            The HTML document.
+        """
         sections = [self._inputs(), self._steps(), self._scores(), _usage(self.file), self._details()]
         body = f"{self._header()}<main>{''.join(sections)}</main>{markup.footer()}"
         return markup.document(self.title, body, policy=_POLICY)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the page to a file that is either complete or not there."""
+        """Write the page to a file, atomically.
+
+        Parameters
+        ----------
+        path
+            Path of the HTML file.
+        """
         page = self.html()
         with atomic_write(Path(path)) as (draft,):
             draft.write_text(page, encoding="utf-8")
@@ -71,10 +96,10 @@ class RepairReport:
         record = self.repaired.repair_record
         if "input" not in record.parts:
             return ""
-        words = ", ".join(record.words) or "too small to see"
-        parts = [paragraph(f"What the map does to every input: {words}.")]
+        words = ", ".join(record.words) or "barely visible"
+        parts = [paragraph(f"Effect of the map on every input: {words}.")]
         if self.images is not None and self.images.ndim == 4 and self.images.shape[1] in (1, 3):
-            alt = f"Inputs as they come, and below them the same through the map: {words}."
+            alt = f"Original inputs, and below them the same inputs after the map: {words}."
             parts.append(_picture(draw_inputs(self.repaired, self.images), alt))
         return markup.section("inputs", "The inputs", *parts)
 
@@ -83,18 +108,18 @@ class RepairReport:
         if not record.labelled:
             return ""
         text = (
-            "Each step is fitted without the samples that judge it. It is kept if it lowers their loss by as many "
-            "standard errors as the table says; the whole way of a map must also be 1.64 of them better than where it "
-            "began. Bars are one standard error of the gain over the step that it was compared with."
+            "Each step is fitted without the samples that score it. It is kept if its gain exceeds the required number "
+            "of standard errors. A full step of a map must also beat the step before its half step by 1.64 standard "
+            "errors. Bars show one standard error of the gain over the step it is compared with."
         )
         rows = []
         for number, step in enumerate(record.steps):
             gain = [f"{step.gain:+.4f}", f"{step.error:.4f}", f"{step.required_errors:g}"] if number else [""] * 3
             rows.append([step.title, f"{step.parameters:,}", f"{step.loss:.4f}", *gain, "yes" if step.kept else "no"])
-        head = ["step", "parameters", "held-out loss", "gain", "standard error", "errors asked", "kept"]
+        head = ["step", "parameters", "held-out loss", "gain", "standard error", "errors required", "kept"]
         best = min((step for step in record.steps if step.kept), key=lambda step: step.loss)
-        alt = f"Held-out loss of {len(record.steps)} steps; of those kept, the lowest is {best.title}, {best.loss:.4f}."
-        title, picture = "What was tried", _picture(steps_figure(record), alt)
+        alt = f"Held-out loss of {len(record.steps)} steps; the lowest one kept is {best.title}, {best.loss:.4f}."
+        title, picture = "Steps tried", _picture(steps_figure(record), alt)
         return markup.section("steps", title, paragraph(text), picture, markup.table(title, head, rows))
 
     def _scores(self) -> str:
@@ -111,7 +136,7 @@ class RepairReport:
         items = {
             "Parts changed": ", ".join(record.parts) or "none",
             "Score tests of families of maps, p-values": families,
-            "Have the inputs moved? p-value": "" if record.moved is None else f"{record.moved:.2g}",
+            "Test for an input shift, p-value": "" if record.shift_p_value is None else f"{record.shift_p_value:.2g}",
             "Cost": f"{record.equivalents:.0f} forward passes over the samples",
             "Seed": str(record.seed),
             "Versions": f"trueup {__version__}, Python {platform.python_version()}, {packages}",
@@ -128,11 +153,28 @@ def report_repair(
     title: str | None = None,
     file: str = "repaired.safetensors",
 ) -> RepairReport:
-    """Make the page about a repair; `.save("repair.html")` writes it.
+    """Make a report of a repair; `.save("repair.html")` writes it.
 
-    `images` are some inputs of the network, shown before and after the map; `scores` are of `compare` on test samples;
-    `file` is the name of what `trueup.save` wrote.
+    Parameters
+    ----------
+    repaired
+        The repaired network.
+    images
+        Some inputs of the network, shape (n, channels, height, width), shown before and after the map.
+    scores
+        Scores on test samples, from `trueup.compare`.
+    title
+        Title of the page; None takes a default.
+    file
+        Name of the file that `trueup.save` wrote.
 
+    Returns
+    -------
+    RepairReport
+        The report.
+
+    Examples
+    --------
     >>> import torch
     >>> from trueup.adaptation import repair
     >>> x, y = torch.eye(3).repeat(20, 1), torch.tensor([0, 1, 2, 0, 1, 1]).repeat(10)
@@ -145,10 +187,10 @@ def report_repair(
 def _usage(file: str) -> str:
     lines = [
         "import trueup",
-        f"repaired = trueup.load({json.dumps(file)}, model=model)   # your own model, which stays as it is",
+        f"repaired = trueup.load({json.dumps(file)}, model=model)   # your model does not change",
         "logits = repaired.eval()(inputs)",
     ]
-    text = "The file holds what changed and nothing else. These lines put it around the network that was repaired:"
+    text = "The file holds only the changes. These lines apply it to the network that was repaired:"
     return markup.section("use", "How to use it", paragraph(text), markup.code(lines))
 
 
@@ -161,7 +203,7 @@ def _picture(figure: Figure, alt: str) -> str:
 
 
 def draw_steps(record: RepairRecord, ax: Axes | None = None, *, title: str | None = None) -> Axes:
-    """The held-out loss of each step, its error bar that of the gain over its parent; hollow ones were refused.
+    """Draw the held-out loss of each step; error bars are those of the gain, and hollow markers were refused.
 
     >>> from trueup.adaptation import repair
     >>> x, y = torch.eye(3).repeat(20, 1), torch.tensor([0, 1, 2, 0, 1, 1]).repeat(10)
@@ -170,7 +212,7 @@ def draw_steps(record: RepairRecord, ax: Axes | None = None, *, title: str | Non
     'Held-out log-loss (nats)'
     """
     if not record.labelled:
-        raise InputError("record", "be of a repair with labels", "one without", "there is no held-out loss to draw")
+        raise InputError("record", "be of a repair with labels", "one without", "only labels give a held-out loss")
     ax = style.axes_for(ax, height=max(1.6, 0.9 + 0.3 * len(record.steps)))
     for number, step in enumerate(record.steps):
         colour = style.line_style(0 if step.kept else 1)["color"]
@@ -178,12 +220,12 @@ def draw_steps(record: RepairRecord, ax: Axes | None = None, *, title: str | Non
         ax.errorbar([step.loss], [number], xerr=[step.error], fmt="o", markersize=4, capsize=2, **look)
     ax.set_yticks(range(len(record.steps)), [style.shorten(step.title, 40) for step in record.steps])
     ax.invert_yaxis()
-    style.set_labels(ax, "What was tried (hollow: refused)" if title is None else title, "Held-out log-loss (nats)", "")
+    style.set_labels(ax, "Steps tried (hollow: refused)" if title is None else title, "Held-out log-loss (nats)", "")
     return ax
 
 
 def steps_figure(record: RepairRecord) -> Figure:
-    """The steps in a figure of its own."""
+    """Draw the steps in a new figure."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.6, max(1.8, 0.9 + 0.3 * len(record.steps))), layout="constrained")
@@ -192,12 +234,12 @@ def steps_figure(record: RepairRecord) -> Figure:
 
 
 def save_steps(record: RepairRecord, path: str | os.PathLike[str]) -> None:
-    """Draw the steps to a file, whose suffix says which format, and which is complete or not there."""
+    """Draw the steps to a file, atomically; its suffix sets the format."""
     _save_figure(steps_figure(record), Path(path))
 
 
 def save_inputs(repaired: Any, images: Tensor, path: str | os.PathLike[str]) -> None:
-    """Draw some inputs before and after the map to a file, as `save_steps` does."""
+    """Draw some inputs before and after the map to a file, atomically; its suffix sets the format."""
     _save_figure(draw_inputs(repaired, images), Path(path), dpi=_DPI, bbox_inches="tight")
 
 
@@ -207,15 +249,11 @@ def _save_figure(figure: Figure, path: Path, **options: Any) -> None:
 
 
 def draw_inputs(repaired: Any, images: Tensor) -> Figure:
-    """A strip of a network's inputs as they come, above the same through the input map, in pixels.
-
-    `images` are inputs of the network, (n, C, H, W); a few are shown. Where there is no map, there is one row. Returns
-    the figure.
-    """
+    """Draw some inputs of a network (n, C, H, W) as pixels, and below them the same inputs after the map, if any."""
     from matplotlib.figure import Figure
 
     shown = images[:_MAX_PICTURES].detach().float().cpu()
-    rows, before = [("as they come", shown)], repaired.before
+    rows, before = [("original", shown)], repaired.before
     if before is not None:
         with torch.no_grad():
             rows.append(("repaired", before(shown.to(before.low.device)).cpu()))

@@ -1,4 +1,4 @@
-"""The calibration set: read once and kept where memory allows, else read again in the same order."""
+"""The calibration set: kept in memory if it fits, otherwise read again in the same order."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from trueup.models._distributed import all_gather_object, all_reduce_sum, raise_
 from trueup.models.batches import Batch, Device, batches, tensors_in
 
 MEMORY = 1 << 30
-"""Bytes of calibration data that are kept; more is read from the loader again in each pass."""
+"""Largest size in bytes of calibration data in memory; larger sets are read from the loader in each pass."""
 GRAPH_VALUES = 1 << 22
-"""Numbers of the inputs that are in one graph of autograd.
+"""Largest number of input values in one autograd graph.
 
-A graph keeps what every layer made of every input: ResNet-101 makes 127 MB of a picture of 3 × 224 × 224, so that 512
-would be 65 GB; the 27 that this allows are 3.5 GB. A thousand images of 3 × 32 × 32 stay in one graph."""
+A graph keeps the activations of all inputs. ResNet-101 needs 127 MB for an image of 3 × 224 × 224, or 65 GB for 512.
+This limit allows 27 such images, or 3.5 GB. A thousand images of 3 × 32 × 32 stay in one graph."""
 
 Position = tuple[Any, ...]
 """The keys in (args, kwargs) that lead to an argument."""
@@ -31,10 +31,10 @@ Position = tuple[Any, ...]
 
 @dataclass(frozen=True, eq=False)
 class CalibrationSet:
-    """Samples in an order that never changes, on the device that wants them.
+    """Samples in a fixed order, on the device of the model.
 
-    An argument that has as many rows as there are labels in every batch has a row a sample; whatever once has not is
-    shared by the samples, and stays whole.
+    An argument with as many rows as labels in every batch has one row per sample. Every other argument is shared by all
+    samples, and is never split.
 
     >>> x, y = torch.arange(5.0)[:, None], torch.tensor([0, 1, 0, 1, 1])
     >>> inputs = CalibrationSet.read([(x[:3], y[:3]), (x[3:], y[3:])], device="cpu")
@@ -45,19 +45,20 @@ class CalibrationSet:
     chunks: Iterable[Any]
     """Batches in memory, or the loader."""
     labels: Tensor
-    """Of this rank, on the CPU."""
+    """Labels of this rank, on the CPU."""
     device: Device
     kept: bool
-    """Whether the samples are in memory, and not read again each time."""
+    """Whether the samples are in memory."""
     shared: frozenset[Position]
+    """Positions of the arguments that all samples share."""
     batch_size: int = 0
-    """Of samples in memory."""
+    """Batch size of samples in memory."""
     index: Tensor | None = None
     """Numbers of the samples in the loader; None for all."""
 
     @classmethod
     def read(cls, loader: Iterable[Any], *, device: Device, limit: int = MEMORY) -> CalibrationSet:
-        """Read a loader once; what it holds is kept if that is less than `limit` bytes."""
+        """Read a loader once, and keep its data if it has at most `limit` bytes."""
         with raise_on_all_ranks():
             kept: list[Batch] | None = []
             labels, held, size = [], 0, 1
@@ -74,30 +75,31 @@ class CalibrationSet:
                     kept.append(_map_rows(batch, torch.clone, shared))
             if kept is None and iter(loader) is loader:
                 raise ValueError(
-                    f"loader must be one that can be read again, since its {held} bytes exceed the {limit} that are "
-                    f"kept; got an iterator, {type(loader).__name__}"
+                    f"loader must be readable more than once, since its {held} bytes exceed the limit of {limit}; "
+                    f"got an iterator, {type(loader).__name__}"
                 )
         y = torch.cat(labels) if labels else torch.empty(0, dtype=torch.int64)
-        # One rank's batches may tell what another's do not.
+        # An argument may look shared on one rank only.
         common = frozenset[Position]().union(*all_gather_object(shared))
         return cls(loader if kept is None else _merge(kept, common), y, device, kept is not None, common, size)
 
     @property
     def n(self) -> int:
-        """Samples of this rank."""
+        """Number of samples of this rank."""
         return len(self.labels)
 
     @property
     def total(self) -> int:
-        """Samples of all ranks."""
+        """Number of samples of all ranks."""
         return int(all_reduce_sum(torch.tensor(self.n)))
 
     def __iter__(self) -> Iterator[Batch]:
+        """Iterate over the batches."""
         slices = (part for chunk in self.chunks for part in self.split(chunk, self.batch_size))
         return slices if self.kept else self._again()
 
     def subset(self, index: Tensor) -> CalibrationSet:
-        """These samples alone, in their own order."""
+        """Select samples, in their own order."""
         index = index.sort().values
         labels = self.labels[index]
         if not self.kept:
@@ -111,15 +113,14 @@ class CalibrationSet:
         return replace(self, chunks=chunks, labels=labels)
 
     def with_batch_size(self, size: int) -> CalibrationSet:
-        """The same samples in batches of another size, where they are kept."""
+        """Return the same samples in batches of another size, if they are in memory."""
         return replace(self, batch_size=size)
 
     def shuffled_batches(self, size: int, generator: torch.Generator) -> Iterator[Batch]:
-        """One epoch of mini-batches in a new order.
+        """Yield one epoch of mini-batches in a new order.
 
-        Samples are shuffled where the set is kept and its inputs have one shape, or is not kept and its loader can give
-        the samples of any number; inputs of several shapes come in their own batches, in a new order of these, and a
-        set that can only be read from end to end in the loader's order.
+        Samples are shuffled if they are in memory with one shape, or if the loader can read samples by number. Inputs
+        of several shapes keep their batches, in a new order. Any other loader keeps its order.
         """
         chunks = list(self.chunks) if self.kept else []
         samples = None if self.kept else batches_of(self.chunks)
@@ -140,7 +141,7 @@ class CalibrationSet:
             yield from self
 
     def _again(self) -> Iterator[Batch]:
-        """Read the loader once more, and check that it gives the labels that it gave before."""
+        """Read the loader once more, and check that the labels are the same."""
         index = torch.arange(self.n) if self.index is None else self.index
         start = 0
         for batch in batches(self.chunks, device=self.device):
@@ -152,35 +153,35 @@ class CalibrationSet:
             if len(rows):
                 yield batch
         if start <= int(index[-1:].sum()):
-            raise ValueError(f"loader must give as many samples each time it is read, got only {start} this time")
+            raise ValueError(f"loader must give the same samples each time it is read, got only {start} this time")
 
     @staticmethod
     def _check_labels(batch: Batch, labels: Tensor) -> None:
         if not torch.equal(batch.labels.cpu(), labels):
             raise ValueError(
-                "loader must give the same samples in the same order each time it is read, since they are too many "
-                "to be kept; got other labels than before: turn shuffling off"
+                "loader must give the same samples in the same order each time it is read, since they do not fit in "
+                "memory; got other labels than before: turn shuffling off"
             )
 
     def copied(self, batch: Batch) -> Batch:
-        """The same batch with tensors of its own, but for what the samples share."""
+        """Copy a batch, without the arguments that all samples share."""
         return _map_rows(batch, torch.clone, self.shared)
 
     def split(self, batch: Batch, size: int) -> Iterator[Batch]:
-        """The rows of a batch in their order, at most `size` at a time."""
+        """Split a batch into parts of at most `size` rows, in order."""
         n = len(batch.labels)
-        # One that is over goes with some before it: networks that call squeeze take no batch of one.
+        # A single remaining row joins a longer part: networks that call squeeze take no batch of one.
         ends = [end - 1 if n - end == 1 < size - 1 else end for end in range(size, n, size)]
         for start, end in itertools.pairwise([0, *ends, n]):
             yield _map_rows(batch, itemgetter(slice(start, end)), self.shared)
 
     def rows(self, batch: Batch, rows: Tensor) -> Batch:
-        """Some rows of a batch."""
+        """Select rows of a batch."""
         return _map_rows(batch, lambda tensor: tensor[rows.to(tensor.device)], self.shared)
 
 
 def graph_rows(values: int) -> int:
-    """Samples of so many numbers each that go into one graph.
+    """Return the number of samples with `values` input values each that fit in one graph.
 
     >>> graph_rows(3 * 32 * 32), graph_rows(3 * 224 * 224)
     (1365, 27)
@@ -189,28 +190,28 @@ def graph_rows(values: int) -> int:
 
 
 def batches_of(loader: Any) -> Callable[[Sequence[list[int]]], Iterable[Any]] | None:
-    """The function that gives the samples of these numbers, batch by batch; None of a loader that has no numbers.
+    """Return a function that reads samples by number, batch by batch; None for a loader without such access.
 
-    A loader of one's own may have a method of this name; one of torch has numbers if it reads its set in order. Where
-    it makes no batches of several samples itself, they may not go into one: shapes may differ, or be batches already.
+    A custom loader may have a method of this name. A torch DataLoader can do it if it reads its data set in order. A
+    batch size of one is excluded: its samples may differ in shape, or be batches already.
     """
-    own = getattr(loader, "batches_of", None)
-    if own is not None or type(loader) is not DataLoader or not isinstance(loader.sampler, SequentialSampler):
-        return own
+    method = getattr(loader, "batches_of", None)
+    if method is not None or type(loader) is not DataLoader or not isinstance(loader.sampler, SequentialSampler):
+        return method
     if (loader.batch_size or 1) == 1 or not hasattr(loader.dataset, "__getitem__"):
         return None
-    how = {name: getattr(loader, name) for name in ("num_workers", "collate_fn", "pin_memory", "worker_init_fn")}
-    # With a generator of its own, since a loader draws a number from the global one.
-    return lambda numbers: DataLoader(loader.dataset, batch_sampler=numbers, generator=torch.Generator(), **how)
+    options = {name: getattr(loader, name) for name in ("num_workers", "collate_fn", "pin_memory", "worker_init_fn")}
+    # A separate generator is passed, since a DataLoader draws a number from the global one.
+    return lambda numbers: DataLoader(loader.dataset, batch_sampler=numbers, generator=torch.Generator(), **options)
 
 
 def local_subset(inputs: CalibrationSet, which: Tensor) -> CalibrationSet:
-    """This rank's share of samples that are numbered, or masked, over all ranks."""
+    """Select this rank's share of samples, given as numbers or a mask over all ranks."""
     return inputs.subset(local_numbers(inputs, which) - _first_number(inputs))
 
 
 def local_numbers(inputs: CalibrationSet, which: Tensor) -> Tensor:
-    """Which of the samples that are numbered, or masked, over all ranks are this rank's, in rising order."""
+    """Return this rank's sample numbers in ascending order, from numbers or a mask over all ranks."""
     index = which.nonzero()[:, 0] if which.dtype == torch.bool else which
     first = _first_number(inputs)
     return index[(index >= first) & (index < first + inputs.n)].sort().values
@@ -221,7 +222,7 @@ def _first_number(inputs: CalibrationSet) -> int:
 
 
 def _lengths(value: Any, position: Position = ()) -> Iterator[tuple[Position, int]]:
-    """How many rows each tensor has, and how many entries each list of names and the like; a number has none."""
+    """Yield the number of rows of each tensor, and the length of each plain list; -1 for a scalar."""
     if isinstance(value, Tensor):
         yield position, len(value) if value.ndim else -1
     elif isinstance(value, Mapping | tuple | list):
@@ -236,7 +237,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _map_rows(batch: Batch, change: Callable[[Tensor], Tensor], shared: AbstractSet[Position]) -> Batch:
-    """Change the labels and whatever has a row a sample; what the samples share stays."""
+    """Apply a function to the labels and to all arguments with one row per sample; shared arguments stay."""
 
     def changed(value: Any, position: Position) -> Any:
         if isinstance(value, Tensor):
@@ -261,7 +262,7 @@ def _map_rows(batch: Batch, change: Callable[[Tensor], Tensor], shared: Abstract
 
 
 def _merge(chunks: list[Batch], shared: AbstractSet[Position]) -> list[Batch]:
-    """One chunk of all, if nothing but tensors of one shape is in them."""
+    """Join chunks into one if they hold only tensors of the same shape."""
     kinds = {None if shared else _outline(chunk) for chunk in chunks}
     if len(chunks) < 2 or len(kinds) > 1 or None in kinds:
         return chunks
@@ -270,14 +271,14 @@ def _merge(chunks: list[Batch], shared: AbstractSet[Position]) -> list[Batch]:
         for position, tensor in tensors_in((chunk.args, chunk.kwargs)):
             columns.setdefault(position, []).append(tensor)
     first, labels = chunks[0], torch.cat([chunk.labels for chunk in chunks])
-    chunks.clear()  # the memory of what is joined is free again
+    chunks.clear()  # this frees memory while the tensors are joined
     joined = {position: torch.cat(columns.pop(position)) for position in list(columns)}
     args = tuple(joined[0, i] for i in range(len(first.args)))
     return [Batch(args, {name: joined[1, name] for name in first.kwargs}, labels)]
 
 
 def _outline(batch: Batch) -> tuple[Any, ...] | None:
-    """What batches must agree on to be joined; None where something is not a tensor a sample."""
+    """Return names, shapes and dtypes, in which joined batches must agree; None if an argument is not a tensor."""
     values = [*batch.args, *batch.kwargs.values()]
     if not all(isinstance(value, Tensor) for value in values):
         return None

@@ -1,8 +1,7 @@
-"""A clamped network, the record of its fit, and its part of a file: δ, T and the record, never the network itself.
+"""The clamped network, the record of its fit, and the content of its file: δ, T and the record.
 
-The content of the header is {"before": "Shift", "record": …, "model": …, "weights": …}. `model` holds the shape of
-every parameter and buffer of the network that was clamped, and `weights` a few sums of them, so that a file is not put
-before another one.
+The header is {"before": "Shift", "record": …, "model": …, "weights": …}. `model` holds the shapes of all parameters and
+buffers, and `weights` a fingerprint of them. So a file cannot be loaded with another network.
 """
 
 from __future__ import annotations
@@ -26,55 +25,60 @@ from trueup.models.freezing import unwrap
 _TABLES = ("candidates", "gammas")
 _KINDS: Mapping[str, type[Shift]] = {"Shift": Shift, "Affine": Affine}
 WEIGHTS = "weights"
-"""An entry that files of former versions do not have."""
-
-
-_SHOWN = 4
+"""Header entry of the fingerprint; files of older versions have none."""
+_MAX_LISTED = 4
 _PROJECTIONS = 4
-_ALIKE = 0.02  # of projections that differ by about 1 where weights do; half precision moves them by 0.001
+_TOLERANCE = 0.02  # projections of different weights differ by about 1; half precision changes them by 0.001
 
 
 @dataclass(frozen=True)
 class FitRecord:
-    """How a clamped network came about, and what it cost."""
+    """Settings, results and cost of a fit by `clamp`."""
 
     recipe: str
+    """Name of the recipe."""
     loss: str
     """"ce" or "focal"."""
     gamma: float
+    """Exponent of the focal loss; 0 for cross-entropy."""
     gammas: Mapping[float, float]
-    """ECE of each γ of the pool, if there was one: on the calibration set itself, or, where `gamma_folds` were asked
-    for, with each fold scored by the fit that left it out."""
+    """ECE of each γ in the pool, on the calibration set or, with `gamma_folds`, on held-out folds."""
     penalty: float
-    """λ; infinite where temperature alone was kept."""
+    """λ; infinite if only a temperature was kept."""
     candidates: Mapping[float, float]
-    """Each λ that was tried, with the loss on samples left out of its fit; that of infinity is temperature alone."""
+    """Held-out loss of each λ that was tried; infinity is temperature alone."""
     norm: Norm
+    """Norm of the penalty, "l2sq" or "l2"."""
     input_map: InputMap
+    """Kind of the map, "shift" or "affine"."""
     temperature: float
+    """Fitted temperature."""
     delta_norm: float
+    """‖δ‖."""
     objective: float
-    """Mean loss and penalty at the end, on the calibration set."""
+    """Final mean loss plus penalty, on the calibration set."""
     baseline: float
     """Mean loss of temperature alone, on the same set."""
     forwards: float
-    """Forward passes over the calibration set; as all that follows, over the samples of all ranks together."""
+    """Forward passes over the calibration set of all ranks."""
     backwards: float
     """Backward passes to the input."""
     backward_cost: float
-    """What a backward pass took, in forward passes, as measured."""
+    """Measured cost of a backward pass in units of a forward pass."""
     equivalents: float
-    """All of it in forward passes."""
+    """Cost of all passes in units of a forward pass."""
     lemma_residual: float
-    """By how much the temperature misses its own optimality, relative to the logits' spread; see `lemma_residual`."""
+    """Distance of the temperature from its optimality condition, relative to the spread of the logits."""
     evidence: float | None
-    """p-value of the hypothesis that the mean input gradient is zero, where the recipe looked."""
+    """p-value of the hypothesis that the mean input gradient is zero, if it was tested."""
     verdict: str
-    """Whether the input map earned its place, in one sentence."""
+    """Whether the input map lowered the held-out loss, in one sentence."""
     samples: int
+    """Number of samples."""
     seed: int
+    """Seed of the random draws."""
     notes: Mapping[str, object] = field(default_factory=dict)
-    """What else the recipe has to say."""
+    """Further results of the recipe."""
 
 
 class Clamped(Calibrated):
@@ -84,7 +88,7 @@ class Clamped(Calibrated):
 
 
 def to_artifact(clamped: Clamped) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The header and the arrays of a clamped network's file: δ, T and the record, without the network's weights."""
+    """Return the header and the arrays of a clamped network's file: δ, T and the record, without the weights."""
     before, after = clamped.before, clamped.after
     if _KINDS.get(type(before).__name__) is not type(before) or not isinstance(after, Temperature):
         raise ValueError(
@@ -103,19 +107,19 @@ def to_artifact(clamped: Clamped) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def from_artifact(content: Any, arrays: dict[str, np.ndarray], model: nn.Module) -> Clamped:
-    """A clamped network around the model that was clamped; if the model is another one, an error names what differs."""
+    """Rebuild a clamped network around its model; an error names the differences of another model."""
     if not isinstance(content, dict) or set(content) - {WEIGHTS} != {"before", "record", "model"}:
         raise ValueError("the header must have before, record and model")
     require_model(content, model, "clamped")
     kind, tensors = content["before"], {name: torch.as_tensor(array) for name, array in arrays.items()}
     if kind not in _KINDS:
-        raise ValueError(f"no input map is called {kind!r}; there are: {', '.join(_KINDS)}")
-    wanted = {"delta", "temperature"} | ({"scale"} if kind == "Affine" else set())
+        raise ValueError(f"no input map is called {kind!r}; the maps are: {', '.join(_KINDS)}")
+    expected = {"delta", "temperature"} | ({"scale"} if kind == "Affine" else set())
     box = {"low", "high"} if tensors.keys() & {"low", "high"} else set()
-    if set(tensors) != wanted | box:
-        raise ValueError(f"the tensors must be {', '.join(sorted(wanted))}, got {', '.join(sorted(tensors))}")
-    for name, tensor in tensors.items():  # a box may be open, at infinity
-        if not bool((torch.isfinite(tensor) if name in wanted else ~torch.isnan(tensor)).all()):
+    if set(tensors) != expected | box:
+        raise ValueError(f"the tensors must be {', '.join(sorted(expected))}, got {', '.join(sorted(tensors))}")
+    for name, tensor in tensors.items():  # the ends of a box may be infinite
+        if not bool((torch.isfinite(tensor) if name in expected else ~torch.isnan(tensor)).all()):
             raise ValueError(f"the tensor {name} must be finite")
     after = Temperature(float(tensors.pop("temperature")))
     before = _KINDS[kind](box=(tensors.pop("low"), tensors.pop("high")) if box else None, **tensors)
@@ -128,19 +132,19 @@ def from_artifact(content: Any, arrays: dict[str, np.ndarray], model: nn.Module)
     try:
         clamped.fit_record = FitRecord(**record)
     except TypeError as error:
-        raise ValueError(f"the record of the fit is not one: {error}") from None
+        raise ValueError(f"the record of the fit is incomplete: {error}") from None
     return clamped
 
 
 def identify_model(model: nn.Module, without: Collection[str] = ()) -> dict[str, Any]:
-    """The entries of a header by which a network is known again, but for tensors that were changed."""
+    """Return the header entries that identify a network, without the tensors that were changed."""
     tensors = unwrap(model, compiled=True).state_dict()
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items() if name not in without}
     return {"model": shapes, WEIGHTS: project_weights(model, without)}
 
 
 def require_model(content: Mapping[str, Any], model: nn.Module, participle: str, without: Collection[str] = ()) -> None:
-    """Refuse a model whose parameters have other names, shapes or weights than the one that was fitted to."""
+    """Reject a model whose parameters differ in name, shape or value from the fitted one."""
     entries = identify_model(model, without)
     shapes, fitted = ({name: f"{tuple(s)}" for name, s in header["model"].items()} for header in (entries, content))
     differing = [
@@ -149,24 +153,25 @@ def require_model(content: Mapping[str, Any], model: nn.Module, participle: str,
         if fitted.get(name) != shapes.get(name)
     ]
     if differing:
-        more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
-        raise ValueError(f"model must be the one that was {participle}, got {'; '.join(differing[:_SHOWN])}{more}")
+        more = f" and {len(differing) - _MAX_LISTED} more" if len(differing) > _MAX_LISTED else ""
+        raise ValueError(f"model must be the one that was {participle}, got {'; '.join(differing[:_MAX_LISTED])}{more}")
     if WEIGHTS not in content:
         return
     projections, stored = entries[WEIGHTS], content[WEIGHTS]
-    if isinstance(stored, list) and len(stored) == _PROJECTIONS:  # files of former versions have no sizes
+    if isinstance(stored, list) and len(stored) == _PROJECTIONS:  # files of older versions have no sizes
         projections = projections[:_PROJECTIONS]
     is_valid = isinstance(stored, list) and all(isinstance(number, float) for number in stored)
     if not is_valid or len(stored) != len(projections):
         raise ValueError(f"the header must have {len(projections)} numbers for the weights")
-    if not all(abs(a - b) <= _ALIKE for a, b in zip(stored, projections, strict=True)):
+    if not all(abs(a - b) <= _TOLERANCE for a, b in zip(stored, projections, strict=True)):
         raise ValueError(f"model must be the one that was {participle}, got one of the same shapes but other weights")
 
 
 def project_weights(model: nn.Module, without: Collection[str] = ()) -> list[float]:
-    """A few numbers by which a network's weights are known again: Σ_t r·w_t/‖w_t‖ over √t, r being random signs.
+    """Compute a fingerprint of a network's weights: Σ_t r·w_t/‖w_t‖ over √t, with r random signs.
 
-    The last is Σ_t ln‖w_t‖ over √t, which a temperature folded into a layer changes. What is not finite counts as zero.
+    The final number is Σ_t ln‖w_t‖ over √t. It changes if a temperature is folded into a layer. Numbers that are not
+    finite count as zero.
 
     >>> one, other = nn.Linear(3, 4), nn.Linear(3, 4)
     >>> project_weights(one) == project_weights(one), project_weights(one) == project_weights(other)
@@ -186,7 +191,7 @@ def project_weights(model: nn.Module, without: Collection[str] = ()) -> list[flo
 
 
 def _all_names(model: nn.Module, names: Collection[str]) -> set[str]:
-    """These tensors by every name that they have, since a network may hold a module twice.
+    """Return all names of some tensors, since a network may hold a module twice.
 
     >>> norm = nn.BatchNorm1d(2)
     >>> sorted(_all_names(nn.Sequential(norm, nn.ReLU(), norm), ["0.running_mean"]))

@@ -1,4 +1,4 @@
-"""One call from a trained network and a loader to a clamped network."""
+"""Fit a clamped network: the function `clamp`, its recipes and its record."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from trueup.models.freezing import frozen, unwrap
 
 _RECIPES: tuple[Recipe, ...] = (subspace, varpro, paper, code, closed_form)
 RECIPES: Mapping[str, Recipe] = {recipe.__name__: recipe for recipe in _RECIPES}
-"""Ways to fit, by name; `functools.partial` binds the options of each."""
+"""Fitting methods by name; `functools.partial` sets their options."""
 
 
 def clamp(
@@ -65,25 +65,50 @@ def clamp(
 ) -> Clamped:
     """Fit an input shift δ and a temperature T to a trained network: q = softmax(f(x + δ)/T).
 
-    The result is a network of the same signature with the model inside, which is left exactly as it was; its
-    `fit_record` says what was fitted, whether δ lowered the held-out loss, and what that cost. `recipe` is a name of
-    `RECIPES` or a function with its options bound; `objective` is what it minimises, by default the mean cross-entropy
-    plus λ‖δ‖²; `input_map` says what the map is, where it starts, and in which box it holds the inputs.
-    Of the model's arguments those go with the samples that have as many rows as labels in every batch; whatever has not
-    is shared by all of them. The model must be differentiable by its input.
-    In a `torch.distributed` group each rank gives its share of the samples, and all get the same δ and T.
-    Tang et al., "Neural Clamping: joint input perturbation and temperature scaling for neural network calibration"
-    (2024).
+    The model itself does not change; it must be differentiable by its input. An argument of the model with as many rows
+    as labels in every batch has one row per sample. Every other argument is shared by all samples. In a
+    `torch.distributed` group each rank gives its share of the samples, and all get the same δ and T.
 
+    Parameters
+    ----------
+    model
+        Network from inputs to logits; it is only read.
+    loader
+        Batches of inputs and labels.
+    recipe
+        Fitting method: a name in `RECIPES`, or one of its functions with options set by `functools.partial`.
+    objective
+        Loss and penalty; None takes the mean cross-entropy plus λ‖δ‖².
+    input_map
+        Kind, start and box of the input map; None takes the defaults of `MapOptions`.
+    seed
+        Seed of every random draw.
+    device
+        Device to run the model on; None keeps the model's device.
+    progress
+        Whether to show a progress line on a terminal.
+
+    Returns
+    -------
+    Clamped
+        A network with the model's signature. Its `fit_record` has the held-out verdict on δ and the cost.
+
+    Examples
+    --------
     >>> generator = torch.Generator().manual_seed(0)
     >>> x = torch.randn(600, 3, generator=generator)
     >>> y = torch.multinomial(torch.softmax(2 * x, dim=1), 1, generator=generator)[:, 0]
-    >>> moved = [(x + torch.tensor([2.0, 0.0, -1.0]), y)]  # what the network meets is not what it was made for
-    >>> clamped = clamp(nn.Identity(), moved)
+    >>> shifted = [(x + torch.tensor([2.0, 0.0, -1.0]), y)]  # the inputs differ from those of the training
+    >>> clamped = clamp(nn.Identity(), shifted)
     >>> print(f"{clamped.fit_record.baseline:.4f} {clamped.fit_record.objective:.4f}")
     0.9765 0.5834
     >>> print(clamped.fit_record.verdict[:64])
-    Yes: on a fifth of the samples that was left out, the input map
+    Yes: on a held-out fifth of the samples, the input map lowered t
+
+    References
+    ----------
+    Tang et al. (2024), "Neural Clamping: joint input perturbation and temperature scaling for neural network
+    calibration", arXiv:2209.11604.
     """
     model, loader, seed = check_model(model), check_loader(loader), parse_seed(seed)
     objective = Objective() if objective is None else objective
@@ -91,7 +116,7 @@ def clamp(
     fit, name = _recipe(recipe)
     inner = unwrap(model, compiled=True)
     target = device_of(inner) if device is None else torch.device(device)
-    # The caller may be in inference mode, in which no gradient could be had.
+    # Inference mode of the caller would forbid gradients.
     with torch.inference_mode(False), frozen(inner), progress_line(progress) as show_progress:
         network = Network(inner, CalibrationSet.read(loader, device=target), box=input_map.box, finite=True)
         check_box(network)
@@ -107,19 +132,19 @@ def clamp(
         warn_at_a_bound(solution.logits, network.labels, solution.temperature, stacklevel=3)
         clamped = Clamped(model, before=solution.before, after=Temperature(solution.temperature))
     clamped.fit_record = record
-    clamped.training = model.training  # which was off while it was made
+    clamped.training = model.training  # the model was in evaluation mode during the fit
     return clamped
 
 
 def check_model(model: Any) -> nn.Module:
-    """Check that a model is one."""
+    """Check that a model is an nn.Module with usable parameters."""
     if isinstance(model, type):
         raise InputError("model", "be an nn.Module", f"the class {model.__name__}")
     if not isinstance(model, nn.Module):
-        hint = "a function can be the forward of one" if callable(model) else None
+        hint = "wrap the function in a module with this forward" if callable(model) else None
         raise InputError("model", "be an nn.Module", type(model).__name__, hint)
     if any(not is_lazy(parameter) and parameter.is_inference() for parameter in model.parameters()):
-        hint = "gradients of the input cannot be had through these"
+        hint = "such parameters allow no gradients"
         raise InputError("model", "be made outside of inference mode", "parameters made inside of it", hint)
     return model
 
@@ -132,7 +157,7 @@ def check_loader(loader: Any) -> Iterable[Any]:
 
 
 def _recipe(recipe: str | Recipe) -> tuple[Recipe, str]:
-    """A recipe whose solution is checked, and its name."""
+    """Return a recipe with checks of its solution, and its name."""
     chosen = RECIPES.get(recipe) if isinstance(recipe, str) else recipe
     if not callable(chosen):
         raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, or a function, got {recipe!r}")
@@ -157,7 +182,7 @@ def _recipe(recipe: str | Recipe) -> tuple[Recipe, str]:
 
 
 def _ece_by_gamma(problem: Problem, fit: Recipe, pool: Sequence[float], folds: Any) -> dict[float, float]:
-    """The ECE of each γ: on the calibration set, or on held-out folds."""
+    """Compute the ECE of each γ, on the calibration set or on held-out folds."""
     errors, n = {}, len(problem.network.labels)
     if folds is not None:
         folds = parse_whole("gamma_folds", folds, 2, n, f"lie between 2 and the number of samples, {n}")
@@ -185,7 +210,7 @@ def _cross_fitted_logits(problem: Problem, fit: Recipe, n_folds: int) -> Tensor:
 
 def _record(problem: Problem, solution: Solution, name: str, loss: str, gammas: Mapping[float, float]) -> FitRecord:
     network, fitted = problem.network, problem.loss
-    cost = network.cost()  # before the baseline, which is no part of the fit
+    cost = network.cost()  # the baseline's pass below does not count
     mean = fitted.mean(solution.logits, network.labels, solution.temperature)
     delta = solution.before.delta.detach().double().cpu()
     norm = solution.norm or problem.norm
@@ -196,7 +221,7 @@ def _record(problem: Problem, solution: Solution, name: str, loss: str, gammas: 
     baseline = fitted.mean(plain, network.labels, fitted.temperature(plain, network.labels))
     temperature = solution.temperature
     residual = lemma_residual(solution.logits, network.labels, temperature=temperature, gamma=fitted.gamma)
-    not_asked = "Not asked: on the samples of the fit themselves the loss went"
+    not_tested = "Not tested on held-out samples: on the calibration set the loss went"
     return FitRecord(
         recipe=name,
         loss=loss,
@@ -216,7 +241,7 @@ def _record(problem: Problem, solution: Solution, name: str, loss: str, gammas: 
         equivalents=cost.equivalents,
         lemma_residual=residual.relative,
         evidence=solution.evidence,
-        verdict=solution.verdict or f"{not_asked} from {baseline:.4f} to {mean:.4f}.",
+        verdict=solution.verdict or f"{not_tested} from {baseline:.4f} to {mean:.4f}.",
         samples=len(network.labels),
         seed=problem.seed,
         notes=solution.notes,
@@ -224,17 +249,17 @@ def _record(problem: Problem, solution: Solution, name: str, loss: str, gammas: 
 
 
 def warn_at_a_bound(logits: Tensor, labels: Tensor, temperature: float, *, stacklevel: int) -> None:
-    """Warn where the loss of logits has no minimum over the temperature; `stacklevel` is as for `warnings.warn`."""
+    """Warn if the loss has no minimum over the temperature; `stacklevel` is that of `warnings.warn`."""
     z, y = to_numpy(logits, labels)
     beta, certificate = inverse_temperature(z, y)
     if certificate.status == "bound":
         why = bound_reason(beta, scale_of(z))
-        warnings.warn(f"temperature has no best value, and is {temperature:.3g}: {why}", stacklevel=stacklevel)
+        warnings.warn(f"temperature has no optimum and is set to {temperature:.3g}: {why}", stacklevel=stacklevel)
 
 
 @contextmanager
 def progress_line(progress: bool, label: str = "clamping") -> Iterator[Callable[[str], None]]:
-    """A function that shows a line on a terminal, from two seconds on."""
+    """Return a function that shows a progress line on a terminal, after two seconds."""
     text = ""
     steps = track(count(), label=label, enabled=progress and rank() == 0, note=lambda: text)
 

@@ -1,4 +1,4 @@
-"""Coordinates of input maps: a vector θ of few or many numbers, and label-free directions in which δ may go."""
+"""Coordinates θ of input maps, and label-free directions for δ."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from trueup.clamping.network import Network
 from trueup.models._distributed import all_reduce_sum
 
 MAX_DIRECTIONS = 16
-"""Directions beside the entropy gradient: each costs a forward pass over the subsample that is differentiated."""
+"""Largest number of directions besides the entropy gradient; each costs a forward pass over the subsample."""
 _ROUNDS = 12
 
 
 @dataclass(frozen=True)
 class InputParameters:
-    """The map of θ = (c, a): δ = Σ_j c_j b_j, or every coordinate of δ its own; and the scales exp(a/ρ), if any.
+    """The input map at θ = (c, a): δ = Σ_j c_j b_j, or δ = c without a basis; and channel scales exp(a/ρ), if any.
 
-    ρ is the root mean square norm of a channel over the samples, so that a step in `a` moves inputs about as far as one
-    in c does: one penalty λ‖θ‖² suits both.
+    ρ is the root mean square norm of a channel over the samples. Equal steps in `a` and c then change inputs equally,
+    so one penalty λ‖θ‖² suits both.
     """
 
     network: Network
     basis: Tensor | None
-    """Orthonormal directions (r, *shape) in float64, or None for all of the space."""
+    """Orthonormal directions (r, *shape) in float64; None for the full space."""
     channel_norms: Tensor
     """ρ of each channel, (C,) in float64."""
     has_scale: bool = False
 
     @property
     def size(self) -> int:
-        """How many coordinates there are."""
+        """Number of coordinates."""
         return self._shift_size + (len(self.channel_norms) if self.has_scale else 0)
 
     @property
     def input_norm(self) -> float:
-        """The root mean square norm of an input."""
+        """Root mean square norm of an input."""
         return float(self.channel_norms.square().sum().sqrt())
 
     @property
@@ -49,7 +49,7 @@ class InputParameters:
         return int(np.prod(self.network.shape)) if self.basis is None else len(self.basis)
 
     def map(self, theta: np.ndarray) -> tuple[Shift, list[Tensor]]:
-        """The input map at θ, and the tensors in it that gradients are wanted of."""
+        """Return the input map at θ, and its tensors that require gradients."""
         network = self.network
         c, a = torch.from_numpy(theta[: self._shift_size]), torch.from_numpy(theta[self._shift_size :])
         values = [c.reshape(network.shape) if self.basis is None else torch.tensordot(c, self.basis, dims=1)]
@@ -59,7 +59,7 @@ class InputParameters:
         return network.mapping(*leaves), leaves
 
     def gradient(self, theta: np.ndarray, gradients: list[Tensor]) -> np.ndarray:
-        """The gradient by θ, of those by the shift and the scales."""
+        """Convert gradients by the shift and the scales to the gradient by θ."""
         parts = [self._along_basis(gradients[0].cpu())]
         if self.has_scale:
             a = torch.from_numpy(theta[self._shift_size :])
@@ -67,7 +67,7 @@ class InputParameters:
         return torch.cat(parts).numpy()
 
     def theta_of(self, delta: Tensor) -> np.ndarray:
-        """The coordinates of the shift nearest to δ, without scaling."""
+        """Return the coordinates of the shift closest to δ, without scaling."""
         c = self._along_basis(delta.detach().double().cpu())
         return np.concatenate([c.numpy(), np.zeros(self.size - self._shift_size)])
 
@@ -77,11 +77,11 @@ class InputParameters:
 
 
 def channel_norms(network: Network) -> Tensor:
-    """The root mean square norm of each channel, the first axis of an input, over all samples."""
+    """Compute the root mean square norm of each channel (first axis of an input) over all samples."""
     channels = network.shape[0]
     squares, count = torch.zeros(channels, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
     for points in network.points():
-        # Between the samples and the channels there may be positions, as of tokens.
+        # Token embeddings have positions between the samples and the channels.
         flat = points.double().reshape(-1, channels, int(np.prod(network.shape[1:])))
         squares += flat.square().sum(dim=(0, 2)).cpu()
         count += len(flat)
@@ -89,7 +89,7 @@ def channel_norms(network: Network) -> Tensor:
 
 
 def cosines(shape: tuple[int, ...], frequencies: int) -> Tensor:
-    """The lowest spatial frequencies of each channel: products of cosines, orthonormal, (C·f², C, H, W) in float64.
+    """Return the lowest spatial frequencies of each channel: orthonormal products of cosines, (C·f², C, H, W).
 
     >>> cosines((1, 4, 4), 2).shape
     torch.Size([4, 1, 4, 4])
@@ -108,10 +108,11 @@ def cosines(shape: tuple[int, ...], frequencies: int) -> Tensor:
 
 
 def directions(network: Network, gradient: Tensor, *, frequencies: int = 2, seed: int = 0) -> Tensor:
-    """An orthonormal basis (r, *shape) in float64.
+    """Return an orthonormal basis (r, *shape) in float64.
 
-    For images (C, H, W) the lowest frequencies of each channel, as many as `MAX_DIRECTIONS` allows; for few coordinates
-    all of them; for other inputs the mean input and the principal directions. The entropy gradient comes last.
+    For images (C, H, W) it holds the lowest frequencies of each channel, at most `MAX_DIRECTIONS`. For inputs with few
+    coordinates it holds all of them. For other inputs it holds the mean input and principal directions. The entropy
+    gradient is added at the end.
     """
     shape, size = network.shape, int(np.prod(network.shape))
     if len(shape) == 3 and shape[0] <= MAX_DIRECTIONS < size:
@@ -125,9 +126,9 @@ def directions(network: Network, gradient: Tensor, *, frequencies: int = 2, seed
 
 
 def principal(network: Network, number: int, *, seed: int = 0) -> Tensor:
-    """The mean input and the `number` directions of most variance, (number + 1, *shape), by subspace iteration.
+    """Return the mean input and the `number` directions of largest variance, (number + 1, *shape).
 
-    Halko, Martinsson & Tropp, "Finding structure with randomness" (2011).
+    Subspace iteration as in Halko, Martinsson & Tropp (2011), "Finding structure with randomness", arXiv:0909.4061.
     """
     size = int(np.prod(network.shape))
 
@@ -150,14 +151,14 @@ def principal(network: Network, number: int, *, seed: int = 0) -> Tensor:
 
 
 def _orthonormal(vectors: Tensor) -> Tensor:
-    """Gram and Schmidt's, twice for rounding's sake; what the earlier ones span already is left out."""
+    """Orthonormalise by Gram–Schmidt, twice against rounding; linearly dependent vectors are dropped."""
     kept: list[Tensor] = []
     for vector in vectors.reshape(len(vectors), -1):
         size = float(vector.norm())
-        rest = vector / size if size else vector
+        residual = vector / size if size else vector
         for _ in range(2):
             for other in kept:
-                rest = rest - (rest @ other) * other
-        if float(rest.norm()) > 1e-6:
-            kept.append(rest / rest.norm())
+                residual = residual - (residual @ other) * other
+        if float(residual.norm()) > 1e-6:
+            kept.append(residual / residual.norm())
     return torch.stack(kept).reshape(-1, *vectors.shape[1:])

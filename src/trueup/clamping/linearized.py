@@ -1,4 +1,4 @@
-"""The network as its first derivatives see it: every λ and every fold is a small smooth problem without the network."""
+"""The linearised network: fits for every λ and fold are small smooth problems without passes through the network."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from trueup.clamping.input_parameters import InputParameters
 from trueup.clamping.problem import Loss, Norm, Penalty, paired_gain
 
 MEMORY = 1 << 28
-"""Bytes that the derivatives of the logits may take."""
+"""Largest size in bytes of the derivatives of the logits."""
 STEP = 0.02
-"""Length of a difference beside the root mean square norm of the inputs."""
+"""Step of the finite differences, relative to the root mean square norm of the inputs."""
 
 N_RESAMPLES = 2000
-"""Random signs of the gradients; the p-value cannot be less than about one in so many."""
+"""Number of sign flips; the smallest p-value is its reciprocal."""
 _AT_ONCE = 100
 
 
 @dataclass(frozen=True)
 class LinearizedModel:
-    """Logits z + Jθ of some samples."""
+    """Linear approximation z + Jθ of the logits of some samples."""
 
     logits: Tensor
     jacobian: Tensor
-    """(n, classes, r)."""
+    """J, shape (n, classes, r)."""
     labels: Tensor
 
     def rows(self, index: Tensor) -> LinearizedModel:
-        """Some of the samples."""
+        """Select samples."""
         return LinearizedModel(self.logits[index], self.jacobian[index], self.labels[index])
 
     def scores(self, loss: Loss, temperature: float) -> tuple[np.ndarray, np.ndarray]:
-        """Each sample's gradient by θ, (n, r), and by the inverse temperature, (n,)."""
+        """Return each sample's gradient by θ, (n, r), and by the inverse temperature, (n,)."""
         slope = loss.slope(self.logits, self.labels, temperature)
         return (
             torch.einsum("nk,nkr->nr", slope, self.jacobian).numpy(),
@@ -47,41 +47,41 @@ class LinearizedModel:
         )
 
     def curvature(self, temperature: float) -> np.ndarray:
-        """The Gauss-Newton curvature by θ once the temperature is eliminated, (r, r)."""
+        """Return the Gauss–Newton curvature by θ with the temperature eliminated, (r, r)."""
         p = torch.softmax(self.logits / temperature, dim=1)
         features = torch.cat([self.logits[:, :, None] * temperature, self.jacobian], dim=2) / temperature
-        whole = _covariance(p, features)
-        return whole[1:, 1:] - np.outer(whole[1:, 0], whole[0, 1:]) / max(whole[0, 0], 1e-300)
+        joint = _covariance(p, features)
+        return joint[1:, 1:] - np.outer(joint[1:, 0], joint[0, 1:]) / max(joint[0, 0], 1e-300)
 
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """Losses of the samples when each was left out of the fit."""
+    """Held-out losses of the samples."""
 
     penalties: Sequence[float]
     rows: np.ndarray
-    """(λ, n)."""
+    """Losses for each λ, shape (λ, n)."""
     plain: np.ndarray
-    """(n,), of temperature alone."""
+    """Losses of temperature alone, (n,)."""
 
     def candidates(self) -> dict[float, float]:
-        """λ → mean loss; infinity is temperature alone."""
+        """Return λ → mean loss; infinity is temperature alone."""
         means = dict(zip(self.penalties, self.rows.mean(axis=1).tolist(), strict=True))
         return {math.inf: float(self.plain.mean()), **means}
 
     def best(self) -> float:
-        """The λ of least loss; of equal ones the largest."""
+        """Return the λ with the lowest loss; ties go to the largest."""
         losses = self.candidates()
         return min(losses, key=lambda penalty: (losses[penalty], -penalty))
 
     def gain(self, penalty: float) -> tuple[float, float]:
-        """By how much less than temperature's the loss is, and the standard error of that."""
+        """Return the decrease of the loss from temperature alone, and its standard error."""
         if math.isinf(penalty):
             return 0.0, 0.0
         return paired_gain(self.plain, self.rows[list(self.penalties).index(penalty)])
 
     def nested_gain(self, groups: int = 10) -> tuple[float, float]:
-        """The same where λ, infinity among them, is chosen for each group of samples by the others alone.
+        """Return the gain with λ, possibly infinite, chosen for each group of samples by the other groups.
 
         >>> rows = np.array([[0.9, 1.1, 0.9, 1.1], [0.8, 0.8, 0.8, 0.8]])
         >>> gain, error = CrossValidation([1.0, 0.1], rows, np.ones(4)).nested_gain(2)
@@ -97,17 +97,17 @@ class CrossValidation:
 
 
 def max_samples_in_memory(samples: int, classes: int, coordinates: int) -> int:
-    """How many samples' derivatives the memory holds."""
+    """Return the number of samples whose derivatives fit in memory."""
     return max(1, min(samples, MEMORY // (8 * classes * (coordinates + 1))))
 
 
 def linearize(
     parameters: InputParameters, inputs: CalibrationSet, logits: Tensor, labels: Tensor, *, step_size: float = STEP
 ) -> LinearizedModel:
-    """Differences of the logits along each coordinate, by one forward pass over the inputs for each.
+    """Compute finite differences of the logits along each coordinate, with one forward pass for each.
 
-    `logits` are those of the inputs as they are. Steps, in units of the inputs' own norm, are large enough for single
-    precision, and for the kinks of a network to average out.
+    `logits` are those of the original inputs. Steps are relative to the norm of the inputs. They are large enough for
+    single precision, and to average over the kinks of a network.
     """
     step = step_size * parameters.input_norm
     base = logits.double()
@@ -121,10 +121,10 @@ def linearize(
 def cross_validate(
     linear: LinearizedModel, loss: Loss, norm: Norm, penalties: Sequence[float], *, n_folds: int
 ) -> CrossValidation:
-    """Fit θ and T for every λ with each fold left out in turn, and note the losses there."""
+    """Fit θ and T for every λ with each fold left out in turn, and compute the held-out losses."""
     n = len(linear.labels)
     features = torch.cat([linear.logits[:, :, None], linear.jacobian], dim=2)
-    # A row's logits may all be raised alike; without their mean the sums are better conditioned.
+    # A constant added to a row of logits has no effect; removing the mean improves the conditioning.
     features = features - features.mean(dim=1, keepdim=True)
     fold = torch.arange(n) % n_folds
     rows, plain = np.zeros((len(penalties), n)), np.zeros(n)
@@ -143,11 +143,11 @@ def cross_validate(
 def gradient_test(
     scores: np.ndarray, nuisance: np.ndarray | None = None, *, seed: int = 0, n_resamples: int = N_RESAMPLES
 ) -> float:
-    """The p-value of the hypothesis that per-sample gradients (n, r) have mean zero.
+    """Test whether per-sample gradients (n, r) have mean zero, and return the p-value.
 
-    The statistic is Hotelling's, n·ḡᵀS⁻¹ḡ; its distribution under the hypothesis is resampled by giving the centred
-    gradients random signs, since they have tails too heavy for a textbook law. `nuisance` are the samples' gradients by
-    a parameter that was fitted to them, the temperature: what it explains of the others is taken out first.
+    The statistic is Hotelling's n·ḡᵀS⁻¹ḡ. Its null distribution is simulated by random sign flips of the centred
+    gradients, since their tails are too heavy for a textbook law. `nuisance` are gradients by a fitted parameter, the
+    temperature; they are projected out first.
 
     >>> noise = np.random.default_rng(0).standard_t(3, size=(500, 4))
     >>> print(f"{gradient_test(noise):.4f} {gradient_test(noise + [0.3, 0, 0, 0]):.4f}")
@@ -161,11 +161,11 @@ def gradient_test(
 
 
 def score_test(slope: np.ndarray, null: np.ndarray, *, seed: int = 0, n_resamples: int = N_RESAMPLES) -> float:
-    """The p-value of the hypothesis that per-sample gradients (n, r) have mean zero.
+    """Test whether per-sample gradients (n, r) have mean zero, and return the p-value.
 
-    The statistic is n·ḡᵀM⁻¹ḡ, M the second moment of the rows of `null` (m, r), gradients as the hypothesis has them.
-    Its distribution is resampled by giving these random signs, which leaves M as it is. With `null` the gradients
-    themselves it is a sign test, exact where they are symmetric about zero.
+    The statistic is n·ḡᵀM⁻¹ḡ, with M the second moment of `null` (m, r), gradients under the hypothesis. Its null
+    distribution is simulated by random sign flips of these rows, which do not change M. If `null` are the gradients
+    themselves, this is a sign test, exact for distributions symmetric about zero.
 
     >>> noise = np.random.default_rng(0).standard_t(3, size=(500, 4))
     >>> print(f"{score_test(noise, noise):.4f} {score_test(noise + [0.3, 0, 0, 0], noise):.4f}")
@@ -175,7 +175,7 @@ def score_test(slope: np.ndarray, null: np.ndarray, *, seed: int = 0, n_resample
     spread = np.sqrt((null**2).mean(axis=0))
     spread = np.where(spread > 0, spread, 1.0)
     slope, null = slope / spread, null / spread
-    # Directions without any spread of their own can say nothing.
+    # The pseudo-inverse ignores directions without spread.
     inverse = np.linalg.pinv(null.T @ null / m, rcond=1e-10, hermitian=True)
     mean = slope.mean(axis=0)
     observed = n * float(mean @ inverse @ mean)
@@ -188,7 +188,7 @@ def score_test(slope: np.ndarray, null: np.ndarray, *, seed: int = 0, n_resample
 
 
 def _solve(features: Tensor, labels: Tensor, loss: Loss, penalty: Penalty, start: np.ndarray) -> np.ndarray:
-    """Minimise the mean loss of β(z + Jθ) plus the penalty of θ over (β, βθ), in which cross-entropy is convex."""
+    """Minimise the mean loss of β(z + Jθ) plus the penalty over (β, βθ), in which cross-entropy is convex."""
     n = len(labels)
 
     def objective(weights: np.ndarray) -> tuple[float, np.ndarray]:
@@ -213,12 +213,12 @@ def _solve(features: Tensor, labels: Tensor, loss: Loss, penalty: Penalty, start
     inverse = np.linalg.inv(curvature)
     try:
         return lbfgs(Stage(objective, 1e-8), start, precondition=lambda g: inverse @ g, tolerance=1e-9)[0]
-    except FitError:  # separable folds have no minimum: the largest penalty's solution is as good as any
+    except FitError:  # separable folds have no minimum; the solution of the largest penalty stays
         return start
 
 
 def _covariance(p: Tensor, features: Tensor) -> np.ndarray:
-    """The mean over samples of the features' covariance under their class probabilities."""
+    """Return the mean over samples of the features' covariance under the class probabilities."""
     mean = torch.einsum("nk,nkr->nr", p, features)
     rooted = (p.sqrt()[:, :, None] * features).reshape(-1, features.shape[2])
     return (rooted.T @ rooted - mean.T @ mean).numpy() / len(p)

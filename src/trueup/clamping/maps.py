@@ -1,4 +1,4 @@
-"""Maps of a network's input, the same for every sample: a shift, and a shift with a scale a channel."""
+"""Maps of a network's input, the same for every sample: a shift, and a shift with channel scales."""
 
 from __future__ import annotations
 
@@ -12,14 +12,24 @@ Box: TypeAlias = tuple[Any, Any]
 
 
 class Shift(nn.Module):
-    """Add one δ to every input: x + δ, clipped to a box where one is given.
+    """Add one δ to every input: x + δ, clipped to the box if there is one.
 
-    δ has the shape of one input, without the batch; for tokens it is one vector, added to every position's embedding.
-    Tang et al., "Neural Clamping" (2024), section 3.1.
+    Parameters
+    ----------
+    delta
+        δ, of the shape of one input without the batch axis. For tokens it is one vector, added to every embedding.
+    box
+        Bounds (low, high) of the result, numbers or arrays that broadcast to one input; None does not clip.
 
+    Examples
+    --------
     >>> Shift(torch.tensor([1.0, -1.0]), box=(0, 1))(torch.tensor([[0.2, 0.5], [-0.5, 1.5]]))
     tensor([[1.0000, 0.0000],
             [0.5000, 0.5000]])
+
+    References
+    ----------
+    Tang et al. (2024), "Neural Clamping", section 3.1, arXiv:2209.11604.
     """
 
     delta: Tensor
@@ -43,16 +53,16 @@ class Shift(nn.Module):
         return self._clipped(x + self.delta.to(_working(x)))
 
     def config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
+        """Return the constructor's arguments."""
         return {"delta": self.delta, "box": self.box}
 
     @property
     def box(self) -> Box | None:
-        """Both ends, or None."""
+        """Lower and upper end, or None."""
         return None if self.low is None else (self.low, self.high)
 
     def extra_repr(self) -> str:
-        """Its size, since a picture has no short name."""
+        """Describe δ by its shape and norm."""
         return f"shape={tuple(self.delta.shape)}, norm={float(self.delta.detach().norm()):.6g}"
 
     def _check(self, x: Tensor) -> None:
@@ -66,8 +76,19 @@ class Shift(nn.Module):
 
 
 class Affine(Shift):
-    """Scale each channel and add δ: s·x + δ, clipped to a box where one is given.
+    """Scale each channel and add δ: s·x + δ, clipped to the box if there is one.
 
+    Parameters
+    ----------
+    delta
+        δ, of the shape of one input without the batch axis.
+    scale
+        s, an array that broadcasts to δ.
+    box
+        Bounds (low, high) of the result, numbers or arrays that broadcast to one input; None does not clip.
+
+    Examples
+    --------
     >>> Affine(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.5]))(torch.tensor([[1.0, 1.0]]))
     tensor([[3.0000, 0.5000]])
     """
@@ -89,12 +110,12 @@ class Affine(Shift):
         return self._clipped(x * self.scale.to(working) + self.delta.to(working))
 
     def config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
+        """Return the constructor's arguments."""
         return {"delta": self.delta, "scale": self.scale, "box": self.box}
 
 
 def detach_map(before: Shift) -> Shift:
-    """The same map without gradients."""
+    """Return the same map without gradients."""
     config: dict[str, Any] = {
         name: value.detach() if isinstance(value, Tensor) else value for name, value in before.config().items()
     }
@@ -102,7 +123,7 @@ def detach_map(before: Shift) -> Shift:
 
 
 def scale_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of one number a channel, the first axis of an input: (C, 1, 1) for images, (d,) for vectors."""
+    """Return the shape of one number per channel (first axis of an input): (C, 1, 1) for images, (d,) for vectors."""
     return (*shape[:1], *(1 for _ in shape[1:]))
 
 
@@ -119,7 +140,7 @@ def _end(end: Any, delta: Tensor) -> Tensor:
 
 def _fits(tensor: Tensor, delta: Tensor) -> bool:
     sizes = zip(reversed(tensor.shape), reversed(delta.shape), strict=False)
-    return tensor.ndim <= delta.ndim and all(own in (1, whole) for own, whole in sizes)
+    return tensor.ndim <= delta.ndim and all(size in (1, full_size) for size, full_size in sizes)
 
 
 def _kind(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""A frozen network over a calibration set: its logits at a map of the input, and gradients pulled back to the map."""
+"""A frozen network over a calibration set: its logits behind an input map, and gradients by the map."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from trueup.models.batches import Batch, Device, logits_of, tensors_in
 from trueup.models.calibrated import Calibrated, embedding_of, input_position
 
 Slope = Callable[[Tensor, Tensor], Tensor]
-"""dL/dz of a loss that is a sum over the rows, given logits and labels."""
-_NUMBERS = 1 << 26  # read at a time where quantiles are asked for
-_OUTSIDE = 1e-3  # what rounding may put outside the box, as a share of its width
-_WANTED = "the model must be differentiable by its input, for every recipe follows gradients"
-_INSTEAD = "temperature alone needs none: trueup.calibrate(model, loader)"
+"""Function from logits and labels to dL/dz, for a loss that is a sum over rows."""
+_MAX_VALUES = 1 << 26  # number of input values in memory while quantiles are computed
+_BOX_TOLERANCE = 1e-3  # share of the box's width that rounding may exceed
+_REQUIREMENT = "the model must be differentiable by its input, since every recipe uses gradients"
+_ALTERNATIVE = "temperature scaling needs no gradients: trueup.calibrate(model, loader)"
 
 
 class NotDifferentiable(ValueError):
-    """Gradients by the input cannot be had."""
+    """The network gives no gradients by its input."""
 
     def __init__(self, got: str) -> None:
-        super().__init__(f"{_WANTED}, got {got}; {_INSTEAD}")
+        super().__init__(f"{_REQUIREMENT}, got {got}; {_ALTERNATIVE}")
         self.got = got
 
 
@@ -50,7 +50,7 @@ class _CaptureInput(nn.Module):
 
 
 class _LaidOut(nn.Module):
-    """Maps one after the other, whose images then lie in memory as they are wanted; a new tensor in any case."""
+    """Maps applied in turn, with a copy of the result in the given memory layout."""
 
     def __init__(self, maps: Sequence[Callable[[Tensor], Tensor]], layout: torch.memory_format) -> None:
         super().__init__()
@@ -64,29 +64,29 @@ class _LaidOut(nn.Module):
 
 
 class Cost(NamedTuple):
-    """What passes over a network have cost."""
+    """Cost of passes through a network."""
 
     forwards: float
     """Forward passes over all samples."""
     backwards: float
     """Backward passes to the input."""
     backward: float
-    """What one of these took, in forward passes: as measured, or 1.5 where none was timed.
+    """Cost of a backward pass in forward passes, as measured; 1.5 if none was timed.
 
-    It is kept between one and two, within which the arithmetic lies: for tiny networks the clock shows overheads.
+    It is limited to the range of the arithmetic, one to two, since the clock also measures overheads.
     """
 
     @property
     def equivalents(self) -> float:
-        """All passes, counted in forward passes."""
+        """Cost of all passes in units of a forward pass."""
         return self.forwards + self.backward * self.backwards
 
 
 class Network:
-    """A model to be called many times on the same samples, and what that has cost.
+    """A model that is called many times on the same samples, with a count of the passes.
 
-    It is for use inside `frozen(model)`, which it leaves to the caller. Passes are counted in units of the whole set;
-    all ranks' samples are seen by each of them, and sums over samples are over all ranks'.
+    The caller must freeze the model with `frozen(model)`. One pass is a pass over the samples of all ranks. Sums over
+    samples are over all ranks.
 
     >>> from trueup.clamping.calibration_set import CalibrationSet
     >>> inputs = CalibrationSet.read([(torch.eye(3), torch.tensor([0, 1, 1]))], device="cpu")
@@ -104,62 +104,62 @@ class Network:
         self.inputs = inputs
         self.box = box
         self.labels = all_gather_rows(inputs.labels)
-        """Of all ranks, on the CPU."""
+        """Labels of all ranks, on the CPU."""
         if not len(self.labels):
             raise ValueError("loader must give at least one sample, got none; an iterator can be read only once")
         self._n = len(self.labels)
         self._passes = np.zeros((3, 2))  # rows, seconds and timed rows of forward and of backward passes
         self._plain: Tensor | None = None
         self._layout = torch.channels_last
-        self._finite = finite  # whether masked classes, whose logits are not, are refused
+        self._finite = finite  # whether masked classes, with infinite logits, are rejected
         with raise_on_all_ranks():
             local = self._one_point()
         kinds = [kind for kind in all_gather_object(local) if kind is not None]
         self.shape, self.dtype, _ = kinds[0]
-        """Of δ: of one input, or of one position's embedding."""
+        """Shape of δ: that of one input, or of one token's embedding."""
         self._refuse_masks(any(masked for _, _, masked in kinds))
 
     @property
     def device(self) -> Device:
-        """Where the samples are."""
+        """Device of the samples."""
         return self.inputs.device
 
     def cost(self) -> Cost:
-        """What the passes so far have cost: of all ranks together, so that every rank says the same."""
+        """Return the cost of the passes so far, summed over ranks."""
         rows, seconds, timed = all_reduce_sum(torch.from_numpy(self._passes)).tolist()
         forward, backward = (s / r if r else 0.0 for s, r in zip(seconds, timed, strict=True))
         ratio = min(max(backward / forward, 1.0), 2.0) if forward and backward else 1.5
         return Cost(rows[0] / self._n, rows[1] / self._n, ratio)
 
     def subset(self, inputs: CalibrationSet) -> Network:
-        """The same network over some of the samples; what it costs is added to this one's, in whole passes."""
+        """Return the same network over some of the samples; both share one count of passes."""
         network = self.with_model(self.model)
         network.inputs, network.labels = inputs, all_gather_rows(inputs.labels)
         return network
 
     def with_model(self, model: nn.Module) -> Network:
-        """Another network over the same samples; what it costs is added to this one's."""
+        """Return another network over the same samples; both share one count of passes."""
         network = copy(self)
         network.model, network._plain = model, None
         return network
 
     def count(self, *, forward: int = 0, backward: int = 0) -> None:
-        """Note rows that went through the network outside of the passes below."""
+        """Count rows that went through the network outside the passes below."""
         self._passes[0] += forward, backward
 
     def mapping(self, delta: Tensor, scale: Tensor | None = None) -> Shift:
-        """The map with this shift, and scale, into the network's box."""
+        """Return the map with this shift and scale, clipped to the network's box."""
         return Shift(delta, self.box) if scale is None else Affine(delta, scale, self.box)
 
     def laid_out(self, *maps: Callable[[Tensor], Tensor] | None) -> nn.Module:
-        """Maps one after the other, and then images in the layout in memory that convolutions on CPUs take faster.
+        """Return maps applied in turn, with images in channels-last layout, which is faster for convolutions on CPUs.
 
-        Not every network takes it: `view` after a convolution does not, and gets images as usual.
+        Networks that call `view` after a convolution do not support it, and get the usual layout.
         """
         return _LaidOut([change for change in maps if change is not None], self._layout)
 
     def logits(self, before: nn.Module | None = None, *, inputs: CalibrationSet | None = None) -> Tensor:
-        """Run all samples through the map and the network once: (total, classes), in the order of the ranks."""
+        """Run all samples through the map and the network once; return logits (total, classes)."""
         parts = []
         with raise_on_all_ranks(), torch.no_grad():
             for batch in self.inputs if inputs is None else inputs:
@@ -169,13 +169,13 @@ class Network:
         return self._gathered(parts)
 
     def plain_logits(self) -> Tensor:
-        """The logits of the inputs as they are; the pass is made once."""
+        """Return the logits of the original inputs, from one pass whose result is kept."""
         if self._plain is None:
             self._plain = as_tensors(self.logits(), self.labels)[0]
         return self._plain
 
     def input_gradient(self, slope: Slope) -> Tensor:
-        """Run the inputs as they are forward and backward once: Σ_i dL_i/dx, in float64, of the shape of δ."""
+        """Run the original inputs forward and backward once; return Σ_i dL_i/dx in float64, of the shape of δ."""
         delta = torch.zeros(self.shape, dtype=self.dtype, device=self.device, requires_grad=True)
         z, (gradient,) = self.forward_backward(Shift(delta), [delta], slope)
         self._plain = as_tensors(z, self.labels)[0]
@@ -184,9 +184,9 @@ class Network:
     def forward_backward(
         self, before: nn.Module, parameters: Sequence[Tensor], slope: Slope, *, inputs: CalibrationSet | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Run all samples forward and backward once: logits, and Σ_i dL_i/dparameter in float64.
+        """Run all samples forward and backward once; return logits and Σ_i dL_i/dparameter in float64.
 
-        `before` depends on the parameters, which require gradients.
+        The map `before` depends on the parameters, which require gradients.
         """
         parts = []
         sums = [torch.zeros(p.shape, dtype=torch.float64, device=p.device) for p in parameters]
@@ -208,12 +208,12 @@ class Network:
         return logits
 
     def batch_logits(self, batch: Batch, before: nn.Module | None = None) -> Tensor:
-        """The logits of one batch, with their graph; counted, while its backward is left to `count`."""
+        """Return the logits of one batch with their graph; the caller must count a backward pass."""
         self.count(forward=len(batch.labels))
         return require_graph(self.call(batch, before))
 
     def points(self, inputs: Iterable[Batch] | None = None) -> Iterator[Tensor]:
-        """What the map acts on, batch by batch: the inputs, or the embeddings of tokens."""
+        """Yield the inputs of the map batch by batch: inputs of the network, or embeddings of tokens."""
         capturing = Calibrated(self.model, before=_CaptureInput())
         with torch.no_grad():
             for batch in self.inputs if inputs is None else inputs:
@@ -224,7 +224,7 @@ class Network:
 
     def _refuse_masks(self, masked: bool) -> None:
         if masked and self._finite:
-            raise InputError("logits", "be finite", "masked classes", f"trueup.repair takes them; {_INSTEAD}")
+            raise InputError("logits", "be finite", "masked classes", f"trueup.repair accepts them; {_ALTERNATIVE}")
 
     def _one_point(self) -> tuple[tuple[int, ...], torch.dtype, bool] | None:
         for batch in self.inputs:
@@ -235,13 +235,13 @@ class Network:
             (point,) = self.points([batch])
             shape = tuple(point.shape[-1:] if tokens else point.shape[1:])
             if not shape or 0 in shape:
-                wanted = "the model's input must have numbers for each sample, (n, features) or (n, channels, …)"
-                raise ValueError(f"{wanted}, got shape {tuple(point.shape)}")
+                expected = "the model's input must have shape (n, features) or (n, channels, …)"
+                raise ValueError(f"{expected}, got {tuple(point.shape)}")
             return shape, upcast_half(point[:0]).dtype, bool(torch.isinf(z).any())
         return None
 
     def why_not_differentiable(self) -> str:
-        """What comes instead of gradients by the input, tried on a few rows; or nothing. All ranks say the same."""
+        """Return the obstacle to gradients by the input, tried on two rows; empty if there is none."""
         got = ""
         with raise_on_all_ranks():
             batch = next(iter(self.inputs), None)
@@ -249,8 +249,8 @@ class Network:
                 delta = torch.zeros(self.shape, dtype=self.dtype, device=self.device, requires_grad=True)
                 try:
                     with torch.enable_grad():
-                        few = self.inputs.rows(batch, torch.arange(min(2, len(batch.labels))))
-                        z = require_graph(self.call(few, Shift(delta)))
+                        two_rows = self.inputs.rows(batch, torch.arange(min(2, len(batch.labels))))
+                        z = require_graph(self.call(two_rows, Shift(delta)))
                         gradients_of(z, [delta], torch.ones_like(z))
                 except NotDifferentiable as error:
                     got = error.got
@@ -259,34 +259,34 @@ class Network:
         return next(filter(None, all_gather_object(got)), "")
 
     def check_inputs(self, name: str) -> None:
-        """Refuse inputs of several shapes, or that are not finite, by the name of their loader."""
-        shapes, wrong = set(), 0
+        """Reject inputs of several shapes, or that are not finite; `name` is the loader's argument name."""
+        shapes, n_infinite = set(), 0
         with raise_on_all_ranks():
             for points in self.points():
                 shapes.add(tuple(points.shape[-len(self.shape) :]))
-                wrong += int((~torch.isfinite(points)).any(dim=tuple(range(1, points.ndim))).sum())
-        for found, bad in all_gather_object((shapes, wrong)):
-            if found - {self.shape}:
-                listed = " and ".join(map(str, sorted(found | {self.shape})))
+                n_infinite += int((~torch.isfinite(points)).any(dim=tuple(range(1, points.ndim))).sum())
+        for rank_shapes, rank_infinite in all_gather_object((shapes, n_infinite)):
+            if rank_shapes - {self.shape}:
+                listed = " and ".join(map(str, sorted(rank_shapes | {self.shape})))
                 raise InputError(name, "give inputs of one shape", listed)
-            if bad:
-                raise InputError(name, "give inputs that are finite", f"NaN or infinity in {bad} of them")
+            if rank_infinite:
+                raise InputError(name, "give inputs that are finite", f"NaN or infinity in {rank_infinite} of them")
 
     def _first_call(self, batch: Batch) -> Tensor:
         try:
             return self.call(batch, self.laid_out())
-        except Exception:  # of whatever kind: what is wrong besides the layout comes up again
+        except Exception:  # errors with other causes than the layout are raised again
             self._layout = torch.contiguous_format
             return self.call(batch, None)
 
     def call(self, batch: Batch, before: nn.Module | None) -> Tensor:
-        """The logits of one batch, one row a sample; not counted."""
-        batch = self.inputs.copied(batch)  # the samples are read many times, and a network may change its inputs
+        """Return the logits of one batch, one row per sample, without counting."""
+        batch = self.inputs.copied(batch)  # a network may change its inputs in place, and they are used again
         z = logits_of(Calibrated(self.model, before=before)(*batch.args, **batch.kwargs))
         if z.shape[:1] != batch.labels.shape:
             raise ValueError(
-                f"the model must give one row of logits a sample, got shape {tuple(z.shape)} for {len(batch.labels)} "
-                "samples; of its arguments only those with as many rows as labels, in every batch, go with the samples"
+                f"the model must give one row of logits per sample, got shape {tuple(z.shape)} for {len(batch.labels)} "
+                "samples; arguments with another number of rows than labels are shared by all samples"
             )
         return z
 
@@ -299,7 +299,7 @@ class Network:
 
 
 def _check_tokens(model: nn.Module, batch: Batch) -> None:
-    """Say of integers that are no tokens what to do."""
+    """Reject integer inputs that are not tokens, with advice."""
     tensors = [tensor for _, tensor in tensors_in((batch.args, batch.kwargs))]
     try:
         embedding_of(model)
@@ -307,13 +307,13 @@ def _check_tokens(model: nn.Module, batch: Batch) -> None:
         if all(tensor.dtype == torch.uint8 and tensor.ndim > 2 for tensor in whole):
             raise ValueError("the model's inputs are images of whole numbers")
     except ValueError as error:
-        given = {f"{tensor.dtype}".replace("torch.", "") for tensor in tensors}
-        wanted = "images must come as floating-point numbers"
-        raise ValueError(f"{error}; {wanted}, got {', '.join(sorted(given))}") from None
+        dtypes = {f"{tensor.dtype}".replace("torch.", "") for tensor in tensors}
+        expected = "images must be floating-point numbers"
+        raise ValueError(f"{error}; {expected}, got {', '.join(sorted(dtypes))}") from None
 
 
 def to_cpu(z: Tensor) -> Tensor:
-    """A copy of a tensor on the CPU, in float32 where it is of half precision."""
+    """Copy a tensor to the CPU, with half precision converted to float32."""
     return upcast_half(z.detach()).to("cpu", copy=True)
 
 
@@ -324,19 +324,19 @@ def _now(device: Device) -> float:
 
 
 def require_graph(logits: Tensor) -> Tensor:
-    """The same logits, if gradients can be pulled back from them."""
+    """Return the logits if they have a graph; otherwise raise an error."""
     if not logits.requires_grad:
-        raise NotDifferentiable("logits cut off from it, as by no_grad, inference_mode or NumPy inside of the model")
+        raise NotDifferentiable("logits without a graph, as from no_grad, inference_mode or NumPy inside the model")
     return logits
 
 
 def gradients_of(
     value: Tensor, parameters: Sequence[Tensor], cotangent: Tensor | None = None, *, retain_graph: bool = False
 ) -> tuple[Tensor, ...]:
-    """The gradients by parameters of the map before the network, on each of which the value must depend."""
+    """Compute gradients by parameters of the input map; the value must depend on each of them."""
     try:
         gradients = torch.autograd.grad(value, parameters, cotangent, retain_graph=retain_graph, allow_unused=True)
-    except RuntimeError as error:  # of which NotImplementedError is one
+    except RuntimeError as error:  # this includes NotImplementedError
         if not isinstance(error, NotImplementedError) and "is not implemented" not in str(error):
             raise
         raise NotDifferentiable(f"{error}") from error
@@ -346,12 +346,12 @@ def gradients_of(
 
 
 def check_box(network: Network) -> None:
-    """Refuse a box that some input is not in: the network as it is would not be among the maps that are tried."""
+    """Reject a box that does not contain every input: the identity map must be possible."""
     if network.box is None:
         return
     low, high = box_ends(network)
     smallest, largest = extent(network, 0.0)
-    slack = _OUTSIDE * (high - low)
+    slack = _BOX_TOLERANCE * (high - low)
     if bool(((smallest < low - slack) | (largest > high + slack)).any()):
         raise ValueError(
             f"box must hold every input, got inputs in {float(smallest.min()):.4g}..{float(largest.max()):.4g} "
@@ -360,7 +360,7 @@ def check_box(network: Network) -> None:
 
 
 def box_ends(network: Network) -> tuple[Tensor, Tensor]:
-    """The two ends of the network's box, each of the shape of δ."""
+    """Return the two ends of the network's box, each of the shape of δ."""
     if not isinstance(network.box, tuple | list) or len(network.box) != 2:
         raise ValueError(f"box must be a pair (low, high), got {network.box!r}")
     ends = []
@@ -369,27 +369,27 @@ def box_ends(network: Network) -> tuple[Tensor, Tensor]:
             ends.append(torch.as_tensor(end, dtype=torch.float64).cpu().expand(network.shape))
         except (TypeError, ValueError, RuntimeError):
             got = f"shape {tuple(end.shape)}" if hasattr(end, "shape") else repr(end)
-            wanted = f"have ends that are numbers or broadcast to one input {network.shape}"
-            raise ValueError(f"box must {wanted}, got {got}") from None
+            expected = f"have ends that are numbers or broadcast to one input {network.shape}"
+            raise ValueError(f"box must {expected}, got {got}") from None
     low, high = ends
-    if not bool((low <= high).all()):  # which NaN is not
+    if not bool((low <= high).all()):  # NaN fails this comparison, too
         got = f"{float(low.max()):.4g} and {float(high.min()):.4g}"
         raise ValueError(f"box must have its lower end below its upper one, got {got}")
     return low, high
 
 
 def extent(network: Network, quantile: float) -> tuple[Tensor, Tensor]:
-    """The least and greatest value of each coordinate, or its quantiles, over all samples of all ranks."""
+    """Return the minimum and maximum of each coordinate, or its quantiles, over all samples of all ranks."""
     size = math.prod(network.shape)
-    # Quantiles need a coordinate's values all at once: a few coordinates at a time where they are many.
-    step = max(1, _NUMBERS // len(network.labels)) if quantile else size
+    # Quantiles need all values of a coordinate at once, so large sets are read a few coordinates at a time.
+    step = max(1, _MAX_VALUES // len(network.labels)) if quantile else size
     ends = []
     for start in range(0, size, step):
         parts = [points.reshape(-1, size)[:, start : start + step].cpu() for points in network.points()]
         if not quantile:
             parts = [end for part in parts for end in (part.amin(dim=0)[None], part.amax(dim=0)[None])]
         columns = all_gather_rows(torch.cat(parts) if parts else torch.empty(0, min(step, size - start)))
-        # The 0 and 1 quantiles are the least and the greatest.
+        # The 0 and 1 quantiles are minimum and maximum.
         ends.append(np.quantile(columns.double().numpy(), [quantile, 1 - quantile], axis=0))
     least, most = (torch.from_numpy(end).reshape(network.shape) for end in np.concatenate(ends, axis=1))
     return least, most

@@ -1,4 +1,4 @@
-"""What every way to fit is given, what it minimises, and what it returns."""
+"""The fitting problem: its loss, penalty and options, and the solution that a recipe returns."""
 
 from __future__ import annotations
 
@@ -33,27 +33,42 @@ _STARTS = ("zero", "random", "data")
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimised: the mean loss plus a penalty of δ."""
+    """The objective: mean loss plus a penalty on δ.
+
+    Parameters
+    ----------
+    loss
+        "ce" for cross-entropy or "focal" for the focal loss.
+    gamma
+        Exponent of the focal loss, 1 by default. In a pool of exponents, the one with the lowest ECE is kept.
+    gamma_folds
+        Number of cross-validation folds for the ECE of each γ; None uses the calibration set itself.
+    penalty
+        λ: a number, "auto" for the recipe's own rule, or "R1" or "R2" for the paper's rules.
+    norm
+        "l2sq" for λ‖δ‖² or "l2" for λ‖δ‖.
+    """
 
     loss: Literal["ce", "focal"] = "ce"
-    """Cross-entropy or the focal loss."""
+    """Loss of each sample."""
     gamma: float | Sequence[float] | None = None
-    """Exponent of the focal loss (1 unless given), or a pool, of which the γ of least ECE is kept."""
+    """Exponent of the focal loss, or a pool of exponents."""
     gamma_folds: int | None = None
-    """Folds on which the ECE of each γ is measured; None takes the calibration set itself."""
+    """Number of cross-validation folds for the ECE of each γ."""
     penalty: PenaltyWeight = "auto"
-    """λ: a number, "auto" for the recipe's own rule, or "R1" or "R2", the paper's rules."""
+    """λ, or a rule for it."""
     norm: Norm = "l2sq"
-    """λ‖δ‖² or λ‖δ‖."""
+    """Norm of the penalty."""
 
     def __post_init__(self) -> None:
+        """Check the fields."""
         _check_choice("loss", self.loss, ("ce", "focal"))
         _check_choice("norm", self.norm, ("l2sq", "l2"))
         if self.loss == "ce" and self.gamma is not None:
             got = f"{self.loss!r} with gamma {self.gamma}"
-            raise ValueError(f'gamma is of the focal loss, so loss must be "focal", got {got}')
+            raise ValueError(f'gamma belongs to the focal loss, so loss must be "focal", got {got}')
         if self.gamma_folds is not None and not self._is_pool:
-            raise ValueError(f"gamma_folds choose from a pool of gamma, got {self.gamma} alone")
+            raise ValueError(f"gamma_folds need a pool of gamma to choose from, got {self.gamma}")
         if not isinstance(self.penalty, str) or self.penalty not in ("auto", "R1", "R2"):
             number = _parse_number("penalty", self.penalty, 'be a number, "auto", "R1" or "R2"')
             if not number >= 0:
@@ -62,7 +77,7 @@ class Objective:
         object.__setattr__(self, "gammas", self._parse_gammas())
 
     gammas: tuple[float, ...] = field(init=False)
-    """The exponents to choose from, sorted; cross-entropy has 0 alone."""
+    """Exponents to choose from, sorted; only 0 for cross-entropy."""
 
     @property
     def _is_pool(self) -> bool:
@@ -72,34 +87,45 @@ class Objective:
     def _parse_gammas(self) -> tuple[float, ...]:
         if self.gamma is None:
             return (0.0 if self.loss == "ce" else 1.0,)
-        wanted = "be a number from 0 on, or a pool of them"
+        expected = "be a non-negative number, or a pool of them"
         pool: Any = self.gamma if self._is_pool else [self.gamma]
-        gammas = {_parse_number("gamma", entry, wanted) for entry in pool}
+        gammas = {_parse_number("gamma", entry, expected) for entry in pool}
         if not gammas:
-            raise InputError("gamma", wanted, "an empty pool")
+            raise InputError("gamma", expected, "an empty pool")
         return tuple(sorted(gammas))
 
 
 @dataclass(frozen=True)
 class MapOptions:
-    """The input map, where it starts and where it ends."""
+    """Options of the input map.
+
+    Parameters
+    ----------
+    kind
+        "shift" adds δ; "affine" also scales each channel.
+    start
+        Start of δ: "zero", "random", "data" (Theorem 3.2) or a function of the network. None starts the published
+        recipes at random and the others at zero.
+    box
+        Bounds (low, high) of the mapped inputs; None does not clip.
+    """
 
     kind: InputMap = "shift"
-    """"shift" adds δ; "affine" also scales each channel."""
+    """Kind of the map."""
     start: Start | None = None
-    """"zero", "random", "data" (Theorem 3.2) or a function; None starts the published recipes at random, others at
-    zero."""
+    """Start of δ."""
     box: Box | None = None
-    """(low, high), a range that holds x + δ."""
+    """Bounds of the mapped inputs."""
 
     def __post_init__(self) -> None:
+        """Check the fields."""
         _check_choice("input_map", self.kind, ("shift", "affine"))
         start = self.start
         if not (start is None or (isinstance(start, str) and start in _STARTS) or callable(start)):
             raise ValueError(f"start must be one of {', '.join(_STARTS)}, or a function, got {start!r}")
 
     def start_function(self, seed: int) -> Callable[[Network], Tensor] | None:
-        """Where δ starts, as a function; None leaves it to the recipe."""
+        """Return the start of δ as a function; None leaves it to the recipe."""
         if not isinstance(self.start, str):
             return self.start
         if self.start == "random":
@@ -120,29 +146,29 @@ def _check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
         raise InputError(name, f"be {choices}", repr(value))
 
 
-def _parse_number(name: str, value: Any, wanted: str) -> float:
-    """A number of any kind as a float: Python's, NumPy's, or a tensor of one."""
+def _parse_number(name: str, value: Any, expected: str) -> float:
+    """Convert a number of Python, NumPy or torch to float."""
     if not isinstance(value, str | bool | np.bool_) and not getattr(value, "shape", ()):
         try:
             return float(value)
         except (TypeError, ValueError, RuntimeError):
             pass
-    raise InputError(name, wanted, repr(value))
+    raise InputError(name, expected, repr(value))
 
 
-def parse_whole(name: str, value: Any, low: int, high: int, wanted: str) -> int:
-    """A whole number from low to high."""
+def parse_whole(name: str, value: Any, low: int, high: int, expected: str) -> int:
+    """Parse an integer from low to high."""
     try:
         number = operator.index(value)
     except TypeError:
-        raise InputError(name, wanted, repr(value)) from None
+        raise InputError(name, expected, repr(value)) from None
     if not low <= number <= high:
-        raise InputError(name, wanted, f"{value}")
+        raise InputError(name, expected, f"{value}")
     return number
 
 
 def parse_seed(seed: Any) -> int:
-    """Parse a seed, which generators of torch and NumPy alike can take."""
+    """Parse a seed that generators of torch and of NumPy accept."""
     return parse_whole("seed", seed, 0, _SEEDS - 1, "be an integer from 0 to 2**63 - 1")
 
 
@@ -158,30 +184,32 @@ class Loss:
     gamma: float = 0.0
 
     def __post_init__(self) -> None:
+        """Check the fields."""
         if not self.gamma >= 0 or math.isinf(self.gamma):
-            raise ValueError(f"gamma must be a number from 0 on, got {self.gamma}")
+            raise ValueError(f"gamma must be a non-negative number, got {self.gamma}")
 
     def rows(self, logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
-        """The loss of each row, in float64."""
+        """Return the loss of each row, in float64."""
         log_p = torch.log_softmax(upcast_half(logits).double() / temperature, dim=1)
         label = log_p.gather(1, labels[:, None])[:, 0]
         return focal_loss(label, self.gamma)
 
     def mean(self, logits: Tensor, labels: Tensor, temperature: float) -> float:
-        """The mean over the rows."""
+        """Return the mean loss over the rows."""
         return float(self.rows(logits, labels, temperature).mean())
 
     def slope(self, logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
-        """Each row's derivative by its logits: (w/T)(p − e_y), with w = (1 − p)^γ − γ (1 − p)^(γ−1) p ln p at p_y."""
+        """Return dL/dz of each row: (w/T)(p − e_y), with w = (1 − p)^γ − γ (1 − p)^(γ−1) p ln p at p = p_y."""
         log_p = torch.log_softmax(upcast_half(logits).double() / temperature, dim=1)
         p = log_p.exp()
         weight = focal_weight(log_p.gather(1, labels[:, None]), self.gamma)[0] if self.gamma else 1.0
         return p.scatter_add(1, labels[:, None], torch.full_like(p[:, :1], -1.0)) * weight / temperature
 
     def temperature(self, logits: Tensor, labels: Tensor, near: float | None = None) -> float:
-        """The temperature of least loss, exact to rounding; `near` is where a focal loss is searched first.
+        """Return the temperature with the lowest loss, exact to rounding; `near` starts the search for a focal loss.
 
-        Where there is none, since the logits are always right or no better than chance, it is the search's bound.
+        There is no minimum if the logits are always right or no better than chance. The bound of the search is then
+        returned.
         """
         z, y = to_numpy(logits, labels)
         if self.gamma:
@@ -189,14 +217,14 @@ class Loss:
         beta, certificate = inverse_temperature(z, y)
         if certificate.status == "bound" or not scale_of(z):
             return 1 / beta
-        # One more step of Newton's, since the search ends where that would be far below any noise, not at rounding.
+        # The search stops far below noise, but above rounding; one Newton step gives full precision.
         _, slope, curvature = temperature_sums(z, y, beta)
         return 1 / (beta - slope / curvature) if curvature > 0 else 1 / beta
 
 
 @dataclass(frozen=True)
 class Penalty:
-    """λ‖δ‖², or λ‖δ‖ for the plain norm, whose slope at zero is taken to be zero.
+    """Penalty λ‖δ‖², or λ‖δ‖ for norm "l2", with gradient zero at δ = 0.
 
     >>> print(Penalty(0.1).value(np.array([3.0, 4.0])), Penalty(0.1, "l2").value(np.array([3.0, 4.0])))
     2.5 0.5
@@ -206,12 +234,12 @@ class Penalty:
     norm: Norm = "l2sq"
 
     def value(self, vector: np.ndarray) -> float:
-        """The penalty of a vector."""
+        """Return the penalty of a vector."""
         squared = float((vector * vector).sum())
         return self.weight * (squared if self.norm == "l2sq" else math.sqrt(squared))
 
     def slope(self, vector: np.ndarray) -> np.ndarray:
-        """Its gradient."""
+        """Return the gradient."""
         if self.norm == "l2sq":
             return 2 * self.weight * vector
         size = float(np.linalg.norm(vector))
@@ -220,34 +248,34 @@ class Penalty:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a recipe is given."""
+    """The input of a recipe."""
 
     network: Network
     loss: Loss
     penalty: PenaltyWeight
-    """λ: a number; "auto", the recipe's own rule; or a rule of the papers, see `penalty_by_rule`."""
+    """λ: a number, "auto" for the recipe's own rule, or a rule of the paper (see `penalty_by_rule`)."""
     norm: Norm
     start: Callable[[Network], Tensor] | None
-    """Where δ starts; None leaves it to the recipe."""
+    """Start of δ; None leaves it to the recipe."""
     input_map: InputMap
     seed: int
     progress: Callable[[str], None]
-    """Takes one line that says how far the fit has come."""
+    """Shows one line about the progress of the fit."""
 
-    def start_delta(self, otherwise: Callable[[Network], Tensor] = zero) -> Tensor:
-        """Where δ starts: where it was asked to, else where the recipe says."""
+    def start_delta(self, default: Callable[[Network], Tensor] = zero) -> Tensor:
+        """Return the start of δ: the requested one, or the recipe's default."""
         network = self.network
-        start_delta = (self.start or otherwise)(network)
-        wanted = f"start must give a tensor of shape {network.shape}"
-        if not isinstance(start_delta, Tensor) or start_delta.shape != network.shape:
-            got = f"shape {tuple(start_delta.shape)}" if isinstance(start_delta, Tensor) else type(start_delta).__name__
-            raise ValueError(f"{wanted}, got {got}")
-        if not bool(torch.isfinite(start_delta).all()):
-            raise ValueError(f"{wanted} with finite numbers, got others")
-        return start_delta.detach().to(network.device, network.dtype)
+        delta = (self.start or default)(network)
+        expected = f"start must give a tensor of shape {network.shape}"
+        if not isinstance(delta, Tensor) or delta.shape != network.shape:
+            got = f"shape {tuple(delta.shape)}" if isinstance(delta, Tensor) else type(delta).__name__
+            raise ValueError(f"{expected}, got {got}")
+        if not bool(torch.isfinite(delta).all()):
+            raise ValueError(f"{expected} with finite numbers, got NaN or infinity")
+        return delta.detach().to(network.device, network.dtype)
 
     def mapping(self, delta: Tensor) -> Shift:
-        """The map with this shift, and scales of one where it has scales."""
+        """Return the map with this shift, and scales of one for an affine map."""
         network = self.network
         if self.input_map == "shift":
             return network.mapping(delta)
@@ -257,20 +285,20 @@ class Problem:
 
 @dataclass(frozen=True)
 class Solution:
-    """What a recipe returns."""
+    """The output of a recipe."""
 
     before: Shift
     temperature: float
     penalty: float
-    """λ; infinite where temperature alone is kept."""
+    """λ; infinite if only a temperature is kept."""
     logits: Tensor
-    """Of the mapped calibration inputs, not yet divided by the temperature."""
+    """Logits of the mapped calibration inputs, not divided by the temperature."""
     norm: Norm | None = None
-    """Of the penalty, where it is not the problem's."""
+    """Norm of the penalty, if it differs from the problem's."""
     penalty_value: float | None = None
-    """The penalty's value, where it is not λ‖δ‖² or λ‖δ‖."""
+    """Value of the penalty, if it differs from λ‖δ‖² or λ‖δ‖."""
     candidates: Mapping[float, float] = field(default_factory=dict)
-    """Each λ that was tried, with the loss on samples left out of its fit."""
+    """Held-out loss of each λ that was tried."""
     evidence: float | None = None
     """p-value of the hypothesis that the mean input gradient is zero."""
     verdict: str = ""
@@ -280,33 +308,33 @@ class Solution:
 Recipe: TypeAlias = Callable[[Problem], Solution]
 
 
-def temperature_alone(problem: Problem, temperature: float, verdict: str, **more: Any) -> Solution:
-    """The solution that leaves the inputs as they are, λ being infinite; `more` are further fields of it."""
+def temperature_alone(problem: Problem, temperature: float, verdict: str, **fields: Any) -> Solution:
+    """Return the solution without an input map (λ = ∞); `fields` are further fields of it."""
     before, logits = problem.mapping(zero(problem.network)), problem.network.plain_logits()
-    return Solution(before, temperature, math.inf, logits, penalty_value=0.0, verdict=verdict, **more)
+    return Solution(before, temperature, math.inf, logits, penalty_value=0.0, verdict=verdict, **fields)
 
 
 def paired_gain(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
-    """By how much the mean loss fell, and the standard error of that."""
+    """Return the decrease of the mean loss, and its standard error."""
     gains = before - after
     return float(gains.mean()), float(gains.std(ddof=1)) / math.sqrt(len(gains))
 
 
 def penalty_weight(problem: Problem, start: Tensor) -> float:
-    """The λ that a problem gives, as a number or by a rule of the papers."""
+    """Return a problem's λ, given as a number or by a rule of the paper."""
     if not isinstance(problem.penalty, str):
         return float(problem.penalty)
     if problem.penalty == "auto":
-        raise ValueError('penalty="auto" is for the recipe to decide')
+        raise ValueError('penalty="auto" has no value; the recipe must choose λ')
     network = problem.network
     first = network.logits(network.mapping(start)) if bool(start.any()) else network.plain_logits()
     return penalty_by_rule(problem.penalty, problem.loss.mean(first, network.labels, 1.0), start)
 
 
 def penalty_by_rule(rule: Literal["R1", "R2"], loss: float, start: Tensor) -> float:
-    """λ by a rule of thumb of the paper, from the mean loss at the start with T = 1.
+    """Compute λ by a rule of the paper, from the mean loss L₀ at the start with T = 1.
 
-    R1 is λ = L₀/10; R2 makes the penalty a tenth of the loss, λ = L₀/(10‖δ₀‖²). The paper's words allow both.
+    R1 is λ = L₀/10. R2 makes the penalty a tenth of the loss: λ = L₀/(10‖δ₀‖²). The paper's text allows both.
 
     >>> print(f"{penalty_by_rule('R1', 0.5, torch.ones(4)):.4f} {penalty_by_rule('R2', 0.5, torch.ones(4)):.4f}")
     0.0500 0.0125
@@ -320,6 +348,6 @@ def penalty_by_rule(rule: Literal["R1", "R2"], loss: float, start: Tensor) -> fl
 
 
 def sample_order(network: Network, loss: Loss) -> Tensor:
-    """The samples of all ranks, sorted by their loss as the network is, so that folds taken in turn are alike."""
+    """Sort the samples of all ranks by their loss at the original network; folds taken in turn are then balanced."""
     plain = network.plain_logits()
     return stratified_order(loss.rows(plain, network.labels, 1.0), network.labels, plain[:, 0])

@@ -1,27 +1,30 @@
-"""The published ways to fit δ and T, for replication: nothing in them is improved.
+"""The published recipes for δ and T, for replication, without improvements.
 
-What the paper says and what its released code does differ. The two recipes follow one column each:
+The paper (recipe `paper`) and the released demonstration (recipe `code`) differ:
 
-| | `paper` | `code` (the demonstration) | the code's class by default |
-|---|---|---|---|
-| data term | focal loss or cross-entropy | the same, p_y of the focal one clamped to [1e-7, 1 − 1e-7] | the same |
-| penalty | λ‖δ‖² | λ‖δ‖, not squared | λ‖δ‖ |
-| λ | a tenth of the initial loss (`penalty="R1"`) | 0.01 | 1 |
-| steps | SGD, rate 0.001, no momentum | SGD, rate 0.01, momentum 0.9 | rate 0.001, momentum 0.9 |
-| batches | 512, shuffled | 1,000, shuffled | 1,000 |
-| epochs | 100 | 100 | has no default |
-| δ at the start | random (`start="random"`), scale not stated; ours 0.001 | 0.001·N(0, 1) | 0.01·N(0, 1) |
-| T | raw, from 1, no guard | the same | the same |
-| γ | of least ECE in a pool, else 1 | 1 | 0: focal loss is off |
-| augmentation | not mentioned | random crop, flip and cutout: `augment=True` | on |
+- Data term: both use the focal loss or cross-entropy. The code clamps p_y of the focal loss to [1e-7, 1 − 1e-7].
+- Penalty: λ‖δ‖² in the paper, λ‖δ‖ in the code.
+- λ: a tenth of the initial loss in the paper (`penalty="R1"`), 0.01 in the code.
+- Steps: SGD at rate 0.001 without momentum in the paper, at rate 0.01 with momentum 0.9 in the code.
+- Batches: 512 in the paper, 1,000 in the code, shuffled. Both run 100 epochs.
+- Start of δ: random in the paper, with unknown scale (0.001 here), and 0.001·N(0, 1) in the code.
+- T: starts at 1 without a positivity constraint in both.
+- γ: lowest ECE in a pool, else 1, in the paper; 1 in the code.
+- Augmentation: not mentioned in the paper; random crop, flip and cutout in the code (`augment=True`).
 
-Known of them: without momentum 100 epochs at rate 0.001 end short of the best T. The clamp of the focal loss makes the
-gradient of rows outside of it exactly zero. The plain norm has no gradient at δ = 0, where torch takes zero. Raw T can
-leave the positive numbers; here that is an error that says so. `penalty="R2"` at a random start of few coordinates
-makes λ so large that every step overshoots: a warning says that the penalty outgrew the loss, and an error that numbers
-ended.
-The paper writes its loss as a sum over the samples: `reduction="sum"` follows the sum of a batch, which is the mean's
-step times the batch's size.
+The code's class has other defaults: λ = 1, rate 0.001 with momentum 0.9, start 0.01·N(0, 1), and no focal loss.
+
+Known problems:
+
+- Without momentum, 100 epochs at rate 0.001 stop before the optimal T.
+- The clamp of the focal loss makes the gradient of rows outside the clamp exactly zero.
+- The norm ‖δ‖ has no gradient at δ = 0; torch uses zero.
+- Nothing keeps T positive; the recipe raises an error if it is not.
+- `penalty="R2"` at a random start with few coordinates makes λ so large that steps overshoot. A warning reports it, or
+  an error if numbers become infinite.
+
+The paper writes its loss as a sum over the samples. `reduction="sum"` uses the sum over a batch, which is the step of
+the mean times the batch size.
 """
 
 from __future__ import annotations
@@ -49,19 +52,19 @@ from trueup.models.batches import Batch
 
 _CLAMP = 1e-7
 SCALES = (0.25, 0.5, 0.75, 1.0)
-"""A small grid of multiples of the closed form's δ."""
+"""Default grid of factors for the closed form's δ."""
 
 
 @dataclass(frozen=True)
 class _SGDOptions:
-    """What the two recipes differ in."""
+    """Options in which the two recipes differ."""
 
     epochs: int
     batch_size: int
     lr: float
     momentum: float
     penalty: float | Literal["R1", "R2"]
-    """Where the problem leaves λ to the recipe."""
+    """λ, if the problem leaves it to the recipe."""
     reduction: Literal["mean", "sum"] = "mean"
     clamp: float = 0.0
     augment: bool = False
@@ -105,45 +108,43 @@ def code(
 ) -> Solution:
     """Fit δ and T as the released demonstration does; the same seed gives the same bits on the same machine.
 
-    `augment=True` draws for each image of each epoch a crop of the image with four rows and columns of zeros around it,
-    a flip, and a square of side `cutout` (6 for CIFAR-10, 4 for CIFAR-100) that is set to zero, all in the network's
-    input space.
+    With `augment=True` each image gets a random crop, flip and cutout in each epoch, in the network's input space. The
+    crop pads four rows and columns of zeros. The cutout sets a square of side `cutout` to zero (6 for CIFAR-10, 4 for
+    CIFAR-100).
     """
     options = _SGDOptions(epochs, batch_size, lr, momentum, 0.01, clamp=_CLAMP, augment=augment, cutout=cutout)
     return _descend(replace(problem, norm="l2"), options)
 
 
 def closed_form(problem: Problem, *, quantile: float = 0.0, scale: float | Sequence[float] = 1.0) -> Solution:
-    """Take δ from Theorem 3.2 at T = 1, frozen, and the T of least loss on the logits there.
+    """Take δ from Theorem 3.2 at T = 1, and fit only T.
 
-    Costs one forward-backward pass and one forward for each scale; of several scales, the one of least loss on the
-    calibration set is kept (`SCALES` is a small grid). The start, λ and norm of the problem play no part. Images that
-    use their whole range make δ zero, which is temperature scaling, unless a quantile leaves some out.
-    Tang et al., "Neural Clamping" (2024), section 4.3; its details are not published.
+    The cost is one forward-backward pass, and one forward pass for each scale. Among several scales, the one with the
+    lowest loss on the calibration set is kept (`SCALES` is a small grid). Start, λ and norm of the problem are not
+    used. Images that use their full range make δ zero, which is temperature scaling; a quantile above 0 avoids that.
+    Tang et al. (2024), "Neural Clamping", section 4.3; its details are not published.
     """
     scales = (scale,) if isinstance(scale, int | float) else tuple(scale)
     if not scales or not all(0 < s <= 1 for s in scales):
         raise ValueError(f"scale must lie in (0, 1], got {scale}")
     network, loss = problem.network, problem.loss
-    whole = theorem(network, quantile=quantile)
-    moved = bool(whole.delta.any())
+    optimum = theorem(network, quantile=quantile)
+    is_nonzero = bool(optimum.delta.any())
     fits = []
-    for s in scales if moved else scales[:1]:
-        before = problem.mapping(s * whole.delta)
-        logits = network.logits(before) if moved else network.plain_logits()
+    for s in scales if is_nonzero else scales[:1]:
+        before = problem.mapping(s * optimum.delta)
+        logits = network.logits(before) if is_nonzero else network.plain_logits()
         temperature = loss.temperature(logits, network.labels)
         fits.append((loss.mean(logits, network.labels, temperature), s, before, logits, temperature))
     _, s, before, logits, temperature = min(fits, key=lambda entry: entry[:2])
-    warn_if_contradicted(network, whole, logits, 1.0)
-    return Solution(
-        before=before, temperature=temperature, penalty=0.0, logits=logits, notes={"scale": s, "gain": s * whole.gain}
-    )
+    warn_if_contradicted(network, optimum, logits, 1.0)
+    return Solution(before, temperature, 0.0, logits, notes={"scale": s, "gain": s * optimum.gain})
 
 
 def augment_images(images: Tensor, draws: Tensor, cutout: int, *, padding: int = 4) -> Tensor:
-    """Crop images (n, C, H, W) out of their padded selves, flip them, and set a square to zero, as `draws` say.
+    """Crop padded images (n, C, H, W), flip them, and set a square to zero, as given by `draws`.
 
-    `draws` are numbers in [0, 1), (n, 5): row and column of the crop, flip, and row and column of the square's centre.
+    `draws` are numbers in [0, 1), (n, 5): row and column of the crop, flip, row and column of the square's centre.
 
     >>> image = torch.arange(9.0).reshape(1, 1, 3, 3)
     >>> augment_images(image, torch.tensor([[0.5, 0.5, 0.9, 0.0, 0.0]]), 2, padding=1)[0, 0].tolist()
@@ -168,12 +169,12 @@ def augment_images(images: Tensor, draws: Tensor, cutout: int, *, padding: int =
 
 def _descend(problem: Problem, options: _SGDOptions) -> Solution:
     network = problem.network
-    generator, augment_generator = (torch.Generator().manual_seed(problem.seed + more) for more in (0, 1 + rank()))
-    # This raises for logits and labels that cannot be fitted.
-    unmoved = problem.loss.mean(network.plain_logits(), network.labels, 1.0)
+    generator, augment_generator = (torch.Generator().manual_seed(problem.seed + k) for k in (0, 1 + rank()))
+    # This raises an error for logits and labels that cannot be fitted.
+    initial_loss = problem.loss.mean(network.plain_logits(), network.labels, 1.0)
     delta = problem.start_delta(partial(random, seed=problem.seed)).clone().requires_grad_()
     temperature = torch.ones((), dtype=delta.dtype, device=delta.device, requires_grad=True)
-    # A scale s of a channel is exp(a/ρ), ρ the channel's size, so that one rate and one penalty suit δ and a alike.
+    # A channel's scale is exp(a/ρ), with ρ the channel's norm, so one rate and one penalty suit both δ and a.
     spread = channel_norms(network).to(delta) if problem.input_map == "affine" else delta.new_empty(0)
     a = torch.zeros_like(spread, requires_grad=True)
     parameters = [delta, temperature, a] if len(a) else [delta, temperature]
@@ -211,18 +212,18 @@ def _descend(problem: Problem, options: _SGDOptions) -> Solution:
         problem.progress(
             f"epoch {epoch}/{options.epochs}  loss {value:.4f}  T {temperature.item():.3f}  ‖δ‖ {norm:.3f}"
         )
-    before, last = detach_map(mapping()), penalty_term(penalty).item()
-    if last > max(unmoved, first):
+    before, final = detach_map(mapping()), penalty_term(penalty).item()
+    if final > max(initial_loss, first):
         warnings.warn(
-            f"the descent overshot: the penalty of δ went from {first:.4g} to {last:.4g}, more than the whole loss of "
-            f"the network as it is, {unmoved:.4g}; steps of lr {options.lr:g} are too long for λ = {penalty:.4g}",
+            f"the descent overshot: the penalty of δ went from {first:.4g} to {final:.4g}, above the loss of the "
+            f"original network, {initial_loss:.4g}; steps of lr {options.lr:g} are too long for λ = {penalty:.4g}",
             stacklevel=2,
         )
-    return Solution(before, temperature.item(), penalty, network.logits(before), norm=problem.norm, penalty_value=last)
+    return Solution(before, temperature.item(), penalty, network.logits(before), norm=problem.norm, penalty_value=final)
 
 
 def focal_losses(tempered: Tensor, labels: Tensor, gamma: float, clamp: float) -> Tensor:
-    """The focal loss of each row, with p_y kept in [clamp, 1 − clamp] as the released code does; 0 keeps p as it is."""
+    """Compute the focal loss of each row, with p_y clamped to [clamp, 1 − clamp] as in the released code."""
     log_p = torch.log_softmax(tempered, dim=1).gather(1, labels[:, None])[:, 0]
     if clamp and gamma:
         p = log_p.exp().clamp(clamp, 1 - clamp)
@@ -234,9 +235,7 @@ def _penalty_weight(problem: Problem, options: _SGDOptions, delta: Tensor) -> fl
     penalty = options.penalty if problem.penalty == "auto" else problem.penalty
     if not isinstance(penalty, str):
         if math.isinf(penalty):
-            raise ValueError(
-                'penalty must be finite for a descent; Temperature.fit or recipe="subspace" take none of δ'
-            )
+            raise ValueError("penalty must be finite for this recipe; for temperature alone use trueup.calibrate")
         return float(penalty)
     network = problem.network
     loss = problem.loss.mean(network.logits(network.mapping(delta)), network.labels, 1.0)
@@ -244,9 +243,9 @@ def _penalty_weight(problem: Problem, options: _SGDOptions, delta: Tensor) -> fl
 
 
 def _mini_batches(network: Network, size: int, generator: torch.Generator) -> Iterator[tuple[Iterable[Batch], int]]:
-    """This rank's share of each mini-batch of an epoch, in parts for one graph each, and the size of the whole.
+    """Yield this rank's share of each mini-batch, split into parts for one graph each, and the full batch size.
 
-    The order is drawn for the samples of all ranks together, so that several make the steps of one alone.
+    The order is drawn for the samples of all ranks, so several ranks make the same steps as one.
     """
     most = graph_rows(math.prod(network.shape))
     if world_size() == 1:
@@ -254,21 +253,21 @@ def _mini_batches(network: Network, size: int, generator: torch.Generator) -> It
             yield network.inputs.split(batch, most), len(batch.labels)
     else:
         for chosen in torch.split(torch.randperm(len(network.labels), generator=generator), size):
-            own = local_subset(network.inputs, chosen)
-            yield (part for batch in own for part in network.inputs.split(batch, most)), len(chosen)
+            local = local_subset(network.inputs, chosen)
+            yield (part for batch in local for part in network.inputs.split(batch, most)), len(chosen)
 
 
 def _augment_batch(batch: Batch, generator: torch.Generator, cutout: int) -> Batch:
     if not batch.args or not isinstance(batch.args[0], Tensor) or batch.args[0].ndim != 4:
-        raise ValueError("augment needs images (n, C, H, W) as the first argument of the model")
+        raise ValueError("augment=True needs images (n, C, H, W) as the model's first argument")
     draws = torch.rand(len(batch.labels), 5, generator=generator)
     return batch._replace(args=(augment_images(batch.args[0], draws, cutout), *batch.args[1:]))
 
 
 def _check_finite(temperature: float, norm: float, penalty: float, epoch: int) -> None:
     if not (temperature > 0 and math.isfinite(temperature + norm)):
-        what = "T left the positive numbers" if temperature <= 0 else "the descent diverged"
+        problem = "T became negative" if temperature <= 0 else "the descent diverged"
         raise FitError(
-            f"{what} in epoch {epoch}: T = {temperature:.4g}, ‖δ‖ = {norm:.4g}; this recipe does not guard it: "
-            f"a smaller lr may help, or a λ below {penalty:.4g}, and the recipes varpro and subspace cannot go there"
+            f"{problem} in epoch {epoch}: T = {temperature:.4g}, ‖δ‖ = {norm:.4g}; this recipe has no guard against "
+            f"it: use a smaller lr, a λ below {penalty:.4g}, or the recipes varpro and subspace, which cannot diverge"
         )

@@ -1,4 +1,4 @@
-"""The default: δ in the span of a few label-free directions, after asking whether there is anything to gain."""
+"""The default recipe: δ in the span of a few label-free directions, after a test for any gain."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from trueup.clamping.theory import entropy_gradient
 from trueup.clamping.varpro import HELD_OUT, Point, VarProObjective, descend, penalty_grid
 
 STRENGTHS = (30.0, 3.0, 0.3, 0.03, 0.003)
-"""Penalties that are tried beside infinity, which is temperature alone: of a δ as long as a typical input."""
+"""Penalties of a δ of the norm of a typical input, tried besides infinity, which is temperature alone."""
 SUBSAMPLE = 1250
-"""Samples whose derivatives are taken."""
+"""Number of samples for the derivatives."""
 STANDARD_ERRORS = 1.64
-"""A gain on samples left out must exceed so many: one in twenty useless maps would pass."""
+"""Standard errors that a held-out gain must exceed; one in twenty useless maps passes."""
 SIGNIFICANCE = 0.01
-"""The input gradient is taken to be noise above this p-value."""
-PASSES = 23.0
-"""Forward-backward passes that the search through the network may take."""
-AFFORDED = 80.0
-"""What a whole fit may cost in forward passes, even where a backward pass costs two."""
-WORTHWHILE = 3.0
-"""Passes that must be left for the search to go on over all samples."""
-PARTS = (1.0, 0.5, 0.25)
-"""Shares of the step from few samples that are tried on the held-out ones."""
-FEW = 500
-"""The first part of the search is over so many samples, or a fifth if that is more."""
-SHARE = 0.15
-"""The share of all passes that the first part may take."""
-FEWEST_PASSES = 8
-"""Passes over these samples that it may take in any case."""
+"""Level of the test of the input gradient."""
+MAX_PASSES = 23.0
+"""Largest number of forward-backward passes of the search through the network."""
+MAX_COST = 80.0
+"""Largest cost of a fit in forward passes, for backward passes that cost two forward passes."""
+MIN_FINAL_PASSES = 3.0
+"""Number of remaining passes below which the search over all samples is skipped."""
+STEP_SHARES = (1.0, 0.5, 0.25)
+"""Shares of the coarse step that are tested on held-out samples."""
+COARSE_SAMPLES = 500
+"""Smallest number of samples of the coarse search; it uses a fifth of the samples if that is larger."""
+COARSE_SHARE = 0.15
+"""Share of all passes for the coarse search."""
+MIN_COARSE_PASSES = 8
+"""Smallest number of passes of the coarse search over its samples."""
 MIN_DECREASE = 1e-4
-"""Some passes together must lower the mean loss by this to be followed by more."""
+"""Decrease of the mean loss over several passes below which the search stops."""
 MIN_SAMPLES = 50
-"""Samples below which only a temperature is fitted."""
+"""Number of samples below which only a temperature is fitted."""
 
 
 class _NoGain(Exception):
@@ -61,15 +61,15 @@ def subspace(
     subsample: int = SUBSAMPLE,
     passes: float | None = None,
 ) -> Solution:
-    """Fit δ in a span of few directions: see if there is anything to gain, and only then go through the network.
+    """Fit δ in the span of a few directions, after a test whether there is a gain.
 
-    First, derivatives of the logits along the directions make every λ and every fold a small problem: unless one λ is
-    better than temperature alone by 1.64 standard errors, on held-out folds, and the mean gradient is not what noise
-    gives, δ is zero. Otherwise L-BFGS goes through the network, T eliminated, at most so many forward-backward passes
-    (`PASSES`, or as many as `AFFORDED` leaves): on four fifths of the samples, and if it is better than temperature by
-    1.64 standard errors on the last fifth, on all of them.
-    Unless `penalties` are given, they are `STRENGTHS` over the mean square norm of the inputs, so that the units of the
-    inputs do not matter. A λ that the problem gives is not questioned.
+    The logits are first linearised along the directions. Fits for every λ and fold are then small problems. δ stays
+    zero unless one λ beats temperature alone by 1.64 standard errors on held-out folds, and the mean gradient is
+    significant. Otherwise L-BFGS searches through the network with T eliminated, first on four fifths of the samples.
+    If the result beats temperature alone by 1.64 standard errors on the last fifth, the search ends on all samples.
+    `passes` limits the forward-backward passes; by default `MAX_PASSES`, or what `MAX_COST` allows.
+    The default `penalties` are `STRENGTHS` over the mean square norm of the inputs, so units do not matter. A given λ
+    skips the test.
     """
     network, loss = problem.network, problem.loss
     if n_folds < 2 or subsample < 2 * n_folds:
@@ -79,8 +79,8 @@ def subspace(
     if penalties is not None and not all(0 < penalty < math.inf for penalty in penalties):
         raise ValueError(f"penalties must be positive and finite, got {list(penalties)}; infinity is always tried")
     if len(network.labels) < MIN_SAMPLES:
-        few = f"No: {len(network.labels)} samples are too few to judge an input map by, {MIN_SAMPLES} are needed."
-        return temperature_alone(problem, loss.temperature(network.plain_logits(), network.labels), few)
+        verdict = f"No: {len(network.labels)} samples are too few to test an input map; {MIN_SAMPLES} are needed."
+        return temperature_alone(problem, loss.temperature(network.plain_logits(), network.labels), verdict)
     basis = directions(network, entropy_gradient(network), frequencies=frequencies, seed=problem.seed)
     parameters = InputParameters(network, basis, channel_norms(network), has_scale=problem.input_map == "affine")
     plain, labels = network.plain_logits(), network.labels
@@ -89,16 +89,16 @@ def subspace(
     most = linearized.max_samples_in_memory(min(subsample, len(order)), plain.shape[1], parameters.size)
     chosen = order[torch.arange(most) * len(order) // most]
     problem.progress(f"derivatives of the logits along {parameters.size} directions")
-    numbers, back = chosen.sort()  # passes over the network give the samples by number
+    numbers, positions = chosen.sort()  # passes through the network return the samples by number
     inputs = local_subset(network.inputs, numbers)
-    linear = linearized.linearize(parameters, inputs, plain[numbers], labels[numbers]).rows(torch.argsort(back))
+    linear = linearized.linearize(parameters, inputs, plain[numbers], labels[numbers]).rows(torch.argsort(positions))
     evidence = gradient_test(*linear.scores(loss, temperature), seed=problem.seed)
     context = SearchContext(problem, parameters, order, linear, plain, temperature, evidence)
     passes = affordable(parameters.size * most / len(order)) if passes is None else passes
     if problem.penalty != "auto":
         penalty = penalty_weight(problem, problem.start_delta())
         if math.isinf(penalty):
-            return context.temperature_alone("Temperature alone was asked for.")
+            return context.temperature_alone("Temperature alone was requested.")
         return _search_at_given_penalty(context, penalty, passes)
     tried = penalty_grid(STRENGTHS, parameters, problem.norm) if penalties is None else list(penalties)
     validation = cross_validate(linear, loss, problem.norm, tried, n_folds=n_folds)
@@ -106,33 +106,32 @@ def subspace(
     gain, error = validation.nested_gain()
     if math.isinf(best) or gain <= STANDARD_ERRORS * error or evidence > significance:
         why = (
-            "A test of the mean input gradient finds no more than noise "
-            f"(p = {evidence:.2g}, it takes {significance:g} or less)."
+            f"The mean input gradient is not significant (p = {evidence:.2g}, required {significance:g})."
             if evidence > significance
-            else "On folds left out, the map that other samples choose changes the loss "
-            f"by {-gain:+.2g} with a standard error of {error:.2g}; it takes a fall of {STANDARD_ERRORS:g} of these."
+            else f"On held-out folds the map changes the loss by {-gain:+.2g} with a standard error of {error:.2g}; "
+            f"a decrease by {STANDARD_ERRORS:g} standard errors is required."
         )
         return context.temperature_alone(f"No: temperature is enough. {why}", validation.candidates())
-    return _search_and_judge(context, validation, _smallest_comparable_penalty(validation, best), passes)
+    return _search_and_test(context, validation, _smallest_comparable_penalty(validation, best), passes)
 
 
 def affordable(differences: float) -> float:
-    """How many passes `AFFORDED` leaves, given the forward passes that the derivatives took: at most `PASSES`.
+    """Return the number of passes that `MAX_COST` allows after the forward passes of the derivatives.
 
-    The entropy gradient takes a pass forward and backward, and the samples left out are looked at for each of `PARTS`
-    and at the end. Where derivatives are very many, half of the passes are kept.
+    The entropy gradient takes a pass forward and backward. Held-out samples are scored for each of `STEP_SHARES` and at
+    the end. At least half of `MAX_PASSES` remain, even after very many derivatives.
 
     >>> [f"{affordable(forwards):.1f}" for forwards in (6.5, 13, 60)]
     ['23.0', '21.1', '11.5']
     """
-    judging = (len(PARTS) + 1) / HELD_OUT
-    return min(PASSES, max(PASSES / 2, (AFFORDED - 3 - differences - judging) / 3))
+    scoring = (len(STEP_SHARES) + 1) / HELD_OUT
+    return min(MAX_PASSES, max(MAX_PASSES / 2, (MAX_COST - 3 - differences - scoring) / 3))
 
 
 def _smallest_comparable_penalty(validation: CrossValidation, best: float) -> float:
-    """The least λ that is not worse than the best by the standard error of the difference.
+    """Return the smallest λ within one standard error of the best.
 
-    The linear model, which chose, sees less of a large shift than there is, and wants more penalty than the network.
+    The linear model underestimates the gain of a large shift, so it prefers a larger penalty than the network does.
     """
     rows = {penalty: validation.rows[i] for i, penalty in enumerate(validation.penalties)}
     for penalty in sorted(rows):
@@ -142,7 +141,7 @@ def _smallest_comparable_penalty(validation: CrossValidation, best: float) -> fl
     return best
 
 
-def _search_and_judge(context: SearchContext, validation: CrossValidation, penalty: float, passes: float) -> Solution:
+def _search_and_test(context: SearchContext, validation: CrossValidation, penalty: float, passes: float) -> Solution:
     problem, parameters, order = context.problem, context.parameters, context.order
     network, loss, labels = problem.network, problem.loss, problem.network.labels
     out = fold_mask(order, HELD_OUT // 2, HELD_OUT)
@@ -151,17 +150,18 @@ def _search_and_judge(context: SearchContext, validation: CrossValidation, penal
     before = loss.rows(context.plain[out], labels[out], alone).numpy()
 
     def held_out_gain(point: Point) -> tuple[Tensor, float, float]:
-        """Logits of the samples left out, by how much their loss falls, and the standard error of that."""
+        """Return the held-out logits, the decrease of their loss, and its standard error."""
         z = network.logits(parameters.map(point.theta)[0], inputs=held)
         return z, *paired_gain(before, loss.rows(z, labels[out], point.temperature).numpy())
 
     def check(point: Point) -> None:
-        # Few samples are followed too far, so that a part of the way may be right where all of it is not.
-        parts = (
-            replace(point, theta=s * point.theta, temperature=alone * (point.temperature / alone) ** s) for s in PARTS
+        # The coarse search overfits its few samples, so shorter steps are tested as well.
+        points = (
+            replace(point, theta=s * point.theta, temperature=alone * (point.temperature / alone) ** s)
+            for s in STEP_SHARES
         )
-        # What is within a standard error of nothing rarely survives the rest of the search, which is most of the cost.
-        if all(gain <= error for _, gain, error in map(held_out_gain, parts)):
+        # A gain below one standard error rarely survives the rest of the search, which has most of the cost.
+        if all(gain <= error for _, gain, error in map(held_out_gain, points)):
             raise _NoGain
 
     try:
@@ -171,20 +171,20 @@ def _search_and_judge(context: SearchContext, validation: CrossValidation, penal
             raise _NoGain
     except _NoGain:
         why = (
-            "No: temperature is enough. An input map that promised something did not lower the loss on a fifth of the "
-            f"samples, left out until the end, by {STANDARD_ERRORS:g} standard errors."
+            "No: temperature is enough. The input map did not lower the loss on a held-out fifth of the samples by "
+            f"{STANDARD_ERRORS:g} standard errors."
         )
         return context.temperature_alone(why, validation.candidates())
-    if passes - used >= WORTHWHILE:
+    if passes - used >= MIN_FINAL_PASSES:
         everything = torch.ones_like(out)
         objective = _objective(context, penalty, everything, passes - used, point.temperature)
         point = descend(objective, point.theta, precondition=_inverse(context, penalty, point.temperature))
-    else:  # the same map over all samples, with the temperature that is best for them
+    else:  # the map stays, and the temperature is fitted to all samples
         logits = torch.empty(len(out), z.shape[1], dtype=z.dtype)
         logits[out], logits[~out] = z, point.logits
         point = replace(point, logits=logits, temperature=loss.temperature(logits, labels, near=point.temperature))
     verdict = (
-        f"Yes: on a fifth of the samples that was left out, the input map lowered "
+        f"Yes: on a held-out fifth of the samples, the input map lowered "
         f"the loss from {before.mean():.4f} to {before.mean() - gain:.4f} (standard error {error:.4f})."
     )
     notes = {"held_out_gain": gain, "held_out_error": error}
@@ -195,42 +195,43 @@ def _search_at_given_penalty(context: SearchContext, penalty: float, passes: flo
     point, _ = search(context, penalty, torch.ones(len(context.order), dtype=torch.bool), passes=passes)
     alone = context.problem.loss.mean(context.plain, context.problem.network.labels, context.temperature)
     if point.value > alone:
-        return context.temperature_alone(f"No: no input map is worth its penalty at λ = {penalty:.3g}.")
-    verdict = "Not asked, since λ was given" + (
-        f", though the mean input gradient is what noise gives (p = {context.evidence:.2g})."
-        if context.evidence > SIGNIFICANCE
-        else f"; the mean input gradient is more than noise (p = {context.evidence:.2g})."
+        return context.temperature_alone(f"No: no input map lowers the objective at λ = {penalty:.3g}.")
+    significant = "not significant" if context.evidence > SIGNIFICANCE else "significant"
+    verdict = (
+        "Not tested on held-out samples, since λ was given; the mean input gradient is "
+        f"{significant} (p = {context.evidence:.2g})."
     )
     return context.solution(point, penalty, verdict, {}, {})
 
 
 @dataclass(frozen=True)
 class SearchContext:
-    """What is known before any search."""
+    """Quantities that are computed before the search."""
 
     problem: Problem
     parameters: InputParameters
     order: Tensor
-    """All samples in the order of their loss, see `sample_order`."""
+    """All samples in the order of their loss; see `sample_order`."""
     linear: LinearizedModel
-    """Logits and derivatives of some samples as they are."""
+    """Logits and derivatives of some original samples."""
     plain: Tensor
-    """Logits of all samples as they are."""
+    """Logits of all original samples."""
     temperature: float
-    """The best for them."""
+    """Temperature fitted to these logits."""
     evidence: float
+    """p-value of the test of the mean input gradient."""
 
     def temperature_alone(self, verdict: str, candidates: Mapping[float, float] | None = None) -> Solution:
-        """The solution that leaves the inputs as they are."""
-        more = {"candidates": candidates or {}, "notes": {"directions": self.parameters.size}}
-        return temperature_alone(self.problem, self.temperature, verdict, evidence=self.evidence, **more)
+        """Return the solution without an input map."""
+        fields = {"candidates": candidates or {}, "notes": {"directions": self.parameters.size}}
+        return temperature_alone(self.problem, self.temperature, verdict, evidence=self.evidence, **fields)
 
     def solution(
         self, point: Point, penalty: float, verdict: str, notes: Mapping[str, float], candidates: Mapping[float, float]
     ) -> Solution:
-        """The solution with an input map."""
-        more = {"candidates": candidates, "notes": {"directions": self.parameters.size, **notes}}
-        return point.solution(self.parameters, penalty, verdict=verdict, evidence=self.evidence, **more)
+        """Return the solution with an input map."""
+        fields = {"candidates": candidates, "notes": {"directions": self.parameters.size, **notes}}
+        return point.solution(self.parameters, penalty, verdict=verdict, evidence=self.evidence, **fields)
 
 
 def search(
@@ -241,16 +242,17 @@ def search(
     passes: float,
     check: Callable[[Point], None] | None = None,
 ) -> tuple[Point, float]:
-    """Minimise over the samples of a mask from the problem's start; `check` may raise after the first part.
+    """Minimise over the samples of a mask from the problem's start; `check` may raise after the coarse search.
 
-    Returns the point, and the passes forward and backward in units of all samples.
+    Returns the point, and the number of forward-backward passes in units of all samples.
     """
     candidates = context.order[which[context.order]]
-    number = min(len(candidates), max(FEW, len(which) // 5))
-    few = torch.zeros_like(which)
-    few[candidates[torch.arange(number) * len(candidates) // number]] = True
-    first = max(SHARE * passes, FEWEST_PASSES * number / len(which)) if number < len(candidates) else 0.0
-    coarse = _objective(context, penalty, few, first, context.temperature) if first else None
+    number = min(len(candidates), max(COARSE_SAMPLES, len(which) // 5))
+    chosen = torch.zeros_like(which)
+    chosen[candidates[torch.arange(number) * len(candidates) // number]] = True
+    is_smaller = number < len(candidates)
+    first = max(COARSE_SHARE * passes, MIN_COARSE_PASSES * number / len(which)) if is_smaller else 0.0
+    coarse = _objective(context, penalty, chosen, first, context.temperature) if first else None
     objective = _objective(context, penalty, which, passes - first, context.temperature)
     start = context.parameters.theta_of(context.problem.start_delta())
     inverse = _inverse(context, penalty, context.temperature)
@@ -275,11 +277,11 @@ def _objective(
 
 
 def _inverse(context: SearchContext, penalty: float, temperature: float) -> np.ndarray:
-    """A coarse inverse of the curvature, which falls with the square of the temperature."""
-    fall = (context.temperature / temperature) ** 2
-    curvature = fall * context.linear.curvature(context.temperature)
+    """Return an approximate inverse of the curvature, which is proportional to 1/T²."""
+    factor = (context.temperature / temperature) ** 2
+    curvature = factor * context.linear.curvature(context.temperature)
     level = float(np.trace(curvature)) / len(curvature)
-    # The plain norm has no curvature along δ, but a slope that may point where the logits have none either.
+    # The norm ‖δ‖ has no curvature along δ, and the logits may have none there either, so damping is needed.
     damping = penalty / context.parameters.input_norm + 1e-3 * level
     if context.problem.norm == "l2sq":
         damping = 2 * penalty + 1e-6 * level

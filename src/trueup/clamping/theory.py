@@ -1,6 +1,7 @@
-"""What the paper proves: Lemma 3.1, a test of the temperature; Theorem 3.2, a closed form for δ; and where δ starts.
+"""Lemma 3.1 and Theorem 3.2 of Neural Clamping, and starts for δ.
 
-At the best temperature the true classes' logits equal the expected ones in sum; the closed form raises total entropy.
+Lemma 3.1 tests a temperature: at the optimum the logits of the true classes and the expected logits have equal sums.
+Theorem 3.2 is a closed form for the δ that raises the total entropy most.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from trueup.models._tensors import as_tensors, upcast_half
 
 
 class Residual(NamedTuple):
-    """How far a temperature is from satisfying the constraint of Lemma 3.1."""
+    """Residual of the constraint of Lemma 3.1."""
 
     total: float
     """Σ_i w_i (z_iy − Σ_k q_ik z_ik); zero at the optimum."""
     relative: float
-    """|total| beside Σ_i w_i sqrt(Var_q z_i), what the rows' own spread would allow: below 1e-6 is converged."""
+    """|total| / Σ_i w_i sqrt(Var_q z_i); below 1e-6 the temperature has converged."""
 
 
 def lemma_residual(logits: Any, labels: Any, *, temperature: float = 1.0, gamma: float = 0.0) -> Residual:
-    """Measure by how much a temperature misses the constraint of Lemma 3.1.
+    """Compute the residual of the constraint of Lemma 3.1 at a temperature.
 
-    The residual is Σ_i w_i (z_iy − z_iᵀq_i) with q = softmax(z/T), z the logits at the shifted inputs. Of all
-    distributions that satisfy it at zero, softmax(z/T) has the most entropy; it is also the condition for T to be best,
-    for cross-entropy with w = 1 and for the focal loss with w = (1 − p)^γ − γ (1 − p)^(γ−1) p ln p at p = q_y.
-    Tang et al., "Neural Clamping" (2024), Lemma 3.1.
+    The residual is Σ_i w_i (z_iy − z_iᵀq_i) with q = softmax(z/T), and z the logits at the shifted inputs. Among all
+    distributions with residual zero, softmax(z/T) has maximal entropy. Residual zero is also the optimality condition
+    for T. Cross-entropy has w = 1. The focal loss has w = (1 − p)^γ − γ (1 − p)^(γ−1) p ln p at p = q_y.
+    Tang et al. (2024), "Neural Clamping", Lemma 3.1, arXiv:2209.11604.
 
     >>> import numpy as np
     >>> from trueup import METHODS
@@ -69,20 +70,20 @@ def lemma_residual(logits: Any, labels: Any, *, temperature: float = 1.0, gamma:
 
 
 def entropy_gradient(network: Network, *, temperature: float = 1.0) -> Tensor:
-    """The gradient of the total entropy by the input, Σ_i ∇_x H(softmax(f(x_i)/T)), by one forward-backward pass.
+    """Compute the gradient of the total entropy by the input, Σ_i ∇_x H(softmax(f(x_i)/T)), in one pass.
 
-    Tang et al., "Neural Clamping" (2024), Theorem 3.2.
+    Tang et al. (2024), "Neural Clamping", Theorem 3.2, arXiv:2209.11604.
     """
     return network.input_gradient(lambda z, y: entropy_slope(z, temperature)).cpu()
 
 
 @dataclass(frozen=True)
 class Theorem:
-    """The closed form, with what it promises."""
+    """The closed form of Theorem 3.2."""
 
     delta: Tensor
     gain: float
-    """By how much the mean entropy should rise, to first order: δᵀg/n."""
+    """First-order increase of the mean entropy, δᵀg/n."""
 
 
 def theorem(network: Network, *, temperature: float = 1.0, quantile: float = 0.0, scale: float = 1.0) -> Theorem:
@@ -97,12 +98,12 @@ def theorem(network: Network, *, temperature: float = 1.0, quantile: float = 0.0
         raise ValueError(f"temperature must be positive, got {temperature}")
     low, high = box_ends(network)
     smallest, largest = extent(network, quantile)
-    g = network.input_gradient(lambda z, y: entropy_slope(z, temperature)).cpu()
+    g = entropy_gradient(network, temperature=temperature)
     corner = scale * entropy_corner(g, smallest, largest, (low, high))
     if not bool(corner.any()):
         warnings.warn(
-            "Theorem 3.2 gives δ = 0: wherever entropy would rise, some input reaches the box's end already; "
-            "a quantile above 0 leaves such inputs out",
+            "Theorem 3.2 gives δ = 0: in every direction of rising entropy some input is already at the end of the "
+            "box; a quantile above 0 ignores such inputs",
             stacklevel=3,
         )
     gain = float((corner * g).sum()) / len(network.labels)
@@ -110,7 +111,7 @@ def theorem(network: Network, *, temperature: float = 1.0, quantile: float = 0.0
 
 
 def entropy_corner(gradient: Tensor, smallest: Tensor, largest: Tensor, box: tuple[Tensor, Tensor]) -> Tensor:
-    """The δ of most δᵀg among those that keep inputs between `smallest` and `largest` inside the box.
+    """Return the δ with the largest δᵀg that keeps inputs between `smallest` and `largest` inside the box.
 
     >>> g, ones = torch.tensor([-1.0, 2.0, 0.0]), torch.ones(3)
     >>> entropy_corner(g, 0.2 * ones, 0.7 * ones, (0 * ones, ones))
@@ -122,7 +123,7 @@ def entropy_corner(gradient: Tensor, smallest: Tensor, largest: Tensor, box: tup
 
 
 def entropy_slope(logits: Tensor, temperature: float) -> Tensor:
-    """∂H(softmax(z/T))/∂z = −(1/T) p (ln p + H), row by row.
+    """Compute ∂H(softmax(z/T))/∂z = −(1/T) p (ln p + H) for each row.
 
     >>> entropy_slope(torch.tensor([[1.0, 0.0]]), 1.0)
     tensor([[-0.1966,  0.1966]])
@@ -134,27 +135,27 @@ def entropy_slope(logits: Tensor, temperature: float) -> Tensor:
 
 
 def warn_if_contradicted(network: Network, closed_form: Theorem, logits: Tensor, temperature: float) -> None:
-    """Warn where entropy fell though the theorem's first order promised a rise: δ is outside the linear regime."""
+    """Warn if the entropy fell against the first-order prediction: δ is outside the linear regime."""
     rise = metrics.entropy(logits / temperature) - metrics.entropy(network.plain_logits() / temperature)
     if closed_form.gain > 0 > rise:
         warnings.warn(
-            f"Theorem 3.2 promised a mean entropy higher by {closed_form.gain:.4g}, and it fell by {-rise:.4g}: "
-            "its first order does not reach this far; try a smaller scale",
+            f"Theorem 3.2 predicts a mean entropy higher by {closed_form.gain:.4g}, but it fell by {-rise:.4g}: "
+            "δ is too large for the first-order prediction; try a smaller scale",
             stacklevel=3,
         )
 
 
 START_SCALE = 1e-3
-"""Standard deviation of a random start in the released demonstration; its class has 0.01 by default."""
+"""Standard deviation of a random start in the released demonstration; the default of its class is 0.01."""
 
 
 def zero(network: Network) -> Tensor:
-    """Start at δ = 0, where the network is the caller's own."""
+    """Start at δ = 0."""
     return torch.zeros(network.shape, dtype=network.dtype, device=network.device)
 
 
 def random(network: Network, *, seed: int, scale: float = START_SCALE) -> Tensor:
-    """Start at normal numbers of standard deviation `scale`, drawn on the CPU: a seed means the same on any device."""
+    """Start at normal numbers with standard deviation `scale`, drawn on the CPU, so seeds agree across devices."""
     if not scale >= 0:
         raise ValueError(f"scale must not be negative, got {scale}")
     generator = torch.Generator().manual_seed(seed)
@@ -163,13 +164,13 @@ def random(network: Network, *, seed: int, scale: float = START_SCALE) -> Tensor
 
 
 def data_driven(network: Network, *, temperature: float = 1.0, quantile: float = 0.0, scale: float = 1.0) -> Tensor:
-    """Start where Theorem 3.2 says that total entropy rises most, to first order, with every input kept in its box.
+    """Start at the δ of Theorem 3.2: the largest first-order increase of the total entropy within the box.
 
-    With g = Σ_i ∇_x H(softmax(f(x_i)/T)): δ_j = −(min_i x_ij − low_j) where g_j < 0, and high_j − max_i x_ij where
-    g_j > 0. Images that use their whole range leave no room, and δ is zero, which a warning says. `quantile` takes the
-    q and 1 − q quantiles in place of minimum and maximum (what then leaves the box is clipped); `scale` multiplies δ.
-    Costs a forward-backward pass, and one forward to see whether the entropy did rise.
-    Tang et al., "Neural Clamping" (2024), Theorem 3.2.
+    With g = Σ_i ∇_x H(softmax(f(x_i)/T)): δ_j = −(min_i x_ij − low_j) if g_j < 0, and high_j − max_i x_ij if g_j > 0.
+    Images that use their full range give δ = 0 with a warning. `quantile` replaces minimum and maximum by the q and
+    1 − q quantiles; values outside the box are then clipped. `scale` multiplies δ. The cost is a forward-backward pass,
+    and a forward pass that checks the entropy.
+    Tang et al. (2024), "Neural Clamping", Theorem 3.2, arXiv:2209.11604.
     """
     closed_form = theorem(network, temperature=temperature, quantile=quantile, scale=scale)
     if bool(closed_form.delta.any()):

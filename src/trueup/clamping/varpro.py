@@ -1,4 +1,4 @@
-"""Variable projection: for each δ the best T is known exactly, so L-BFGS moves δ verdict through the frozen network."""
+"""Variable projection: the optimal T is known exactly for each δ, so L-BFGS searches only over δ."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ from trueup.clamping.problem import Norm, Penalty, Problem, Solution, penalty_we
 from trueup.models._distributed import all_gather_rows
 
 STRENGTHS = (3000.0, 300.0, 30.0, 3.0, 0.3, 0.03, 0.003)
-"""Penalties that are tried by default: of a δ as long as a typical input."""
+"""Default penalties of a δ of the norm of a typical input."""
 HELD_OUT = 5
-"""One sample in so many is held out of a fit to judge it."""
-WORSE = 1.02
-"""Smaller penalties are tried until the held-out loss is so many times the least."""
-STALE = 0.03
-"""By how much (in its logarithm) the T of a gradient may miss the best T before the pass is made again."""
+"""Reciprocal of the held-out share of the samples."""
+MAX_LOSS_RATIO = 1.02
+"""Ratio of the held-out loss to the lowest one at which the search for smaller penalties stops."""
+MAX_LOG_T_ERROR = 0.03
+"""Largest error of ln T at which a gradient is still used."""
 DECREMENT = 1e-5
-"""The search is over where a step promises to lower the mean loss by less than about this."""
+"""Expected decrease of the mean loss below which the search stops."""
 PATIENCE = 4
-"""It is over, too, where so many passes together have not lowered the loss by enough."""
+"""Number of passes without a sufficient decrease after which the search stops."""
 
 
 def varpro(problem: Problem, *, passes: float = 18.0, penalties: Sequence[float] | None = None) -> Solution:
-    """Fit every coordinate of δ by L-BFGS with T eliminated, in at most so many forward-backward passes.
+    """Fit every coordinate of δ by L-BFGS with T eliminated, in at most `passes` forward-backward passes.
 
-    With penalty="auto" each of `penalties` is first fitted, from the largest down, to four fifths of the samples in
-    half as many passes, and the one of least loss on the held-out fifth is taken, or infinity, which is temperature
-    alone. Unless they are given, they are `STRENGTHS` over the mean square norm of the inputs.
-    Golub & Pereyra, "Separable nonlinear least squares: the variable projection method and its applications" (2003).
+    With penalty="auto" λ is chosen by the loss on a held-out fifth of the samples. Each of `penalties` is fitted to the
+    other samples in half as many passes, starting with the largest. Infinity, which is temperature alone, competes. The
+    default penalties are `STRENGTHS` over the mean square norm of the inputs.
+    Golub & Pereyra (2003), "Separable nonlinear least squares: the variable projection method and its applications",
+    doi:10.1088/0266-5611/19/2/201.
     """
     network, loss, delta = problem.network, problem.loss, problem.start_delta()
     parameters = InputParameters(network, None, channel_norms(network), has_scale=problem.input_map == "affine")
@@ -54,18 +55,18 @@ def varpro(problem: Problem, *, passes: float = 18.0, penalties: Sequence[float]
         verdict = "No input map lowered the held-out loss: temperature alone is kept."
     else:
         penalty = penalty_weight(problem, delta)
-        verdict = "Temperature alone was asked for."
+        verdict = "Temperature alone was requested."
     if not math.isinf(penalty):
         objective = VarProObjective(problem, parameters, penalty, temperature=temperature, budget=passes)
         point = descend(objective, start, step_length=first_step_length(objective, start))
         if point.value <= loss.mean(plain, network.labels, temperature):
             return point.solution(parameters, penalty, candidates=candidates)
-        verdict = f"No input map is worth its penalty at λ = {penalty:.3g}: temperature alone is kept."
+        verdict = f"No input map lowers the objective at λ = {penalty:.3g}: temperature alone is kept."
     return temperature_alone(problem, temperature, verdict, candidates=candidates)
 
 
 def penalty_grid(strengths: Sequence[float], parameters: InputParameters, norm: Norm) -> list[float]:
-    """The λ at which a δ as long as a typical input has these penalties."""
+    """Return the λ at which a δ of the norm of a typical input has these penalties."""
     length = parameters.input_norm**2 if norm == "l2sq" else parameters.input_norm
     return [strength / length for strength in strengths]
 
@@ -73,9 +74,9 @@ def penalty_grid(strengths: Sequence[float], parameters: InputParameters, norm: 
 def choose_penalty(
     problem: Problem, parameters: InputParameters, start: np.ndarray, penalties: Sequence[float], *, passes: float
 ) -> tuple[float, dict[float, float]]:
-    """The λ of least loss on a fifth of the samples when fitted to the others, and the losses of all that were tried.
+    """Return the λ with the lowest loss on a held-out fifth of the samples, and the losses of all λ tried.
 
-    From the largest down, each from where the last one ended, in so many passes; infinity is temperature alone.
+    The fits go from the largest λ down, each from the result before it; infinity is temperature alone.
     """
     network, loss = problem.network, problem.loss
     out = fold_mask(sample_order(network, loss), HELD_OUT // 2, HELD_OUT)
@@ -91,18 +92,18 @@ def choose_penalty(
         start = point.theta
         z = network.logits(parameters.map(start)[0], inputs=held_out)
         tried[penalty] = loss.mean(z, labels[out], point.temperature)
-        if tried[penalty] > WORSE * min(tried.values()):
+        if tried[penalty] > MAX_LOSS_RATIO * min(tried.values()):
             break
     return min(tried, key=lambda penalty: (tried[penalty], -penalty)), tried
 
 
 class BudgetExhausted(Exception):
-    """The passes that were allowed are used up."""
+    """The budget of passes is used up."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """An input map with its best temperature."""
+    """An input map with its optimal temperature."""
 
     theta: np.ndarray
     temperature: float
@@ -110,24 +111,24 @@ class Point:
     """Mean loss over the samples of the fit."""
     penalty: float
     logits: Tensor
-    """Of these samples."""
+    """Logits of these samples."""
 
     @property
     def value(self) -> float:
-        """The objective."""
+        """Value of the objective."""
         return self.loss + self.penalty
 
-    def solution(self, parameters: InputParameters, penalty: float, **more: Any) -> Solution:
-        """The solution of this map with a penalty of weight λ; `more` are further fields of it."""
+    def solution(self, parameters: InputParameters, penalty: float, **fields: Any) -> Solution:
+        """Return the solution with this map at λ = `penalty`; `fields` are further fields of it."""
         before = detach_map(parameters.map(self.theta)[0])
-        return Solution(before, self.temperature, penalty, self.logits, penalty_value=self.penalty, **more)
+        return Solution(before, self.temperature, penalty, self.logits, penalty_value=self.penalty, **fields)
 
 
 class VarProObjective:
-    """The objective min_T L(θ, T) + λ‖θ‖² of a problem, with its gradient; it remembers the best point it saw.
+    """The objective min_T L(θ, T) + λ‖θ‖² of a problem, with its gradient and its best point so far.
 
-    It is over all samples unless some are given, and ends the search when its budget of passes is used up, or when some
-    passes together did not lower it by `min_decrease`.
+    It uses all samples by default. It ends the search if the budget of passes is used up, or if several passes did not
+    lower it by `min_decrease`.
     """
 
     def __init__(
@@ -146,20 +147,20 @@ class VarProObjective:
         self.inputs = self.network.inputs if inputs is None else inputs
         self.labels = all_gather_rows(self.inputs.labels)
         self.share = len(self.labels) / len(self.network.labels)
-        """What part of a whole pass one over these samples is."""
+        """Cost of one pass over these samples, relative to all samples."""
         self.left, self.used, self.min_decrease = budget, 0.0, min_decrease
         self.temperature, self.progress = temperature, problem.progress
         self.best: Point | None = None
-        self._last: tuple[np.ndarray, float, np.ndarray] | None = None
+        self._latest: tuple[np.ndarray, float, np.ndarray] | None = None
         self._best_values: list[float] = []
         self._exhausted = False
 
     def __call__(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
-        """Value and gradient; the pass is made with the last T, and again only where that matters."""
+        """Return value and gradient. The pass uses the latest T, and is repeated only if T changes the gradient."""
         if self._exhausted:
             raise BudgetExhausted
-        if self._last is not None and np.array_equal(theta, self._last[0]):
-            return self._last[1:]
+        if self._latest is not None and np.array_equal(theta, self._latest[0]):
+            return self._latest[1:]
         values = self._best_values
         if len(values) > PATIENCE and values[-PATIENCE - 1] - values[-1] < self.min_decrease:
             self._exhausted = True
@@ -168,8 +169,8 @@ class VarProObjective:
         if point is None:
             return math.inf, np.zeros_like(theta)
         if self.best is None or point.value < self.best.value:
-            # A point that is not better will be left by the line search, whatever its exact gradient.
-            if abs(math.log(point.temperature / self.temperature)) > STALE:
+            # The line search rejects a worse point, so its gradient need not be exact.
+            if abs(math.log(point.temperature / self.temperature)) > MAX_LOG_T_ERROR:
                 self.temperature = point.temperature
                 point, gradient = self._pass(theta)
                 assert point is not None
@@ -177,11 +178,11 @@ class VarProObjective:
         self._best_values.append(self.best.value)
         size = float(np.linalg.norm(theta))
         self.progress(f"loss {point.loss:.4f}  T {point.temperature:.3f}  ‖δ‖ {size:.3f}")
-        self._last = theta.copy(), point.value, self._with_penalty(theta, gradient)
-        return self._last[1:]
+        self._latest = theta.copy(), point.value, self._with_penalty(theta, gradient)
+        return self._latest[1:]
 
     def _pass(self, theta: np.ndarray) -> tuple[Point | None, np.ndarray]:
-        if self.left < self.share and self.best is not None:  # the start is looked at in any case
+        if self.left < self.share and self.best is not None:  # the start is always evaluated
             self._exhausted = True
             raise BudgetExhausted
         self.left -= self.share
@@ -201,7 +202,7 @@ class VarProObjective:
     def _with_penalty(self, theta: np.ndarray, gradient: np.ndarray) -> np.ndarray:
         size = float(np.linalg.norm(gradient))
         if self.penalty.norm == "l2" and not theta.any() and size:
-            # At zero the plain norm has many slopes; the shortest sum with the loss's own says whether to leave.
+            # At zero ‖θ‖ has many subgradients; the one that gives the shortest sum decides about leaving zero.
             return gradient * max(0.0, 1 - self.penalty.weight / size)
         return gradient + self.penalty.slope(theta)
 
@@ -216,11 +217,11 @@ def descend(
     check: Callable[[Point], None] | None = None,
     decrement: float = DECREMENT,
 ) -> Point:
-    """Minimise until no step promises anything, or the passes are used up: the best point seen.
+    """Minimise until no step has an expected decrease, or the passes are used up; return the best point.
 
-    `step_length` is about the length of a good first step, `precondition` a rough inverse of the curvature, and
-    `coarse` the same objective over fewer samples, which does the first part of the search; `check` looks at where that
-    ended, and may raise.
+    `step_length` is a typical length of the first step, and `precondition` an approximate inverse of the curvature.
+    `coarse` is the same objective over fewer samples, for the start of the search. `check` gets the best coarse point,
+    and may raise.
     """
     noise = 1e-6 if objective.network.dtype == torch.float32 else 1e-12
 
@@ -239,7 +240,7 @@ def descend(
         assert coarse is not None
         with suppress(BudgetExhausted):
             return scaled(coarse, x)
-        return math.inf, np.zeros_like(x)  # so that its part of the way ends here
+        return math.inf, np.zeros_like(x)  # this ends the coarse search
 
     inverse = None if precondition is None else lambda g: precondition @ g / step_length**2
     first = None if coarse is None else Stage(coarse_value, 10 * decrement, noise)
@@ -260,7 +261,7 @@ def descend(
 
 
 def first_step_length(objective: VarProObjective, start: np.ndarray) -> float:
-    """A length scale for the first step: one over the root of the curvature along the gradient, by one more pass."""
+    """Return a length for the first step, curvature^(−1/2) along the gradient; it costs one more pass."""
     _, gradient = objective(start)
     size = float(np.linalg.norm(gradient))
     if not size or objective.best is None:
