@@ -163,7 +163,7 @@ MODELS = {
 def test_a_model_without_gradients_is_told_of_with_what_needs_none(kind, recipe):
     model, fact = MODELS[kind]
     _, x, y = sample(150)
-    wish = f"the model must be differentiable by its input.* got .*{fact}.*temperature scaling needs no gradients: trueup.calibrate"
+    wish = f"the model must be differentiable by its input.* got .*{fact}.*needs no gradients: trueup.calibrate"
     with pytest.raises(ValueError, match=wish):
         clamp(model, [(x, y)], recipe=SHORT[recipe], box=(-9, 9), progress=False)
     assert float(calibrate(model, [(x, y)], progress=False).after.temperature) > 0
