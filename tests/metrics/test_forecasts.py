@@ -240,7 +240,7 @@ def test_constant_targets_one_row_and_large_or_small_units():
         (([0.0, 1.0], [1.0], [0.0, 1.0]), "std must have 2 entries"),
         (([], [], []), "mean must have at least one row"),
         (([[0.0, 1.0]], [0.5, 95.0], [0.0]), "levels must lie between 0 and 1, got 0.5..95; divide per cent"),
-        (([[0.0, 1.0]], [0.5, 0.5], [0.0]), "levels must differ from each other, got 0.5 twice"),
+        (([[0.0, 1.0]], [0.5, 0.5], [0.0]), "levels must be distinct, got 0.5 twice"),
         (([[0.0, 1.0]], [0.5], [0.0]), "levels must be 2, one for each column of quantiles, got 1"),
         (([[0.0, 1.0]], [0.1, 0.9], [0.0, 1.0]), "quantiles must have shape (2, width)"),
         (([0.0], [1.0]), "targets must be given"),

@@ -1,8 +1,8 @@
-"""Forecasts of a number, checked and scored row by row.
+"""Checks and row scores of forecasts of a number.
 
-A forecast is a Gaussian N(μ, σ²), given as `mean, std, targets`, or a list of quantiles, given as `quantiles, levels,
-targets`. Every number is a mean over the rows, the root of one, or an error of shares; the noise of the errors is
-simulated from sums over at most a thousand groups of rows, so that a million rows cost one pass.
+A forecast is a Gaussian N(μ, σ²), passed as `mean, std, targets`, or a list of quantiles, passed as `quantiles, levels,
+targets`. Every number is a mean over the rows, the root of a mean, or an error of shares. The noise of the errors is
+simulated from sums over at most a thousand groups of rows, so a million rows need one pass.
 """
 
 from __future__ import annotations
@@ -24,30 +24,48 @@ from trueup.metrics.intervals import count_rows, mean_interval
 from trueup.metrics.resampling import BootstrapBins, Resampling, paired_interval
 
 COVERAGE = (0.5, 0.8, 0.95)
-"""The levels of the central intervals in the table, by default."""
+"""Default levels of the central intervals in the table."""
 LEVELS = np.linspace(0.01, 0.99, 99)
-"""The levels over which the pinball loss of a Gaussian forecast is averaged."""
+"""Levels over which the pinball loss of a Gaussian forecast is averaged."""
 _GRID = np.linspace(0.0, 1.0, 100)
-"""The levels over which calibration errors of Gaussian forecasts are averaged, as `mean_calibration_error` has it."""
-_GROUPS = 1000
+"""Levels over which calibration errors of Gaussian forecasts are averaged, as in `mean_calibration_error`."""
+_MAX_GROUPS = 1000
 _ROOTS = ("rmse", "sharpness")
 """Metrics that are roots of means."""
 SHARE_ERRORS = ("interval_error", "pit_error")
-"""Metrics that are errors of shares."""
-_CERTAIN = 1e8
-"""Beyond so many standard deviations a forecast counts as a point: the formulas' digits are gone by then."""
+"""Metrics that are mean absolute errors of shares."""
+_MAX_Z = 1e8
+"""Beyond this many standard deviations a forecast counts as a point, since the formulas lose their digits."""
 
 
 def pit(mean: ArrayLike, std: ArrayLike, targets: ArrayLike) -> np.ndarray:
-    """The probability integral transform F(y) of each row, uniform on [0, 1] if the forecasts are calibrated.
+    """Compute the probability integral transform F(y) of each row, uniform on [0, 1] if the forecasts are calibrated.
 
-    It takes what `evaluate_forecasts` takes. Of quantiles it is the middle of the two levels between which the target
-    lies.
+    For quantiles it is the middle of the two levels between which the target lies.
 
+    Parameters
+    ----------
+    mean
+        Means of the forecasts, shape (n,), or quantiles, shape (n, m).
+    std
+        Standard deviations, shape (n,), or the m levels of the quantiles.
+    targets
+        Values that came true, shape (n,).
+
+    Returns
+    -------
+    np.ndarray
+        One number per row, shape (n,).
+
+    Examples
+    --------
     >>> pit([0.0, 0.0], [1.0, 1.0], [0.0, 2.0]).round(4)
     array([0.5   , 0.9772])
 
-    Dawid (1984); Gneiting, Balabdaoui and Raftery (2007).
+    References
+    ----------
+    Dawid (1984), Statistical theory: the prequential approach.
+    Gneiting, Balabdaoui & Raftery (2007), Probabilistic forecasts, calibration and sharpness.
     """
     forecast = check_forecast(mean, std, targets)
     if isinstance(forecast, QuantileForecast):
@@ -57,7 +75,7 @@ def pit(mean: ArrayLike, std: ArrayLike, targets: ArrayLike) -> np.ndarray:
 
 
 def _standardise(error: np.ndarray, std: np.ndarray) -> np.ndarray:
-    """The error in standard deviations: a certain forecast is right, or infinitely far off."""
+    """Return the error in standard deviations; a forecast without uncertainty is right or infinitely far off."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return np.where(error == 0, 0.0, error / std)
 
@@ -65,8 +83,28 @@ def _standardise(error: np.ndarray, std: np.ndarray) -> np.ndarray:
 def central_coverage(
     mean: ArrayLike, std: ArrayLike, targets: ArrayLike, *, sample_weight: WeightsLike = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The levels of central intervals, and the share of targets in each; of quantiles those that are pairs of levels.
+    """Compute the share of targets inside central intervals, over a range of levels.
 
+    For quantiles the levels are those whose two ends are both given.
+
+    Parameters
+    ----------
+    mean
+        Means of the forecasts, shape (n,), or quantiles, shape (n, m).
+    std
+        Standard deviations, shape (n,), or the m levels of the quantiles.
+    targets
+        Values that came true, shape (n,).
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    tuple[np.ndarray, np.ndarray]
+        The levels, and the share of targets inside the interval of each.
+
+    Examples
+    --------
     >>> levels, share = central_coverage(np.zeros(2), np.ones(2), [0.5, 3.0])
     >>> levels[[0, 9, 18]], share[[0, 9, 18]]
     (array([0.05, 0.5 , 0.95]), array([0. , 0.5, 0.5]))
@@ -86,7 +124,7 @@ def central_coverage(
 
 @dataclass(frozen=True, eq=False)
 class GaussianForecast:
-    """Means, standard deviations and targets, checked."""
+    """Checked means, standard deviations and targets."""
 
     mean: np.ndarray
     std: np.ndarray
@@ -94,28 +132,28 @@ class GaussianForecast:
     levels: ClassVar[None] = None
 
     def take(self, rows: np.ndarray) -> GaussianForecast:
-        """Some rows."""
+        """Return some of the rows."""
         return GaussianForecast(self.mean[rows], self.std[rows], self.targets[rows])
 
     def to_quantiles(self, levels: np.ndarray) -> QuantileForecast:
-        """Its quantiles of these levels."""
+        """Return its quantiles at these levels."""
         return QuantileForecast(self.mean[:, None] + self.std[:, None] * ndtri(levels), levels, self.targets)
 
 
 @dataclass(frozen=True, eq=False)
 class QuantileForecast:
-    """Quantiles (n, m) with their levels in rising order, and targets, checked."""
+    """Checked quantiles (n, m) with their levels in increasing order, and targets."""
 
     quantiles: np.ndarray
     levels: np.ndarray
     targets: np.ndarray
 
     def take(self, rows: np.ndarray) -> QuantileForecast:
-        """Some rows."""
+        """Return some of the rows."""
         return QuantileForecast(self.quantiles[rows], self.levels, self.targets[rows])
 
     def to_quantiles(self, levels: np.ndarray) -> QuantileForecast:
-        """Itself, whose levels these are."""
+        """Return the forecast itself, which has these levels."""
         return self
 
 
@@ -150,13 +188,13 @@ def _check_quantiles(quantiles: Any, levels: Any, targets: Any) -> QuantileForec
     order = np.argsort(tau)
     tau = tau[order]
     if (np.diff(tau) <= 0).any():
-        raise InputError("levels", "differ from each other", f"{tau[int(np.argmin(np.diff(tau)))]:g} twice")
+        raise InputError("levels", "be distinct", f"{tau[int(np.argmin(np.diff(tau)))]:g} twice")
     return QuantileForecast(q[:, order], tau, y)
 
 
 @dataclass(frozen=True, eq=False)
 class RowGroups:
-    """Rows gathered by cluster, or at random into at most a thousand groups; their sums show how sums vary."""
+    """Rows grouped by cluster, or at random into at most a thousand groups; their sums show the sampling noise."""
 
     index: np.ndarray
     count: int
@@ -167,32 +205,32 @@ class RowGroups:
 
     @classmethod
     def of(cls, n: int, sample_weight: np.ndarray | None, seed: int, clusters: Clusters | None = None) -> RowGroups:
-        """The groups of n rows."""
+        """Return the groups of n rows."""
         if clusters is not None:
             index = clusters.block
         else:
-            index = np.arange(n) if n <= _GROUPS else np.random.default_rng(seed).permutation(n) % _GROUPS
+            index = np.arange(n) if n <= _MAX_GROUPS else np.random.default_rng(seed).permutation(n) % _MAX_GROUPS
         count = int(index.max()) + 1
         rows = np.bincount(index, sample_weight, minlength=count).astype(np.float64)
         return cls(index, count, sample_weight, rows, clusters is not None)
 
     def of_block(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """Σ w·value and Σ w of each cluster; None where rows are independent."""
+        """Return Σ w·value and Σ w of each cluster; None where rows are independent."""
         return (self.sums(values), self.rows) if self.clustered else None
 
     def sums(self, values: np.ndarray) -> np.ndarray:
-        """Σ w·value of each group."""
+        """Return Σ w·value of each group."""
         weighted = values if self.sample_weight is None else self.sample_weight * values
         return np.bincount(self.index, weighted, minlength=self.count)
 
     def cell_sums(self, cell: np.ndarray, cells: int) -> np.ndarray:
-        """Σ w of each group in each cell, (groups, cells)."""
+        """Return Σ w of each group in each cell, (groups, cells)."""
         flat = np.bincount(self.index * cells + cell, self.sample_weight, minlength=self.count * cells)
         return flat.reshape(self.count, cells).astype(np.float64)
 
 
 class _Shares(NamedTuple):
-    """At each level: the share of targets below the quantile, or inside the interval; and how it varies."""
+    """The share of targets below the quantile (or inside the interval) of each level, and its sampling noise."""
 
     levels: np.ndarray
     share: np.ndarray
@@ -200,31 +238,31 @@ class _Shares(NamedTuple):
 
     @classmethod
     def of(cls, levels: np.ndarray, sums: np.ndarray, groups: RowGroups, resampling: Resampling) -> _Shares:
-        """From the sums of each group, (groups, levels)."""
+        """Compute the shares from the sums of each group, (groups, levels)."""
         total = groups.rows.sum()
         share = sums.sum(axis=0) / total
-        apart = (sums - groups.rows[:, None] * share) / total * math.sqrt(groups.count / max(groups.count - 1, 1))
+        deviations = (sums - groups.rows[:, None] * share) / total * math.sqrt(groups.count / max(groups.count - 1, 1))
         drawn = resampling.generator().standard_normal((resampling.n_resamples, groups.count))
-        return cls(levels, share, drawn @ apart)
+        return cls(levels, share, drawn @ deviations)
 
     @property
     def bins(self) -> BootstrapBins:
-        """In the form whose expected error is the mean of |share − level|, and which knows what noise adds to it."""
+        """One bin per level, whose expected error is the mean of |share − level|."""
         return BootstrapBins(np.ones(len(self.levels)), self.share - self.levels, self.noise)
 
 
 @dataclass(frozen=True, eq=False)
 class ScoredForecast:
-    """A forecast after its one pass: what each row adds to each number of the table."""
+    """A forecast after one pass over its rows: the contribution of each row to each metric."""
 
     metrics: tuple[str, ...]
     means: Mapping[str, np.ndarray]
-    """Of metrics that are means over the rows, or of `_ROOTS`, the roots of means."""
+    """By metric: the rows' terms of a mean, or of a mean whose root is taken (`_ROOTS`)."""
     shares: Mapping[str, _Shares]
-    """Of metrics that are errors of shares."""
+    """By metric in `SHARE_ERRORS`: the shares."""
     pit: np.ndarray
     cells: np.ndarray
-    """The levels between which the PIT is known, with 0 and 1."""
+    """Levels between which the PIT is known, with 0 and 1."""
     groups: RowGroups
     remarks: tuple[str, ...]
 
@@ -238,7 +276,7 @@ class ScoredForecast:
         return _score_quantiles(forecast, coverage, groups, resampling)
 
     def interval(self, metric: str, tail: float) -> tuple[float, float, float]:
-        """A metric's value and the ends of its interval."""
+        """Return a metric's value and the ends of its interval."""
         if metric in self.shares:
             bins = self.shares[metric].bins
             value = bins.observed("ece")
@@ -247,13 +285,13 @@ class ScoredForecast:
         mean = Mean.of(rows, self.groups.sample_weight)
         kind = "observed" if metric.startswith("coverage_") else metric
         low, high = mean_interval(kind, mean, tail, self.groups.of_block(rows))
-        low = low if metric == "nll" else max(low, 0.0)  # NaN stays: max(NaN, 0) is NaN
+        low = low if metric == "nll" else max(low, 0.0)  # max(NaN, 0) is NaN
         if metric in _ROOTS:
             return math.sqrt(mean.value), math.sqrt(low), math.sqrt(high)
         return mean.value, low, high
 
     def change(self, first: ScoredForecast, metric: str, tail: float) -> tuple[float, float, float]:
-        """How much a metric differs from another forecast of the same rows, and the ends of the paired interval."""
+        """Return a metric's paired difference from another forecast, and the ends of its interval."""
         before, after = first.interval(metric, tail)[0], self.interval(metric, tail)[0]
         value = after - before
         if metric in first.shares:
@@ -261,7 +299,7 @@ class ScoredForecast:
                 return value, math.nan, math.nan
             return (value, *paired_interval(first.shares[metric].bins, self.shares[metric].bins, "ece", tail))
         old, new = first.means[metric], self.means[metric]
-        if metric in _ROOTS:  # the root's derivative, so that the paired rows add up
+        if metric in _ROOTS:  # linearise the root, so that rows can be paired
             old, new = old / (2 * before or 1.0), new / (2 * after or 1.0)
         mean = Mean.of(new - old, first.groups.sample_weight)
         low, high = mean_interval("difference", mean, tail, first.groups.of_block(new - old))
@@ -282,22 +320,22 @@ def _score_gaussian(
     m, s, y = forecast.mean, forecast.std, forecast.targets
     error = y - m
     z = _standardise(error, s)
-    sure = ~(np.abs(z) < _CERTAIN)
-    near = np.where(sure, 0.0, z)
+    is_point = ~(np.abs(z) < _MAX_Z)
+    z_inside = np.where(is_point, 0.0, z)
     pit = ndtr(z)
-    density = np.exp(-0.5 * near**2) / math.sqrt(2 * math.pi)
-    crps = s * (near * (2 * ndtr(near) - 1) + 2 * density - 1 / math.sqrt(math.pi))
-    means = {"crps": np.where(sure, np.abs(error) - s / math.sqrt(math.pi), crps)}
+    density = np.exp(-0.5 * z_inside**2) / math.sqrt(2 * math.pi)
+    crps = s * (z_inside * (2 * ndtr(z_inside) - 1) + 2 * density - 1 / math.sqrt(math.pi))
+    means = {"crps": np.where(is_point, np.abs(error) - s / math.sqrt(math.pi), crps)}
     remarks: list[str] = []
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         nll = 0.5 * math.log(2 * math.pi) + np.log(s) + 0.5 * z**2
     if np.isfinite(nll).all():
         means["nll"] = nll
     else:
-        zero, several = int((s == 0).sum()), int((~np.isfinite(nll)).sum())
-        small = f"too small beside the error in {count_rows(several)}"
-        what = f"std is {f'0 in {count_rows(zero)}' if zero else small}"
-        remarks.append(f"nll is not defined: {what}, where a density has no finite value. The other numbers hold.")
+        n_zero, n_undefined = int((s == 0).sum()), int((~np.isfinite(nll)).sum())
+        small = f"too small for the error in {count_rows(n_undefined)}"
+        reason = f"std is {f'0 in {count_rows(n_zero)}' if n_zero else small}"
+        remarks.append(f"nll is not defined: {reason}, so the density has no finite value. The other numbers hold.")
         means["nll"] = np.full(len(y), math.nan)
     means["mae"], means["pinball"] = np.abs(error), scaled_pinball(error, s, LEVELS, ndtri(LEVELS))
     names = []
@@ -320,18 +358,15 @@ def _score_gaussian(
 
 
 def scaled_pinball(error: np.ndarray, std: np.ndarray, levels: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """The mean over levels of the pinball loss of the quantiles μ + σ·bound, from y − μ and σ, one a row.
-
-    It is straight in z = (y − μ)/σ between the bounds, so that sums of those above z are enough.
-    """
+    """Return the mean pinball loss of the quantiles μ + σ·bound over levels, one number per row, from y − μ and σ."""
     z = _standardise(error, std)
-    sure, mean_level = ~(np.abs(z) < _CERTAIN), float(levels.mean())
-    z = np.where(sure, 0.0, z)
+    is_point, mean_level = ~(np.abs(z) < _MAX_Z), float(levels.mean())
+    z = np.where(is_point, 0.0, z)
     above = len(bounds) - np.searchsorted(bounds, z, side="right")
     totals = np.concatenate([[0.0], np.cumsum(bounds[::-1])])
     scaled = z * levels.sum() - float(levels @ bounds) - (above * z - totals[above])
     point = np.where(error > 0, mean_level * error, (mean_level - 1) * error)
-    return np.where(sure | (std == 0), point, std * scaled / len(bounds))
+    return np.where(is_point | (std == 0), point, std * scaled / len(bounds))
 
 
 def _score_quantiles(
@@ -374,14 +409,14 @@ def _score_quantiles(
     remarks = []
     if crossing := int((np.diff(q, axis=1) < 0).any(axis=1).sum()):
         remarks.append(
-            f"Quantiles cross in {crossing:,} of {len(y):,} rows. They are scored as they are; sorting each row, "
-            "np.sort(quantiles, axis=1), never makes the pinball loss larger."
+            f"Quantiles cross in {crossing:,} of {len(y):,} rows. They are scored as given; sorting each row, "
+            "np.sort(quantiles, axis=1), never increases the pinball loss."
         )
     return ScoredForecast((*means, *shares), means, shares, pit, cells, groups, tuple(remarks))
 
 
 def _central_pairs(tau: np.ndarray) -> dict[float, tuple[int, int]]:
-    """Level → the columns of the two ends of the central interval, of those that are there; the narrowest first."""
+    """Map the level of each central interval to the columns of its two ends, the narrowest first."""
     pairs = {}
     for low in range(len(tau) - 1, -1, -1):
         high = np.flatnonzero(np.isclose(tau, 1 - tau[low], rtol=0, atol=1e-9))
@@ -391,19 +426,21 @@ def _central_pairs(tau: np.ndarray) -> dict[float, tuple[int, int]]:
 
 
 def _chosen_pairs(pairs: Mapping[float, tuple[int, int]], coverage: Sequence[float] | None) -> list[float]:
-    """The levels of the intervals in the table: those asked for, else all of a few, else the usual and the widest."""
-    there = list(pairs)
+    """Return the levels in the table: those passed, or all of up to four, or the usual ones and the widest."""
+    available = list(pairs)
     if coverage is None:
-        return there if len(there) <= 4 else [level for level in there if level in COVERAGE or level == there[-1]]
-    wanted = [round(level, 9) for level in _coverage_levels(coverage)]
-    missing = [level for level in wanted if level not in pairs]
+        return available if len(available) <= 4 else [x for x in available if x in COVERAGE or x == available[-1]]
+    chosen = [round(level, 9) for level in _coverage_levels(coverage)]
+    missing = [level for level in chosen if level not in pairs]
     if missing:
         got = f"{missing[0]:g}, whose ends would be the levels {(1 - missing[0]) / 2:g} and {(1 + missing[0]) / 2:g}"
-        raise InputError("coverage", f"be among {list_levels(there) or 'none'}, as the levels have them", got)
-    return wanted
+        raise InputError(
+            "coverage", f"be among {list_levels(available) or 'none'}, whose ends are among the levels", got
+        )
+    return chosen
 
 
-def list_levels(levels: Iterable[float], most: int = 9) -> str:
-    """Levels in a sentence; of many, the first and the last."""
+def list_levels(levels: Iterable[float], max_listed: int = 9) -> str:
+    """List levels in a sentence; with many, the first and the last."""
     words = [f"{level:g}" for level in levels]
-    return ", ".join(words) if len(words) <= most else ", ".join([*words[:3], "…", *words[-2:]])
+    return ", ".join(words) if len(words) <= max_listed else ", ".join([*words[:3], "…", *words[-2:]])

@@ -1,11 +1,11 @@
-"""Where is it wrong? Observed against predicted rate in groups of rows, with intervals that hold for all at once.
+"""Observed and predicted rates in groups of rows, with intervals that hold for all groups at once.
 
-The rate of a group may rest on a handful of events, where a bootstrap of its rows fails: without an event it shows no
-noise at all. So an interval holds every shift a of the group's log-odds, q = σ(α + β logit p + a), under which as many
-events as were seen are no outlier. α and β are those of all rows together, so that the spread of the outcomes about an
-over- or underconfident score is right, and a group's own residuals may only widen it. The number of events is taken as
-binomial with the mean and variance that the model gives; tails are mid-p. Levels are Šidák's, which for groups without
-common rows is what a max-t procedure comes to, and for several columns errs on the safe side.
+A group's rate may rest on a handful of events, where a bootstrap of its rows fails: without an event it shows no noise.
+So an interval holds every shift a of the group's log-odds, q = σ(α + β logit p + a), under which the observed count is
+not extreme. α and β come from all rows, so the model has the right outcome variance for over- and underconfident
+scores. A group's own residuals may only widen its interval. The number of events is taken as binomial with the mean and
+variance of the model; tails are mid-p. Levels are Šidák's. For disjoint groups this agrees with a max-t procedure; for
+several columns it is conservative.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from trueup._core.formatting import Row, format_interval, format_number, format_
 from trueup._core.types import ArrayLike, WeightsLike
 from trueup.metrics.intervals import Interval
 
-_STEP, _FAR = 0.1, 16.0
-_CELLS = int(2 * _FAR / _STEP)
-"""Scores are tallied in cells of their log-odds this wide, up to so far."""
+_CELL_WIDTH, _MAX_LOG_ODDS = 0.1, 16.0
+_CELLS = int(2 * _MAX_LOG_ODDS / _CELL_WIDTH)
+"""Number of cells of log-odds in which scores are tallied."""
 MISSING = "(missing)"
-"""The group of rows whose group is not a number."""
+"""The group of rows whose group is NaN."""
 _POWER = 0.8
-_WIDEST = 60.0  # shifts of the log-odds that are searched
-_DRAWS = 2000  # of the heterogeneity test
+_MAX_SHIFT = 60.0  # largest shift of the log-odds in the search
+_N_DRAWS = 2000  # simulated tables in the heterogeneity test
 _FIELDS = ("rows", "weight", "squared", "predicted", "observed", "residual")
 Key = tuple[str, Hashable]
 
 
 @dataclass(frozen=True)
 class GroupRow:
-    """What was predicted and what happened in one group."""
+    """Prediction and outcome in one group."""
 
     column: str
     group: Hashable
@@ -47,13 +47,13 @@ class GroupRow:
     predicted: float
     """The mean score."""
     observed: float
-    """How often it came true."""
+    """The share of rows with the event."""
     difference: Interval
-    """Observed − predicted; all groups' intervals hold together at the level."""
+    """Observed − predicted; the intervals of all groups hold at once at the level."""
     p_value: float
-    """Of the group being right on average, adjusted for the number of groups."""
+    """P-value of the group being right on average, adjusted for the number of groups."""
     detectable: float
-    """The least difference that such a group would have shown with a probability of 80 %."""
+    """Smallest difference that would be detected with 80 % power."""
 
     @property
     def stands_out(self) -> bool:
@@ -62,13 +62,13 @@ class GroupRow:
 
     @property
     def name(self) -> str:
-        """With its column, where that has a name."""
+        """The group, with the name of its column if there is one."""
         return f"{self.column}={self.group}" if self.column else str(self.group)
 
 
 @dataclass(frozen=True)
 class GroupTable:
-    """Groups of rows by the evidence that their predictions are wrong on average, the strongest first.
+    """Groups of rows, ordered by the evidence that their predictions are wrong on average.
 
     >>> rng = np.random.default_rng(0)
     >>> p, ward = rng.uniform(0.1, 0.5, 3000), np.repeat(["A", "B", "C"], 1000)
@@ -85,7 +85,7 @@ class GroupTable:
     rows: tuple[GroupRow, ...]
     level: float
     heterogeneity: Mapping[str, float]
-    """By column: the p-value of one recalibration, a line in the log-odds, being right for all of its groups."""
+    """By column: the p-value of one recalibration (a line in the log-odds) fitting all of its groups."""
 
     def __getitem__(self, key: Any) -> GroupRow:
         for row in self.rows:
@@ -98,33 +98,33 @@ class GroupTable:
 
     @property
     def worst(self) -> GroupRow | None:
-        """The group whose interval is farthest from 0; None where all hold it."""
+        """The group whose interval is farthest from 0; None if all intervals contain 0."""
         shown = [row for row in self.rows if row.stands_out]
         return max(shown, key=lambda row: max(row.difference.low, -row.difference.high), default=None)
 
     def verdict(self) -> str:
-        """In a sentence or two."""
+        """Summarise the table in one or two sentences."""
         if not self.rows:
-            return "There are no groups to judge."
+            return "There are no groups to score."
         if (worst := self.worst) is None:
-            least, most = (f(row.detectable for row in self.rows) for f in (min, max))
-            seen = " to ".join(format_percent(x, 1) for x in dict.fromkeys((least, most)))
-            text = f"In no group is it shown to be wrong on average; differences of {seen} would have been seen."
+            smallest, largest = (f(row.detectable for row in self.rows) for f in (min, max))
+            range_ = " to ".join(format_percent(x, 1) for x in dict.fromkeys((smallest, largest)))
+            text = f"No group is shown to be wrong on average; differences of {range_} would have been detected."
         else:
             happened, predicted = (format_percent(x, 1) for x in (worst.observed, worst.predicted))
             text = f"The worst group is {worst.name}: {happened} happened where {predicted} were predicted."
         for column, p in self.heterogeneity.items():
             of = f" of {column}" if column else ""
-            chance = f"p {'=' if p > 0.001 else '≤'} {max(p, 0.001):.3f}"
-            if p > 0.05:  # all may be wrong alike
-                text += f" That the groups{of} differ from each other is not shown ({chance})."
-            else:  # without a worst group, all may show what none of them shows alone
-                start = "Taken together, though, the" if worst is None else "The"
-                text += f" {start} groups{of} differ ({chance})."
+            p_value = f"p {'=' if p > 0.001 else '≤'} {max(p, 0.001):.3f}"
+            if p > 0.05:  # all groups may be wrong in the same way
+                text += f" There is no evidence that the groups{of} differ from each other ({p_value})."
+            else:  # groups may differ although no single group is shown to be wrong
+                start = "But as a whole, the" if worst is None else "The"
+                text += f" {start} groups{of} differ ({p_value})."
         return text
 
     def table(self) -> list[Row]:
-        """Its cells as text, the first row the heads."""
+        """Return the cells of the table as text; the first row holds the heads."""
         heads = ["group", "rows", "predicted", "observed", "difference"]
         rows: list[Row] = [[*heads, f"{format_percent(self.level)} interval", "detectable"]]
         for row in self.rows:
@@ -135,7 +135,7 @@ class GroupTable:
         return rows
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
+        """Return plain data, ready for JSON."""
         rows = []
         for row in self.rows:
             d = row.difference
@@ -156,7 +156,7 @@ class GroupTable:
 
 @dataclass(frozen=True, eq=False)
 class GroupTally:
-    """What `GroupTable` needs of rows, in sums: parts of a data set add up to the whole.
+    """Mergeable sums from which `GroupTable` is computed.
 
     >>> one, two = (GroupTally.of([0.2, 0.7], [0, 1], groups) for groups in (["a", "b"], ["b", "c"]))
     >>> (one + two).table()["b"].rows
@@ -168,10 +168,10 @@ class GroupTally:
 
     @classmethod
     def of(cls, scores: Any, outcomes: Any, groups: Any, *, sample_weight: Any = None) -> GroupTally:
-        """Tally scores (n,) in [0, 1] and outcomes (n,), 0 or 1, by groups: one value a row, or columns of them."""
+        """Tally scores (n,) in [0, 1] and outcomes (n,), 0 or 1, by groups."""
         p, y, w = _check_rows(scores, outcomes, sample_weight)
         with np.errstate(divide="ignore"):
-            cell = np.clip((logit(p) + _FAR) / _STEP, 0, _CELLS - 1).astype(np.int64)
+            cell = np.clip((logit(p) + _MAX_LOG_ODDS) / _CELL_WIDTH, 0, _CELLS - 1).astype(np.int64)
         columns = np.stack([w > 0, w, w * w, w * p, w * y, w * (y - p) ** 2])
         sums: dict[Key, np.ndarray] = {}
         for column, values in as_groups(groups, len(p)).items():
@@ -190,33 +190,33 @@ class GroupTally:
         return GroupTally({key: self.sums.get(key, zero) + other.sums.get(key, zero) for key in keys})
 
     def pack(self) -> tuple[list[list[Any]], np.ndarray, np.ndarray]:
-        """Columns and groups, the place (group, cell) of each cell that holds rows, and its sums: for a file."""
+        """Return the sums for a file: columns and groups, index (group, cell) of each cell with rows, and its sums."""
         keys = [[column, plain_group(group)] for column, group in self.sums]
         if not keys:
             return [], np.zeros((0, 2), dtype=np.int64), np.zeros((0, len(_FIELDS)))
         table = np.stack(list(self.sums.values()))
-        places = np.argwhere(table[:, 1] > 0)
-        return keys, places, table[places[:, 0], :, places[:, 1]]
+        index = np.argwhere(table[:, 1] > 0)
+        return keys, index, table[index[:, 0], :, index[:, 1]]
 
     @classmethod
-    def unpack(cls, keys: Any, places: np.ndarray, sums: np.ndarray) -> GroupTally:
-        """The tally that `pack` gave; what it cannot have given is refused."""
+    def unpack(cls, keys: Any, index: np.ndarray, sums: np.ndarray) -> GroupTally:
+        """Restore the tally from `pack`; reject anything that `pack` cannot have written."""
         pairs = isinstance(keys, list) and all(isinstance(key, list) and len(key) == 2 for key in keys)
         kinds = (str, int, float, type(None))
         named = pairs and all(isinstance(column, str) and isinstance(group, kinds) for column, group in keys)
-        cells = len(places)
-        if not (named and places.shape == (cells, 2) and sums.shape == (cells, len(_FIELDS))):
-            raise ValueError("its groups do not fit each other")
-        within = (places >= 0).all() and (places < [len(keys), _CELLS]).all()
-        hair = 1 + 1e-9
-        if not (within and (sums >= 0).all() and (sums[:, 3:] <= hair * sums[:, 1:2]).all()):
+        cells = len(index)
+        if not (named and index.shape == (cells, 2) and sums.shape == (cells, len(_FIELDS))):
+            raise ValueError("the arrays of its groups do not match")
+        within = (index >= 0).all() and (index < [len(keys), _CELLS]).all()
+        slack = 1 + 1e-9
+        if not (within and (sums >= 0).all() and (sums[:, 3:] <= slack * sums[:, 1:2]).all()):
             raise ValueError("its groups contradict each other")
         table = np.zeros((len(keys), len(_FIELDS), _CELLS))
-        table[places[:, 0], :, places[:, 1]] = sums
+        table[index[:, 0], :, index[:, 1]] = sums
         return cls({(column, group): each for (column, group), each in zip(keys, table, strict=True)})
 
     def table(self, *, level: float = 0.95, seed: int = 0) -> GroupTable:
-        """The groups, by the evidence against them."""
+        """Return the table of groups, the strongest evidence first."""
         check_share(level, "level")
         keys = [key for key, sums in self.sums.items() if sums[1].sum() > 0]
         if not keys:
@@ -224,16 +224,16 @@ class GroupTally:
         sums = np.stack([self.sums[key] for key in keys])
         by_column = {column: [i for i, key in enumerate(keys) if key[0] == column] for column, _ in keys}
         model = _Model(sums, sums[next(iter(by_column.values()))].sum(axis=0))
-        each = -math.expm1(math.log(level) / len(keys))  # Šidák's
+        alpha = -math.expm1(math.log(level) / len(keys))  # Šidák's correction
         p_values = -np.expm1(len(keys) * np.log1p(-model.p_values()))
         difference = model.observed - model.predicted
-        columns = model.predicted, model.observed, difference, *model.interval(each / 2)
-        numbers = np.stack([*columns, p_values, model.detectable(-ndtri(each / 2))], axis=1).tolist()
+        columns = model.predicted, model.observed, difference, *model.interval(alpha / 2)
+        numbers = np.stack([*columns, p_values, model.detectable(-ndtri(alpha / 2))], axis=1).tolist()
         rows = []
         for key, count, row in zip(keys, sums[:, 0], numbers, strict=True):
-            predicted, observed, value, low, high, p, least = row
+            predicted, observed, value, low, high, p, detectable = row
             shown = Interval(value, low, high, level)
-            rows.append(GroupRow(*key, int(count.sum()), predicted, observed, shown, p, least))
+            rows.append(GroupRow(*key, int(count.sum()), predicted, observed, shown, p, detectable))
         order = np.lexsort((-np.abs(difference), p_values))
         tests = {column: model.heterogeneity(at, seed) for column, at in by_column.items() if len(at) > 1}
         return GroupTable(tuple(rows[i] for i in order), level, tests)
@@ -249,12 +249,34 @@ def evaluate_groups(
     level: float = 0.95,
     seed: int = 0,
 ) -> GroupTable:
-    """Hold what was predicted against what happened in each group of rows.
+    """Compare predicted and observed rates in each group of rows.
 
-    `groups` has one value a row, or is a mapping from names of columns to such values. `clusters`, one value a row, say
-    which rows are correlated: a group then counts as many rows as the spread of its clusters leaves, and if all of them
-    are of one cluster as a single row.
+    With clusters, a group counts the effective number of rows that the spread of its clusters leaves.
 
+    Parameters
+    ----------
+    scores
+        Predicted probabilities, shape (n,), in [0, 1].
+    outcomes
+        Outcomes, shape (n,), 0 or 1.
+    groups
+        Groups: one value per row, shape (n,), or a mapping from names of columns to such values.
+    sample_weight
+        Weight of each row, shape (n,).
+    clusters
+        Cluster of each row, shape (n,), where rows are correlated (pixels of an image, visits of a patient).
+    level
+        Level of the intervals, such as 0.95.
+    seed
+        Seed of the random numbers.
+
+    Returns
+    -------
+    GroupTable
+        The groups, with intervals that hold for all at once.
+
+    Examples
+    --------
     >>> table = evaluate_groups([0.2, 0.2, 0.3, 0.9], [0, 0, 1, 1], ["a", "a", "b", "b"])
     >>> table["a"].observed, table["b"].predicted, table.worst
     (0.0, 0.6, None)
@@ -268,10 +290,10 @@ def evaluate_groups(
 def _by_cluster(
     tally: GroupTally, scores: Any, outcomes: Any, groups: Any, sample_weight: Any, clusters: Any, level: float
 ) -> GroupTally:
-    """The tally with Σw² of each group multiplied by its design effect: how much clusters widen what it shows.
+    """Multiply Σw² of each group by its design effect: the factor by which clusters increase the variance.
 
-    The variance of Σw(y − p) over the clusters of the group, by that of independent rows; times (t/z)², since so few
-    clusters know their own variance badly. At most all rows of a cluster are as one.
+    It is the variance of Σw(y − p) over the clusters of the group, divided by that of independent rows. The factor
+    (t/z)² allows for a variance estimated from few clusters. At most, all rows of a cluster count as one.
     """
     p, y, w = _check_rows(scores, outcomes, sample_weight)
     of_row = as_clusters(clusters, len(p))
@@ -287,18 +309,18 @@ def _by_cluster(
             weight, gap = w[mine], w[mine] * (y - p)[mine]
             gap = gap - weight * gap.sum() / weight.sum()
             total, off = np.bincount(code, weight), np.bincount(code, gap)
-            effect = most = float(total @ total) / float(weight @ weight)
+            effect = max_effect = float(total @ total) / float(weight @ weight)
             if len(total) > 1:
-                wider = (t_quantile(tail, degrees_of_freedom(total)) / -ndtri(tail)) ** 2
-                if (alone := float(gap @ gap)) > 0:
-                    effect = len(total) / (len(total) - 1) * float(off @ off) / alone * wider
-                effect = min(max(effect, wider), most * wider)
+                t_factor = (t_quantile(tail, degrees_of_freedom(total)) / -ndtri(tail)) ** 2
+                if (independent := float(gap @ gap)) > 0:
+                    effect = len(total) / (len(total) - 1) * float(off @ off) / independent * t_factor
+                effect = min(max(effect, t_factor), max_effect * t_factor)
             sums[column, name] = sums[column, name] * np.where(np.array(_FIELDS) == "squared", effect, 1.0)[:, None]
     return GroupTally(sums)
 
 
 def _check_rows(scores: Any, outcomes: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scores in [0, 1], outcomes 0 or 1, and weights, 1 where there are none."""
+    """Check scores in [0, 1], outcomes 0 or 1, and weights; weights default to 1."""
     p = as_vector(scores, "scores")
     y = as_vector(outcomes, "outcomes", length=len(p))
     if len(p) and (p.min() < 0 or p.max() > 1):
@@ -310,7 +332,7 @@ def _check_rows(scores: Any, outcomes: Any, sample_weight: Any) -> tuple[np.ndar
 
 
 def as_groups(groups: Any, rows: int) -> dict[str, np.ndarray]:
-    """Columns of groups by name, each with one hashable value a row; a single column has no name.
+    """Return columns of groups by name, each with one hashable value per row; a single column has no name.
 
     >>> as_groups(["a", "b", "c"], 2)
     Traceback (most recent call last):
@@ -332,19 +354,19 @@ def as_groups(groups: Any, rows: int) -> dict[str, np.ndarray]:
             raise InputError(argument, "have one value for each row", f"shape {column.shape}")
         if len(column) != rows:
             raise InputError(argument, f"have {rows} entries, one for each row", f"{len(column)}")
-        column[column != column] = MISSING  # NaN equals nothing, and would be a group in every row
+        column[column != column] = MISSING  # NaN is not equal to itself, so each row would be a group
         columns[str(name)] = column
     return columns
 
 
 def plain_group(group: Hashable) -> Hashable:
-    """The group as JSON can hold it: itself, or its text."""
+    """Return the group if JSON can hold it, else its text."""
     known = isinstance(group, (str, int, type(None))) or (isinstance(group, float) and math.isfinite(group))
     return group if known else str(group)
 
 
 def encode_groups(values: np.ndarray) -> tuple[np.ndarray, list[Hashable]]:
-    """The number of each row's group, and the groups as they first appear."""
+    """Return the number of each row's group, and the groups in order of first appearance."""
     number: dict[Hashable, int] = {}
     try:
         codes = np.fromiter((number.setdefault(value, len(number)) for value in values), np.int64, len(values))
@@ -355,12 +377,12 @@ def encode_groups(values: np.ndarray) -> tuple[np.ndarray, list[Hashable]]:
 
 
 class _Model:
-    """Groups (g,) whose log-odds are those of all rows together, shifted by a number a group."""
+    """Groups (g,) with the log-odds of all rows plus one shift per group."""
 
     def __init__(self, sums: np.ndarray, whole: np.ndarray) -> None:
-        """Of sums (groups, fields, cells) and those of all rows, to which the line in the log-odds is fitted."""
         used = whole[1] > 0
-        sums, whole, middle = sums[:, :, used], whole[:, used], ((np.arange(_CELLS) + 0.5) * _STEP - _FAR)[used]
+        sums, whole = sums[:, :, used], whole[:, used]
+        middle = ((np.arange(_CELLS) + 0.5) * _CELL_WIDTH - _MAX_LOG_ODDS)[used]
         weight, filled = sums[:, 1], sums[:, 1] > 0
         score = np.where(filled, sums[:, 3] / np.where(filled, weight, 1.0), expit(middle))
         self.score = np.clip(score, 1e-7, 1 - 1e-7)
@@ -370,88 +392,88 @@ class _Model:
         self.rows = total[:, 1] ** 2 / total[:, 2]
         self.predicted, self.observed = total[:, 3] / total[:, 1], total[:, 4] / total[:, 1]
         self.spread = np.maximum(total[:, 5] / total[:, 1] - (self.observed - self.predicted) ** 2, 0.0)
-        self.worth = self._worth()
+        self.variance_share = self._variance_share()
         self.right = self._solve(lambda a: self.at(a)[0] - self.predicted)
-        """The shifts under which the scores are right on average."""
+        """Shifts under which the scores are right on average."""
 
     def at(self, shift: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Mean rate, binomial trials with its variance, and the rate of each trial, where the log-odds are shifted."""
-        mean, chance = self.mean_and_chance(shift)
-        return mean, self.worth * self.rows * mean / chance, chance
+        """Return the mean rate, and number and rate of binomial trials with its variance, for shifted log-odds."""
+        mean, trial_rate = self.mean_and_trial_rate(shift)
+        return mean, self.variance_share * self.rows * mean / trial_rate, trial_rate
 
-    def mean_and_chance(self, shift: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean rate, and the rate of each binomial trial: trials · chance · (1 − chance) is the variance."""
+    def mean_and_trial_rate(self, shift: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the mean rate and the rate of each binomial trial: trials · rate · (1 − rate) is the variance."""
         q = expit(self.odds + shift[:, None])
         mean = (self.share * q).sum(axis=1)
         return mean, (self.share * q * q).sum(axis=1) / mean
 
-    def _worth(self) -> np.ndarray:
-        """What a row is worth of one whose outcome alone is random.
+    def _variance_share(self) -> np.ndarray:
+        """Return the share of the variance that the outcomes alone explain.
 
-        Differences of truth and score vary from sample to sample too; and residuals larger than the model's widen it.
+        The difference of truth and score varies from sample to sample too, and so do residuals beyond the model.
         """
         half = 0.5 / (self.rows + 1)
         rate = np.clip(self.observed, half, 1 - half)
-        q = expit(self.odds + self._solve(lambda a: self.mean_and_chance(a)[0] - rate)[:, None])
+        q = expit(self.odds + self._solve(lambda a: self.mean_and_trial_rate(a)[0] - rate)[:, None])
         inside = np.maximum((self.share * q * (1 - q)).sum(axis=1), 1e-300)
         gap = q - self.score
-        wander = (self.share * gap * gap).sum(axis=1) - (self.share * gap).sum(axis=1) ** 2
-        return np.minimum(1.0, inside / np.maximum(inside + np.maximum(wander, 0.0), self._floor(rate)))
+        gap_variance = (self.share * gap * gap).sum(axis=1) - (self.share * gap).sum(axis=1) ** 2
+        return np.minimum(1.0, inside / np.maximum(inside + np.maximum(gap_variance, 0.0), self._floor(rate)))
 
     def _floor(self, mean: np.ndarray) -> np.ndarray:
-        """The group's own residual variance, as far as a binomial one allows."""
+        """Return the group's residual variance, capped at that of a binomial."""
         return np.minimum(self.spread, mean * (1 - mean) + 1e-300)
 
     def tails(self, shift: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mid-p of as many events as were seen or more, and or fewer."""
-        mean, trials, chance = self.at(shift)
-        seen = self.observed * trials * chance / np.maximum(mean, 1e-300)
-        no = np.maximum(trials - seen, 1e-9)
-        more = np.where(seen > 0, betainc(np.maximum(seen, 1e-12), no + 1, chance), 1.0)
-        high = (more + betainc(seen + 1, no, chance)) / 2
+        """Return the mid-p of at least, and of at most, as many events as observed."""
+        mean, trials, trial_rate = self.at(shift)
+        events = self.observed * trials * trial_rate / np.maximum(mean, 1e-300)
+        non_events = np.maximum(trials - events, 1e-9)
+        at_least = np.where(events > 0, betainc(np.maximum(events, 1e-12), non_events + 1, trial_rate), 1.0)
+        high = (at_least + betainc(events + 1, non_events, trial_rate)) / 2
         return high, 1 - high
 
     def interval(self, tail: float) -> tuple[np.ndarray, np.ndarray]:
-        """Differences at the shifts under which what was seen is just no outlier."""
+        """Return the differences at the shifts under which the observation is just not extreme."""
         low = self._solve(lambda a: self.tails(a)[0] - tail)
         high = self._solve(lambda a: tail - self.tails(a)[1])
         lowest, highest = (self.at(a)[0] - self.predicted for a in (low, high))
-        # Without a single event, or with nothing else, the rate itself is the end.
+        # Where the event never or always happens, the rate itself is the end.
         lowest = np.where(self.observed <= 0, -self.predicted, lowest)
         return lowest, np.where(self.observed >= 1, 1 - self.predicted, highest)
 
     def p_values(self) -> np.ndarray:
-        """Two-sided, of the group being right on average."""
-        more, fewer = self.tails(self.right)
-        return np.clip(2 * np.minimum(more, fewer), 0.0, 1 - 1e-16)
+        """Return two-sided p-values of the group being right on average."""
+        high, low = self.tails(self.right)
+        return np.clip(2 * np.minimum(high, low), 0.0, 1 - 1e-16)
 
     def detectable(self, critical: float) -> np.ndarray:
-        """The least difference, upwards or downwards, that is shown with a probability of 80 %."""
-        mean, trials, chance = self.at(self.right)
-        error = mean * np.sqrt((1 - chance) / np.maximum(trials * chance, 1e-300))
+        """Return the smallest difference, upwards or downwards, that would be detected with 80 % power."""
+        mean, trials, trial_rate = self.at(self.right)
+        error = mean * np.sqrt((1 - trial_rate) / np.maximum(trials * trial_rate, 1e-300))
         return np.minimum((critical + ndtri(_POWER)) * error, np.maximum(mean, 1 - mean))
 
     def heterogeneity(self, at: list[int], seed: int) -> float:
-        """The p-value of the groups at these places following one line: chi-square, its law by simulation."""
-        mean, chance = (x[at] for x in self.mean_and_chance(np.zeros(len(self.rows))))
+        """Return the p-value of these groups following one line: chi-square with a simulated null distribution."""
+        mean, trial_rate = (x[at] for x in self.mean_and_trial_rate(np.zeros(len(self.rows))))
         rows = self.rows[at]
-        inside = rows * mean * (1 - chance) + 1e-12
+        inside = rows * mean * (1 - trial_rate) + 1e-12
         spread = np.maximum(self._floor(self.observed)[at] * rows, inside) / inside
 
         def statistic(off: np.ndarray) -> np.ndarray:
             scaled = inside * spread
             return (off * off / scaled).sum(axis=-1) - off.sum(axis=-1) ** 2 / scaled.sum()
 
-        # Events in each group as binomial draws of the same mean and variance.
-        trials = np.maximum(np.rint(rows * mean / chance), 1).astype(np.int64)
-        drawn = np.random.default_rng(seed).binomial(trials, chance, (_DRAWS, len(at))) - trials * chance
-        seen = statistic(rows * (self.observed[at] - mean))
-        exceed = int((statistic(drawn * np.sqrt(spread)) >= seen - 1e-9).sum())
-        return (1 + exceed) / (1 + _DRAWS)
+        # The events of each group are drawn from a binomial with the same mean and variance.
+        trials = np.maximum(np.rint(rows * mean / trial_rate), 1).astype(np.int64)
+        drawn = np.random.default_rng(seed).binomial(trials, trial_rate, (_N_DRAWS, len(at))) - trials * trial_rate
+        observed = statistic(rows * (self.observed[at] - mean))
+        exceed = int((statistic(drawn * np.sqrt(spread)) >= observed - 1e-9).sum())
+        return (1 + exceed) / (1 + _N_DRAWS)
 
     def _solve(self, rising: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """The shift at which a rising function vanishes, by halves."""
-        low, high = np.full(len(self.rows), -_WIDEST), np.full(len(self.rows), _WIDEST)
+        """Find the shift at which an increasing function is 0, by bisection."""
+        low, high = np.full(len(self.rows), -_MAX_SHIFT), np.full(len(self.rows), _MAX_SHIFT)
         for _ in range(34):
             middle = (low + high) / 2
             below = rising(middle) < 0
@@ -460,10 +482,10 @@ class _Model:
 
 
 def _line(whole: np.ndarray) -> tuple[float, float]:
-    """Slope and offset of the outcomes' log-odds in the scores', by likelihood with a weak pull to the identity."""
+    """Fit slope and offset of the outcomes' log-odds on the scores', with a weak pull to the identity."""
     odds = logit(np.clip(whole[3] / whole[1], 1e-7, 1 - 1e-7))
-    worth = whole[1].sum() / whole[2].sum()  # of a unit of weight, in rows
-    weight, hits = whole[1] * worth, whole[4] * worth
+    rows_per_weight = whole[1].sum() / whole[2].sum()
+    weight, hits = whole[1] * rows_per_weight, whole[4] * rows_per_weight
     x, at = np.stack([odds, np.ones_like(odds)]), np.array([1.0, 0.0])
     for _ in range(50):
         q = expit(at @ x)
