@@ -228,7 +228,7 @@ def test_solve():
     assert solve(lambda t: t, 3.0) == 1
     flat = lambda t: min(max(t, 0.2), 0.6)  # noqa: E731
     assert solve(flat, 0.6) == pytest.approx(0.6, abs=1e-6)
-    assert solve(flat, 0.2, last=True) == pytest.approx(0.2, abs=1e-6)
+    assert solve(flat, 0.2, find_last=True) == pytest.approx(0.2, abs=1e-6)
 
 
 def test_repeated_rows_do_not_blow_up_the_class_wise_interval():

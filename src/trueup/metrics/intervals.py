@@ -1,7 +1,7 @@
 """Confidence intervals of metrics, and of paired differences between methods.
 
-Everything is resampled from tallies (counts in some hundred cells of confidence), never from the logits: a thousand
-replicates cost the same at a thousand rows as at a billion. Inside a cell all rows take its mean confidence, which
+Everything is resampled from tallies (counts in some hundred cells of confidence), not from the logits. A thousand
+replicates cost the same with a thousand rows as with a billion. Within a cell all rows take its mean confidence, which
 changes a variance of about 0.1 by less than 1e-5.
 """
 
@@ -46,9 +46,9 @@ from trueup.metrics.resampling import (
 )
 
 _SHARES = ("accuracy", "observed")
-"""What is 0 or 1 in each row: it has Wilson's interval."""
-_USUAL = Resampling()
-_JOINT_PARTS = 4  # cells a bin and method when two methods are resampled together
+"""Means of 0 and 1, which have Wilson's interval."""
+_DEFAULT_RESAMPLING = Resampling()
+_JOINT_PARTS = 4  # cells per bin and method when two methods are resampled together
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,16 @@ class Interval:
 
 @dataclass(frozen=True, eq=False)
 class ScoredRows:
-    """A data set after its one pass."""
+    """A data set after one pass over its rows."""
 
     rows: RowScores
     tally: Tally
     rounding: float
     sample_weight: np.ndarray | None
     odds: np.ndarray | None
-    """The log-odds of an event, which are known better than its probability."""
+    """Log-odds of an event, which are more exact than its probability."""
     clusters: Clusters | None = None
-    """Of the rows that have weight."""
+    """Clusters of the rows with weight."""
 
     @classmethod
     def of(
@@ -86,7 +86,7 @@ class ScoredRows:
         clusters: Any = None,
         paired_with: ScoredRows | None = None,
     ) -> ScoredRows:
-        """Pass over a pair; rows fall into the same groups as those of another method, if it is to stand beside one."""
+        """Score a pair; with `paired_with`, rows fall into the same groups as those of that method."""
         z, y = as_arrays(logits, labels)
         w = as_weights(sample_weight, len(z))
         of_row = weighted_clusters(clusters, None, len(z)) if paired_with is None else paired_with.clusters
@@ -111,7 +111,7 @@ class ScoredRows:
 
     @cached_property
     def points(self) -> Points:
-        """Its distinct scores."""
+        """The distinct scores."""
         return Points.from_rows(self.rows.score, self.rows.outcome, self.odds, self.sample_weight)
 
     @cached_property
@@ -123,23 +123,23 @@ class ScoredRows:
         return Points.from_cells(cell, score, odds, self.rows.outcome, np.ones(len(score)) if w is None else w), cell
 
     def values(self, metrics: Iterable[str]) -> dict[str, float]:
-        """Numbers of the table; unlike the tally's, the adaptive error and those of an event are exact."""
+        """Compute metrics of the table; unlike the tally's, the adaptive error and event metrics are exact."""
         return {name: self.value(name) for name in metrics}
 
     def value(self, metric: str) -> float:
-        """One number of the table."""
+        """Compute one metric of the table."""
         if metric in EVENT_METRICS:
             return float(EVENT_METRICS[metric](self.points))
         return self._adaptive_bins()[0].ece() if metric == "aece" else self.tally.value(metric)
 
     def _adaptive_bins(self) -> tuple[Bins, np.ndarray]:
-        """The bins of equal mass, and the bin of each row."""
+        """Return the bins of equal mass, and the bin of each row."""
         index, edges = self.bin_of_row(adaptive=True)
         claims = self.rows.score, self.rows.outcome
         return Bins.from_indices(index, *claims, edges, sample_weight=self.sample_weight), index
 
     def cluster_bins(self, adaptive: bool, resampling: Resampling) -> BootstrapBins:
-        """The bins of equal width or (adaptive) equal mass, and how clusters make their gaps vary."""
+        """Return bins of equal width or (adaptive) equal mass, with the noise of clusters."""
         if not adaptive:
             return _cluster_bins(self.tally, resampling)
         assert self.clusters is not None
@@ -154,13 +154,13 @@ class ScoredRows:
         return BootstrapBins.of_blocks(bins, count, gaps, resampling)
 
     def clustered_points(self) -> ClusteredPoints:
-        """The scores of an event in cells, by block of clusters."""
+        """Return the scores of an event in cells, by block of clusters."""
         assert self.clusters is not None
         block = self.clusters.code % _EVENT_BLOCKS
         return ClusteredPoints.of(*self.cells, self.rows.outcome, block, self.sample_weight)
 
     def bin_of_row(self, *, adaptive: bool) -> tuple[np.ndarray, np.ndarray]:
-        """The bin of each row, of equal width or (adaptive) equal mass, and the edges."""
+        """Return the bin of each row, of equal width or (adaptive) equal mass, and the edges."""
         c, bins = self.rows.score, self.tally.grid.bins
         edges = equal_mass(c, bins, self.sample_weight) if adaptive else equal_width(bins)
         return bin_index(c, edges, rounding=0.0 if adaptive else self.rounding), edges
@@ -177,13 +177,39 @@ def bootstrap(
     clusters: ClustersLike = None,
     **resampling: Unpack[ResamplingOptions],
 ) -> Interval:
-    """Confidence interval of a metric of the table by resampling the rows.
+    """Compute the confidence interval of a metric of the table by resampling rows.
 
-    Means have the normal interval that their bootstrap tends to, accuracy Wilson's. Calibration errors, which noise
-    makes larger, have the interval of the true errors under which the value seen is no outlier: it is aware of the
-    bias, starts at 0 where calibration cannot be excluded, and may lie below the value itself. With `clusters`, one
-    value a row, whole clusters are what varies, as pixels of one image are correlated; see `trueup.evaluate`.
+    Means have the normal interval, which is the limit of their bootstrap; accuracy has Wilson's. Noise increases
+    calibration errors, so their interval holds the true errors under which the observed value is not extreme. It
+    corrects for the bias, starts at 0 where calibration cannot be excluded, and may lie below the value itself. With
+    clusters, whole clusters are resampled.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    metric
+        Name of a metric of the table.
+    bins
+        Number of bins.
+    top_label
+        With two classes, score the predicted class instead of class 1.
+    sample_weight
+        Weight of each row, shape (n,).
+    clusters
+        Cluster of each row, shape (n,), or a mapping {"image": values}, where rows are correlated.
+    **resampling
+        `level`, `n_resamples` and `seed`: the level of the interval, the number of resamples, and the random seed.
+
+    Returns
+    -------
+    Interval
+        The metric with its interval.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(2000, 3))
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
@@ -200,15 +226,11 @@ def bootstrap(
 def intervals(
     tally: Tally,
     values: Mapping[str, float] | Iterable[str] = TABLE_METRICS,
-    resampling: Resampling = _USUAL,
+    resampling: Resampling = _DEFAULT_RESAMPLING,
     *,
     scored: ScoredRows | None = None,
 ) -> dict[str, Interval]:
-    """Intervals of several metrics from one tally; `values` may hold better values than the tally's own.
-
-    Where the tally has clusters, the adaptive error and the metrics of an event have intervals only if the rows
-    themselves are there as `scored`; else NaN.
-    """
+    """Compute intervals of several metrics from one tally; `values` may hold more exact values than the tally's."""
     tail, level, points = resampling.tail, resampling.level, Points.of_grid(tally.grid)
     if not isinstance(values, Mapping):
         values = {name: _tally_value(tally, points, name) for name in values}
@@ -227,8 +249,8 @@ def intervals(
         return _cluster_bins(tally, resampling) if scored is None else scored.cluster_bins(adaptive, resampling)
 
     @cache
-    def reach(name: str) -> tuple[float, float]:
-        """The interval of a binned error, which those of larger errors ask for too."""
+    def binned_interval(name: str) -> tuple[float, float]:
+        """Return the interval of a binned error; larger errors use it too."""
         return noisy_bins(name == "aece").interval("ece" if name == "aece" else name, tail)
 
     result = {}
@@ -236,21 +258,21 @@ def intervals(
         if name in ends:
             result[name] = Interval(value, *ends[name], level)
             continue
-        alone = tally.n < 2 and name not in _SHARES  # one row shows no spread
-        if alone or (sums is not None and (len(sums.weight) < 2 or (name == "aece" and scored is None))):
+        is_single_row = tally.n < 2 and name not in _SHARES  # one row shows no spread
+        if is_single_row or (sums is not None and (len(sums.weight) < 2 or (name == "aece" and scored is None))):
             low, high = math.nan, math.nan
         elif name in MEAN_METRICS:
             of_block = None if sums is None else (sums.mean(name), sums.weight)
             low, high = mean_interval(name, getattr(tally, name), tail, of_block)
         elif name == "sce":
-            low, high = sorted(Classwise.of(tally).interval(tail))  # without noise they differ by rounding
+            low, high = sorted(Classwise.of(tally).interval(tail))  # without noise the ends differ only by rounding
         else:
-            low, high = reach(name)
-            # True errors keep the order ECE ≤ RMSCE ≤ MCE, and noise blurs the first the least.
+            low, high = binned_interval(name)
+            # True errors keep the order ECE ≤ RMSCE ≤ MCE, and the ECE is the least noisy.
             smaller = {"rmsce": ("ece",), "mce": ("ece", "rmsce")}.get(name, ())
-            low = max([low, *(reach(other)[0] for other in smaller)])
+            low = max([low, *(binned_interval(other)[0] for other in smaller)])
             high = max(high, low) if high > 0 else value
-        # Nothing in the table is negative, though the normal interval of few rows may reach below 0.
+        # No metric is negative, but a normal interval with few rows may extend below 0.
         high = high if name in ("nll", "entropy", "brier") else min(high, 1.0)
         result[name] = Interval(value, max(low, 0.0), high, level)
     return result
@@ -267,10 +289,36 @@ def paired_bootstrap(
     clusters: ClustersLike = None,
     **resampling: Unpack[ResamplingOptions],
 ) -> Interval:
-    """Interval of how much a metric changes from the first pair to the second, on the same rows.
+    """Compute the interval of a metric's change from the first pair to the second, on the same rows.
 
-    Both are resampled together, so what is hard in the data cancels. `clusters` are those of `trueup.evaluate`.
+    Both pairs are resampled together, so the difficulty of the rows cancels.
 
+    Parameters
+    ----------
+    first
+        Logits and labels of the first method.
+    second
+        Logits and labels of the second method.
+    metric
+        Name of a metric of the table.
+    bins
+        Number of bins.
+    top_label
+        With two classes, score the predicted class instead of class 1.
+    sample_weight
+        Weight of each row, shape (n,).
+    clusters
+        Cluster of each row, shape (n,), or a mapping {"image": values}, where rows are correlated.
+    **resampling
+        `level`, `n_resamples` and `seed`: the level of the interval, the number of resamples, and the random seed.
+
+    Returns
+    -------
+    Interval
+        Second − first, with its interval.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(500, 3)); y = z.argmax(axis=1)
     >>> paired_bootstrap((z, y), (2 * z, y), metric="nll").high < 0
@@ -282,9 +330,9 @@ def paired_bootstrap(
 
 
 def differences(
-    first: ScoredRows, second: ScoredRows, metrics: Iterable[str], resampling: Resampling = _USUAL
+    first: ScoredRows, second: ScoredRows, metrics: Iterable[str], resampling: Resampling = _DEFAULT_RESAMPLING
 ) -> dict[str, Interval]:
-    """Paired intervals of second − first for several metrics; both must have the same groups of rows."""
+    """Compute paired intervals of second − first for several metrics; both must have the same groups of rows."""
     tail, names = resampling.tail, list(metrics)
     before, after = first.values(names), second.values(names)
     of_event = [name for name in names if name in EVENT_METRICS and name != "kuiper"]
@@ -294,7 +342,7 @@ def differences(
     def noisy_bins(adaptive: bool) -> tuple[BootstrapBins, BootstrapBins]:
         if first.clusters is None:
             return _resample_jointly(first, second, adaptive, resampling)
-        # The same factors of the same clusters for both.
+        # Both use the same random factors of the same clusters.
         return first.cluster_bins(adaptive, resampling), second.cluster_bins(adaptive, resampling)
 
     result = {}
@@ -313,33 +361,33 @@ def differences(
             low, high = paired_classwise(Classwise.of(first.tally), Classwise.of(second.tally), tail)
         else:
             low, high = paired_interval(*noisy_bins(name == "aece"), "ece" if name == "aece" else name, tail)
-            most = _most(first, second, name)
-            low, high = max(low, -most), min(high, most)
+            limit = _max_difference(first, second, name)
+            low, high = max(low, -limit), min(high, limit)
         result[name] = Interval(value, low, high, resampling.level)
     return result
 
 
 _EVENT_BLOCKS = 200
-"""Into how many blocks of clusters an event's metrics are divided: each has an isotonic regression without it."""
+"""Number of blocks of clusters in the jackknife of an event's metrics."""
 _EVENT_CELLS = 256
-"""Into how many cells the scores of an event are gathered to be resampled."""
+"""Number of cells in which the scores of an event are resampled."""
 
 
 def _cluster_bins(tally: Tally, resampling: Resampling) -> BootstrapBins:
-    """Bins of equal width with the noise of clusters."""
+    """Return bins of equal width with the noise of clusters."""
     assert tally.clusters is not None
     return BootstrapBins.of_blocks(tally.score_bins, tally.clusters.count, tally.clusters.gap, resampling)
 
 
 def _tally_value(tally: Tally, points: Points, metric: str) -> float:
-    """A number of the table from a tally alone; one of an event is off by no more than the width of a grid cell."""
+    """Compute a metric of the table from a tally; event metrics are accurate to the width of a grid cell."""
     return float(EVENT_METRICS[metric](points)) if metric in EVENT_METRICS else tally.value(metric)
 
 
 def _event_intervals(
     points: Points, values: Mapping[str, float], resampling: Resampling
 ) -> dict[str, tuple[float, float]]:
-    """Intervals of an event's metrics: Wald's of the regression's, by inversion what noise adds to, else bootstrap."""
+    """Compute intervals of event metrics: Wald's for the regression, else by inversion or bootstrap."""
     fit, z = points.recalibration, float(-ndtri(resampling.tail))
     wald = {"calibration_intercept": fit.intercept_error, "calibration_slope": fit.slope_error}
     if "calibration_in_the_large" in values:
@@ -353,36 +401,37 @@ def _event_intervals(
             some = cells.rows > 0
             rows = np.zeros((resampling.n_resamples, *some.shape))
             rows[:, some] = resample_cells(cells.rows[some], cells.squared[some], resampling)
-            here = event_values(cells, drawn)
+            in_cells = event_values(cells, drawn)
             for name, replicates in Samples(cells, rows).values(drawn).items():
-                low, high = (values[name] + end - here[name] for end in _ends(replicates, resampling.tail))
+                low, high = (values[name] + end - in_cells[name] for end in _ends(replicates, resampling.tail))
                 ends[name] = max(low, 0.0), high
     return {name: ends.get(name, (math.nan, math.nan)) for name in values}
 
 
 def _ends(replicates: np.ndarray, tail: float) -> tuple[float, float]:
-    some = replicates[np.isfinite(replicates)]  # a resample may lack what a metric needs
+    """Return the two quantiles of the finite replicates."""
+    some = replicates[np.isfinite(replicates)]  # a resample may lack an outcome
     return (float(np.quantile(some, tail)), float(np.quantile(some, 1 - tail))) if len(some) else (math.nan, math.nan)
 
 
 def _event_differences(
     first: ScoredRows, second: ScoredRows, names: list[str], resampling: Resampling
 ) -> dict[str, tuple[float, float]]:
-    """How far the ends of paired intervals of an event's metrics lie from the differences themselves.
+    """Return the ends of paired intervals of event metrics, relative to the differences.
 
-    Both methods have the same resamples. With clusters the ends come from the jackknife over clusters: noise adds much
-    the same to both methods.
+    Both methods share the resamples. With clusters the ends come from the jackknife over clusters, since noise adds
+    about the same to both methods.
     """
     (before, before_cell), (after, after_cell) = first.cells, second.cells
     old, new = event_values(before, names), event_values(after, names)
     observed = {name: new[name] - old[name] for name in names}
     if first.clusters is not None:
         one, two = first.clustered_points(), second.clustered_points()
-        behind, ahead = one.without.values(names), two.without.values(names)
-        reach = t_quantile(resampling.tail, one.df)
-        errors = {name: reach * jackknife_error(observed[name], ahead[name] - behind[name]) for name in names}
+        old_without, new_without = one.without.values(names), two.without.values(names)
+        t = t_quantile(resampling.tail, one.df)
+        errors = {name: t * jackknife_error(observed[name], new_without[name] - old_without[name]) for name in names}
         return {name: (-error, error) for name, error in errors.items()}
-    # Of the predicted class the outcomes of two methods may differ.
+    # The outcomes of two methods may differ if they are about the predicted class.
     outcomes = [scored.rows.outcome.astype(np.int64) for scored in (first, second)]
     key = ((before_cell * len(after.score) + after_cell) * 2 + outcomes[0]) * 2 + outcomes[1]
     row, _, _, drawn = _draw_cells(key, first.sample_weight, resampling)
@@ -392,22 +441,40 @@ def _event_differences(
         rows = sum_columns(drawn, cell[row] + size * outcome[row], 2 * size)
         values.append(Samples(points, rows.reshape(len(drawn), 2, size)).values(names))
     ends = {name: _ends(values[1][name] - values[0][name], resampling.tail) for name in names}
-    # Noise adds to both methods, in resamples once more: what it adds to the difference is taken off.
+    # Noise adds to the difference, and again in the resamples: reflecting the ends removes this bias.
     return {name: (observed[name] - high, observed[name] - low) for name, (low, high) in ends.items()}
 
 
 def count_rows(count: int) -> str:
-    """So many rows, in words."""
+    """Return the number of rows in words."""
     return f"{count:,} row{'' if count == 1 else 's'}"
 
 
 def binomial_bounds(hits: np.ndarray, trials: np.ndarray, alpha: float) -> tuple[np.ndarray, np.ndarray]:
-    """One-sided lower and upper bounds of a share, each wrong with probability α at most.
+    """Compute one-sided lower and upper bounds of a share, each wrong with probability α at most.
 
+    Parameters
+    ----------
+    hits
+        Number of successes.
+    trials
+        Number of trials.
+    alpha
+        Probability of error of each bound.
+
+    Returns
+    -------
+    tuple[np.ndarray, np.ndarray]
+        The lower and the upper bounds.
+
+    Examples
+    --------
     >>> [bound.round(4).tolist() for bound in binomial_bounds(np.array([0.0, 3.0]), np.array([50.0, 50.0]), 0.05)]
     [[0.0, 0.0166], [0.0582, 0.1478]]
 
-    Clopper and Pearson (1934).
+    References
+    ----------
+    Clopper & Pearson (1934), The use of confidence or fiducial limits illustrated in the case of the binomial.
     """
     missed = trials - hits
     low = np.where(hits > 0, betaincinv(np.maximum(hits, 1), missed + 1, alpha), 0.0)
@@ -418,29 +485,29 @@ def binomial_bounds(hits: np.ndarray, trials: np.ndarray, alpha: float) -> tuple
 def mean_interval(
     name: str, mean: Mean, tail: float, of_block: tuple[np.ndarray, np.ndarray] | None = None
 ) -> tuple[float, float]:
-    """The normal or, of a share, Wilson's interval; with sums and weights by block Student's, over clusters."""
+    """Return the normal interval, or Wilson's for a share; with sums and weights by block, Student's over clusters."""
     z, error, n, p = float(-ndtri(tail)), mean.error, mean.effective_rows, mean.value
     if of_block is not None:
         sums, weight = of_block
         z = t_quantile(tail, degrees_of_freedom(weight))
-        # Clusters that agree by chance tell no more than independent rows would.
+        # Clusters that agree by accident carry no more information than independent rows.
         error = max(mean_error(sums, weight), 0.0 if math.isnan(error) else error)
-        known = p * (1 - p) / error**2 if error > 0 else math.inf
-        n = min(known, n) if 0 < p < 1 else float(weight.sum() ** 2 / (weight @ weight))
+        effective = p * (1 - p) / error**2 if error > 0 else math.inf
+        n = min(effective, n) if 0 < p < 1 else float(weight.sum() ** 2 / (weight @ weight))
     if name not in _SHARES:
         return p - z * error, p + z * error
     if not n:
         return float("nan"), float("nan")
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    reach = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return max(0.0, centre - reach), min(1.0, centre + reach)
+    half_width = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return max(0.0, centre - half_width), min(1.0, centre + half_width)
 
 
-def _most(first: ScoredRows, second: ScoredRows, metric: str) -> float:
-    """The most by which two methods' errors can differ: not at all where no row differs.
+def _max_difference(first: ScoredRows, second: ScoredRows, metric: str) -> float:
+    """Return the largest possible difference of two methods' errors; 0 if no row differs.
 
-    An expected error is a sum of absolute sums over bins: a row that stays in its bin changes it by no more than its
-    own change, a row that moves by no more than what it was and is.
+    An expected error is a sum of absolute sums over bins. A row that stays in its bin changes it by at most its own
+    change; a row that moves, by at most the sum of its old and new gap.
     """
     adaptive = metric == "aece"
     gaps = [one.rows.outcome - one.rows.score for one in (first, second)]
@@ -453,7 +520,7 @@ def _most(first: ScoredRows, second: ScoredRows, metric: str) -> float:
 def _resample_jointly(
     first: ScoredRows, second: ScoredRows, adaptive: bool, resampling: Resampling
 ) -> tuple[BootstrapBins, BootstrapBins]:
-    """Resample two methods' rows together, by cells of one method's confidence and outcome times the other's."""
+    """Resample two methods' rows together, in cells of one method's confidence and outcome times the other's."""
     bins, keys = [], []
     for side in (first, second):
         index, edges = side.bin_of_row(adaptive=adaptive)
@@ -473,7 +540,7 @@ def _resample_jointly(
 def _draw_cells(
     key: np.ndarray, sample_weight: np.ndarray | None, resampling: Resampling
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Draw rows again by cells of one key each: a row of each cell, each row's cell, the cells' weights, the draws."""
+    """Resample rows by cells of equal key: a row of each cell, each row's cell, the cells' weights, the draws."""
     w = np.ones(len(key)) if sample_weight is None else sample_weight
     some = np.flatnonzero(w > 0)
     _, first, of_some = np.unique(key[some], return_index=True, return_inverse=True)

@@ -1,11 +1,10 @@
-"""What sampling does to binned calibration errors, simulated on tallies.
+"""Sampling noise of binned calibration errors, simulated on tallies.
 
-A calibration error is an absolute value, so noise makes it larger: its plug-in value is biased upwards, bootstrap
-replicates are biased twice over, and percentile and pivotal intervals often miss the truth of a well calibrated
-network. So we ask which true errors could have shown the value that was seen. The truths considered have the gaps
-observed in the bins, scaled to the true error in question; the noise about them is the bootstrap's. The interval holds
-every true error under which the value seen is no outlier. Simulated coverage of 95 % intervals is between 90 and
-99 %, at and away from calibration, from 300 rows on.
+A calibration error is an absolute value, so noise increases it. Its plug-in value is biased upwards, and bootstrap
+replicates are biased twice. Percentile and pivotal intervals therefore often miss the truth of a well calibrated
+network. Instead, the interval holds every true error under which the observed value is not extreme. The candidate
+truths have the observed gaps of the bins, scaled to the candidate error; their noise is the bootstrap's. Simulated
+coverage of 95 % intervals is between 90 and 99 %, at and away from calibration, from 300 rows on.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ CELLS_PER_BIN = 8
 
 @dataclass(frozen=True)
 class Resampling:
-    """How intervals and tests are simulated."""
+    """Options of the simulation of intervals and tests."""
 
     level: float = 0.95
-    """Certainty of the intervals."""
+    """Level of the intervals."""
     n_resamples: int = 1000
     seed: int = 0
 
@@ -47,7 +46,7 @@ class Resampling:
         return tail_share(self.level)
 
     def generator(self) -> np.random.Generator:
-        """A new generator of the seed."""
+        """Return a new generator with the seed."""
         return np.random.default_rng(self.seed)
 
 
@@ -60,15 +59,15 @@ class ResamplingOptions(TypedDict, total=False):
 
 
 class BootstrapBins(NamedTuple):
-    """Bins with the gaps observed in them, and how these vary from sample to sample."""
+    """Bins with their observed gaps, and the sampling noise of these."""
 
     counts: np.ndarray
     gap: np.ndarray
     """Σ(a − c) in each bin, (B,)."""
     noise: np.ndarray
-    """What the bootstrap adds to it, (R, B)."""
+    """Noise that the bootstrap adds to the gaps, (R, B)."""
     blocks: tuple[np.ndarray, np.ndarray] | None = None
-    """Where the noise is that of clusters, which moves all bins together: their counts and gaps, (blocks, B)."""
+    """Counts and gaps by block of clusters, (blocks, B), if clusters cause the noise."""
 
     @classmethod
     def of_grid(cls, grid: Grid, adaptive: bool, resampling: Resampling) -> BootstrapBins:
@@ -81,130 +80,132 @@ class BootstrapBins(NamedTuple):
 
     @classmethod
     def of_cells(cls, index: np.ndarray, count: np.ndarray, gap: np.ndarray, drawn: np.ndarray) -> BootstrapBins:
-        """Sum the gaps of cells, as observed and as drawn again, over the bins they lie in."""
+        """Sum the observed and the resampled gaps of cells over their bins."""
         member = membership(index)
         return cls(count @ member, gap @ member, (drawn / count) @ (gap[:, None] * member) - gap @ member)
 
     @classmethod
     def of_blocks(cls, bins: Bins, count: np.ndarray, gap: np.ndarray, resampling: Resampling) -> BootstrapBins:
-        """Bins with the noise of clusters, whose counts and gaps are (blocks, B)."""
+        """Return bins with the noise of clusters, given counts and gaps by block, (blocks, B)."""
         some = count.sum(axis=1) > 0
         count, gap = count[some], gap[some]
         return cls(bins.count, bins.hits - bins.confidence, gap_noise(gap, count.sum(axis=1), resampling), (count, gap))
 
     def errors(self, error: str, gap: np.ndarray) -> np.ndarray:
-        """The errors of gaps (…, B)."""
+        """Compute the errors of gaps (…, B)."""
         return BINNED_ERRORS[error](self.counts, np.zeros(1), gap)
 
     def observed(self, error: str) -> float:
-        """The plug-in value."""
+        """Return the plug-in value."""
         return float(self.errors(error, self.gap))
 
     def direction(self, error: str) -> np.ndarray:
-        """Gaps whose error is 1: those observed, scaled, or where they make none the same in every bin."""
+        """Return gaps with error 1: the observed gaps, scaled, or equal gaps in every bin if those give none."""
         return self._directions(error, self.gap, self.counts, -self.counts)[0]
 
     def _directions(self, error: str, *gaps: np.ndarray) -> list[np.ndarray]:
-        """Gaps scaled to an error of 1, of those that make one."""
+        """Scale gaps to an error of 1; gaps without error are left out."""
         sizes = [(gap, float(self.errors(error, gap))) for gap in gaps]
         return [gap / size for gap, size in sizes if size > 0]
 
     def simulate(self, error: str, direction: np.ndarray, truth: float) -> np.ndarray:
-        """What samples would show if the true error were `truth`."""
+        """Return the errors of samples if the true error is `truth`."""
         return self.errors(error, truth * direction + self.noise)
 
-    def truth(self, error: str, quantile: float, *, last: bool = False, direction: np.ndarray | None = None) -> float:
-        """The first (or last) true error of which the observed one is this quantile; 0 if there is none."""
+    def truth(
+        self, error: str, quantile: float, *, find_last: bool = False, direction: np.ndarray | None = None
+    ) -> float:
+        """Find the first (or last) true error of which the observed one is this quantile; 0 if there is none."""
         along = self.direction(error) if direction is None else direction
         value = self.observed(error)
-        return solve(lambda truth: _quantile(self.simulate(error, along, truth), quantile), value, last=last)
+        return solve(lambda truth: _quantile(self.simulate(error, along, truth), quantile), value, find_last=find_last)
 
     def interval(self, error: str, tail: float) -> tuple[float, float]:
-        """The true errors under which the observed one is no outlier.
+        """Return the range of true errors under which the observed one is not extreme.
 
-        Noise of clusters moves all bins together and may have turned over what is true of them. So the true gaps that
-        are considered have also one sign in all bins, or go as the noise itself mostly goes.
+        The noise of clusters moves all bins together and may have changed the sign of the true gaps. So candidate
+        truths also include gaps with one sign in all bins, and gaps along the main direction of the noise.
         """
         if self.blocks is None:
-            return self.truth(error, 1 - tail), self.truth(error, tail, last=True)
-        mostly = np.linalg.svd(self.noise, full_matrices=False)[2][0]
-        directions = self._directions(error, self.gap, self.counts, -self.counts, mostly, -mostly)
+            return self.truth(error, 1 - tail), self.truth(error, tail, find_last=True)
+        main_direction = np.linalg.svd(self.noise, full_matrices=False)[2][0]
+        directions = self._directions(error, self.gap, self.counts, -self.counts, main_direction, -main_direction)
         low = min(self.truth(error, 1 - tail, direction=each) for each in directions)
-        return low, max(self.truth(error, tail, last=True, direction=each) for each in directions)
+        return low, max(self.truth(error, tail, find_last=True, direction=each) for each in directions)
 
     def without_each(self, error: str) -> np.ndarray:
-        """The plug-in values without each block of clusters, (blocks,)."""
+        """Return the plug-in values without each block of clusters, (blocks,)."""
         assert self.blocks is not None
         count, gap = self.counts - self.blocks[0], self.gap - self.blocks[1]
         return BINNED_ERRORS[error](np.maximum(count, 0.0), np.zeros(1), gap)
 
 
 def paired_interval(before: BootstrapBins, after: BootstrapBins, error: str, tail: float) -> tuple[float, float]:
-    """Interval of a true difference; both sides must have been drawn with the same rows."""
+    """Return the interval of a true difference; both sides must have been drawn with the same rows."""
     starts = before.truth(error, 0.5), after.truth(error, 0.5)
-    if starts[0] < starts[1]:  # the larger of the two is the better known: see `solve_difference`
+    if starts[0] < starts[1]:  # start from the larger one, see `solve_difference`
         return _negative(paired_interval(after, before, error, tail))
     directions = before.direction(error), after.direction(error)
 
-    def seen(quantile: float, first: float, second: float) -> float:
-        before_seen = before.simulate(error, directions[0], first)
-        return _quantile(after.simulate(error, directions[1], second) - before_seen, quantile)
+    def observed_difference(quantile: float, first: float, second: float) -> float:
+        simulated_before = before.simulate(error, directions[0], first)
+        return _quantile(after.simulate(error, directions[1], second) - simulated_before, quantile)
 
     observed = after.observed(error) - before.observed(error)
-    low = solve_difference(partial(seen, 1 - tail), observed, starts[0])
-    high = solve_difference(partial(seen, tail), observed, starts[0], last=True)
+    low = solve_difference(partial(observed_difference, 1 - tail), observed, starts[0])
+    high = solve_difference(partial(observed_difference, tail), observed, starts[0], find_last=True)
     if before.blocks is None or after.blocks is None:
         return low, high
-    # Where one method claims too much and the other too little, what moves all bins moves their errors apart. So true
-    # gaps are also considered that are those observed less the noise.
-    behind, ahead = (side.errors(error, side.gap - side.noise) for side in (before, after))
-    ends = _quantile(ahead - behind, tail), _quantile(ahead - behind, 1 - tail)
+    # If one method is overconfident and the other underconfident, noise that moves all bins moves their errors apart.
+    # So the observed gaps minus the noise are also considered as true gaps.
+    old_errors, new_errors = (side.errors(error, side.gap - side.noise) for side in (before, after))
+    ends = _quantile(new_errors - old_errors, tail), _quantile(new_errors - old_errors, 1 - tail)
     jackknifed = jackknife_error(observed, after.without_each(error) - before.without_each(error))
-    reach = t_quantile(tail, degrees_of_freedom(before.blocks[0].sum(axis=1))) * jackknifed
-    return min(low, observed - reach, ends[0]), max(high, observed + reach, ends[1])
+    half_width = t_quantile(tail, degrees_of_freedom(before.blocks[0].sum(axis=1))) * jackknifed
+    return min(low, observed - half_width, ends[0]), max(high, observed + half_width, ends[1])
 
 
 def jackknife_error(whole: float, without: np.ndarray) -> float:
-    """The standard error of a number, of its values without each cluster; NaN of fewer than two clusters."""
+    """Return the jackknife standard error from the values without each cluster; NaN with fewer than two clusters."""
     return float(np.sqrt((jackknife(whole, without) ** 2).sum())) if len(without) > 1 else math.nan
 
 
 def gap_noise(gap: np.ndarray, weight: np.ndarray, resampling: Resampling) -> np.ndarray:
-    """What sampling clusters adds to the sums of outcome − score in the bins, (n_resamples, bins)."""
+    """Simulate the sampling noise of clusters in the sums of outcome − score, (n_resamples, bins)."""
     whole, total = gap.sum(axis=0), weight.sum()
     parts = total * jackknife(whole / total, (whole - gap) / (total - weight)[:, None])
     return normal_draws(len(weight), degrees_of_freedom(weight), resampling.n_resamples, resampling.seed) @ parts
 
 
 def normal_draws(clusters: int, df: float, n_resamples: int, seed: int) -> np.ndarray:
-    """A factor for each cluster in each resample, (n_resamples, clusters): together they have Student's tails."""
+    """Draw a factor per cluster and resample, (n_resamples, clusters), so that sums have Student's tails."""
     rng = np.random.default_rng(seed)
     return rng.standard_normal((n_resamples, clusters)) * np.sqrt(df / rng.chisquare(df, size=(n_resamples, 1)))
 
 
 class Classwise(NamedTuple):
-    """The class-wise error's sums over cells (class, bin) with rows, their noise, and what groups of rows add to it."""
+    """The class-wise error's sums over cells (class, bin), their noise, and the influence of groups of rows."""
 
     gap: np.ndarray
     sigma: np.ndarray
     scale: float
     influence: np.ndarray
     limit: float
-    """The most that the standard error can be."""
+    """Upper bound of the standard error."""
     observed: float
     """The plug-in value."""
     df: float = math.inf
-    """Degrees of freedom of the noise, where it is that of clusters."""
+    """Degrees of freedom of the noise, finite if clusters cause it."""
 
     @classmethod
     def of(cls, tally: Tally) -> Classwise:
-        """Take each cell's sum of hits for binomial; groups of rows show how the cells vary together."""
-        # With weights, as if there were (Σw)²/Σw² rows of weight 1.
+        """Take each cell's sum of hits as binomial; groups of rows show how the cells vary together."""
+        # Weighted rows count as (Σw)²/Σw² rows of weight 1.
         unit = tally.effective_rows / tally.accuracy.count if tally.accuracy.count else 1.0
         classes = tally.classes
         of_cell, confidence, hits = (unit * x for x in (classes.count, classes.confidence, classes.hits))
         count = np.where(of_cell > 0, of_cell, 1.0)
-        # A cell's own rate, drawn towards its mean probability as by one more row, so that no cell seems free of noise.
+        # Each cell's rate is shrunk to its mean probability by one pseudo-row, so that no cell seems free of noise.
         rate = np.clip((hits + confidence / count) / (count + 1), 0.0, 1.0)
         gap = hits - confidence
         scale = tally.effective_rows * gap.shape[0]
@@ -213,73 +214,75 @@ class Classwise(NamedTuple):
         shares = unit * np.einsum("gkb,kb->g", tally.gap, np.sign(gap))
         influence = (shares - rows / rows.sum() * shares.sum()) * math.sqrt(groups / max(groups - 1, 1)) / scale
         # A row adds at most Σ_k |e_k − p_k| = 2(1 − p_y), whose square is at most four times its Brier score. Groups
-        # exceed this where rows of a stream repeat (a calibrator that gives few distinct outputs): they share a group.
+        # exceed this where rows of a stream repeat, as equal rows share a group.
         limit = 2 * math.sqrt(max(unit * tally.brier.total, 0.0)) / scale
         observed = float(np.abs(gap).sum() / scale)
         if tally.clusters is not None:  # each group holds whole clusters
             some = rows > 0
-            off = unit * (tally.gap - (rows / rows.sum())[:, None, None] * tally.gap.sum(axis=0))
-            sigma = np.sqrt((off[some] ** 2).sum(axis=0) * groups / max(groups - 1, 1))
+            deviation = unit * (tally.gap - (rows / rows.sum())[:, None, None] * tally.gap.sum(axis=0))
+            sigma = np.sqrt((deviation[some] ** 2).sum(axis=0) * groups / max(groups - 1, 1))
             return cls(gap, sigma, scale, influence, math.inf, observed, degrees_of_freedom(rows[some]))
-        some = of_cell > 0  # of many classes nearly all cells are empty
+        some = of_cell > 0  # with many classes nearly all cells are empty
         gap, rate, of_cell = gap[some], rate[some], of_cell[some]
         return cls(gap, np.sqrt(of_cell * rate * (1 - rate)), scale, influence, limit, observed)
 
     def expected(self, truth: float) -> float:
-        """What samples would show on average if the true error were `truth`, the gaps in the proportions observed."""
+        """Return the mean observed error if the true error is `truth` and the gaps have the observed proportions."""
         return float(folded_mean(truth / (self.observed or 1.0) * self.gap, self.sigma).sum() / self.scale)
 
     def interval(self, tail: float) -> tuple[float, float]:
-        """The true errors under which the observed one is no outlier."""
-        reach = _reach(self.influence, self.limit, tail, self.df)
-        return solve(self.expected, self.observed - reach), solve(self.expected, self.observed + reach, last=True)
+        """Return the range of true errors under which the observed one is not extreme."""
+        half_width = _half_width(self.influence, self.limit, tail, self.df)
+        return solve(self.expected, self.observed - half_width), solve(
+            self.expected, self.observed + half_width, find_last=True
+        )
 
 
 def paired_classwise(before: Classwise, after: Classwise, tail: float) -> tuple[float, float]:
-    """Interval of a true difference of class-wise errors; both must have the same groups of rows."""
+    """Return the interval of a true difference of class-wise errors; both must have the same groups of rows."""
     start, other = (solve(side.expected, side.observed) for side in (before, after))
     if start < other:
         return _negative(paired_classwise(after, before, tail))
     observed = after.observed - before.observed
-    reach = _reach(after.influence - before.influence, before.limit + after.limit, tail, before.df)
+    half_width = _half_width(after.influence - before.influence, before.limit + after.limit, tail, before.df)
 
-    def seen(first: float, second: float) -> float:
+    def observed_difference(first: float, second: float) -> float:
         return after.expected(second) - before.expected(first)
 
-    low = solve_difference(seen, observed - reach, start)
-    return low, solve_difference(seen, observed + reach, start, last=True)
+    low = solve_difference(observed_difference, observed - half_width, start)
+    return low, solve_difference(observed_difference, observed + half_width, start, find_last=True)
 
 
 def solve(
-    rising: Callable[[float], float], target: float, *, low: float = 0.0, high: float = 1.0, last: bool = False
+    increasing: Callable[[float], float], target: float, *, low: float = 0.0, high: float = 1.0, find_last: bool = False
 ) -> float:
-    """The first (or last) place in a range where a rising function is at the target; an end of the range if beyond."""
+    """Find the first (or last) point at which an increasing function reaches the target; beyond the range, its end."""
 
-    def beyond(place: float) -> bool:
-        return rising(place) > target if last else rising(place) >= target
+    def beyond(x: float) -> bool:
+        return increasing(x) > target if find_last else increasing(x) >= target
 
     if beyond(low):
         return low
     for _ in range(24):
         middle = (low + high) / 2
         low, high = (low, middle) if beyond(middle) else (middle, high)
-    return low if last else high
+    return low if find_last else high
 
 
 def solve_difference(
-    rising: Callable[[float, float], float], target: float, start: float, *, last: bool = False
+    increasing: Callable[[float, float], float], target: float, start: float, *, find_last: bool = False
 ) -> float:
-    """The true difference under which what is seen reaches the target.
+    """Find the true difference under which the observed difference reaches the target.
 
-    The first true error stays at `start`, its best estimate, and the second moves; once that would have to be negative
-    it stays at 0, and the first moves on.
+    The first true error stays at `start`, its best estimate, while the second moves. Once the second would be negative,
+    it stays at 0 and the first moves on.
     """
 
-    def seen(difference: float) -> float:
+    def at(difference: float) -> float:
         second = start + difference
-        return rising(start, second) if second >= 0 else rising(-difference, 0.0)
+        return increasing(start, second) if second >= 0 else increasing(-difference, 0.0)
 
-    return solve(seen, target, low=-1.0, high=1.0, last=last)
+    return solve(at, target, low=-1.0, high=1.0, find_last=find_last)
 
 
 def _negative(interval: tuple[float, float]) -> tuple[float, float]:
@@ -287,29 +290,29 @@ def _negative(interval: tuple[float, float]) -> tuple[float, float]:
 
 
 def _quantile(values: np.ndarray, quantile: float) -> float:
-    """`np.quantile` to the bit, without what it does for other arrays: a search asks hundreds of times."""
-    place = quantile * (len(values) - 1)
-    low = int(place)
-    high, part = min(low + 1, len(values) - 1), place - low
+    """Return `np.quantile` to the bit, without its overhead: a search needs hundreds of quantiles."""
+    position = quantile * (len(values) - 1)
+    low = int(position)
+    high, part = min(low + 1, len(values) - 1), position - low
     ordered = np.partition(values, (low, high))
     below, above = float(ordered[low]), float(ordered[high])
     return below + (above - below) * part if part < 0.5 else above - (above - below) * (1 - part)
 
 
-def _reach(influence: np.ndarray, limit: float, tail: float, df: float) -> float:
+def _half_width(influence: np.ndarray, limit: float, tail: float, df: float) -> float:
     z = float(-ndtri(tail)) if math.isinf(df) else t_quantile(tail, df)
     return z * min(math.sqrt(float((influence**2).sum())), limit)
 
 
 def coarse_cells(grid: Grid, adaptive: bool) -> np.ndarray:
-    """The coarser cell, of eight a bin, in which each cell of the grid lies."""
+    """Return the coarser cell, one of eight per bin, of each cell of the grid."""
     index = grid.equal_mass_of_cell() if adaptive else grid.bin_of_cell()
-    place = np.arange(len(index)) - np.searchsorted(index, index)
-    return index * CELLS_PER_BIN + place * CELLS_PER_BIN // np.bincount(index)[index]
+    rank = np.arange(len(index)) - np.searchsorted(index, index)
+    return index * CELLS_PER_BIN + rank * CELLS_PER_BIN // np.bincount(index)[index]
 
 
 def gather_cells(grid: Grid, adaptive: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Gather the grid into at most eight cells a bin: each one's bin; and by outcome count, confidence and Σw²."""
+    """Gather the grid into at most eight cells per bin: each cell's bin; and by outcome count, confidence and Σw²."""
     part = coarse_cells(grid, adaptive)
     size = (int(part.max()) // CELLS_PER_BIN + 1) * CELLS_PER_BIN
     count, confidence, squared = (
@@ -320,36 +323,33 @@ def gather_cells(grid: Grid, adaptive: bool) -> tuple[np.ndarray, np.ndarray, np
 
 
 def membership(index: np.ndarray) -> np.ndarray:
-    """(cells, bins): 1 where a cell lies in a bin."""
+    """Return a matrix (cells, bins) with 1 where a cell lies in a bin."""
     return (index[:, None] == np.arange(int(index.max()) + 1)).astype(np.float64)
 
 
 def resample_cells(count: np.ndarray, squared: np.ndarray, resampling: Resampling) -> np.ndarray:
-    """Draw all rows again, with replacement: how many (or what weight) fall into each cell, (n_resamples, cells).
-
-    A cell of weight W counts as W²/Σw² rows of equal weight, so that what falls into it varies by Σw².
-    """
+    """Resample all rows with replacement: the number (or weight) of rows in each cell, (n_resamples, cells)."""
     rows = count**2 / squared
     n = rows.sum()
     drawn = resampling.generator().multinomial(max(round(n), 1), rows / n, size=resampling.n_resamples)
     return drawn if np.array_equal(squared, count) else drawn * (squared / count)
 
 
-def sum_columns(values: np.ndarray, place: np.ndarray, size: int) -> np.ndarray:
-    """Columns added up by their place, (rows, size)."""
-    order = np.argsort(place, kind="stable")
-    found, first = np.unique(place[order], return_index=True)
+def sum_columns(values: np.ndarray, target: np.ndarray, size: int) -> np.ndarray:
+    """Sum columns by their target, (rows, size)."""
+    order = np.argsort(target, kind="stable")
+    present, first = np.unique(target[order], return_index=True)
     sums = np.zeros((len(values), size))
-    sums[:, found] = np.add.reduceat(values[:, order], first, axis=1)
+    sums[:, present] = np.add.reduceat(values[:, order], first, axis=1)
     return sums
 
 
 def tail_share(level: float) -> float:
-    """The share of the distribution beyond each end of an interval of this level."""
+    """Return the share of the distribution beyond each end of an interval of this level."""
     return (1 - check_share(level, "level")) / 2
 
 
 def check_resamples(n_resamples: int) -> None:
-    """Refuse what is not a number of resamples."""
+    """Reject values that are not a number of resamples."""
     if isinstance(n_resamples, bool) or not isinstance(n_resamples, (int, np.integer)) or n_resamples < 1:
         raise InputError("n_resamples", "be a whole number of at least 1", repr(n_resamples))
