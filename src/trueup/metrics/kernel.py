@@ -1,7 +1,7 @@
 """Kernel calibration errors: of probability vectors (SKCE), of the confidence (MMCE), and a test of calibration.
 
-The error of a pair of rows is h_ij = exp(−‖p_i − p_j‖/ν) (e_{y_i} − p_i)ᵀ(e_{y_j} − p_j): its mean is zero where the
-probabilities are calibrated as a whole, and above zero where they are not.
+The term of a pair of rows is h_ij = exp(−‖p_i − p_j‖/ν) (e_{y_i} − p_i)ᵀ(e_{y_j} − p_j). Its mean is 0 if the
+probability vectors are calibrated, and positive if they are not.
 """
 
 from __future__ import annotations
@@ -25,24 +25,42 @@ MEDIAN_ROWS = 1000
 """The median distance is taken over all pairs of at most this many rows."""
 
 QUADRATIC_ROWS = 4096
-"""Up to this many rows the test looks at every pair, by default."""
+"""Up to this many rows the test uses every pair by default."""
 
 
 def skce(
     logits: ArrayLike, labels: ArrayLike, *, bandwidth: float | None = None, sample_weight: WeightsLike = None
 ) -> float:
-    """The squared kernel calibration error, unbiased: the mean of h_ij over all pairs of rows i < j.
+    """Compute the squared kernel calibration error, unbiased: the mean of h_ij over all pairs of rows i < j.
 
-    h_ij = exp(−‖p_i − p_j‖/ν) (e_{y_i} − p_i)ᵀ(e_{y_j} − p_j); calibrated predictions have mean zero, so that single
-    values may be negative. Unless given, the bandwidth ν is the median distance of two rows (see `median_distance`),
-    whatever their weights; a pair weighs w_i·w_j. Fewer than two rows give NaN. The work grows with n², the memory does
-    not.
+    h_ij = exp(−‖p_i − p_j‖/ν) (e_{y_i} − p_i)ᵀ(e_{y_j} − p_j). Its mean is 0 under calibration, so single values may be
+    negative. A pair weighs w_i·w_j. Time grows with n², memory does not.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    bandwidth
+        Bandwidth ν; by default the median distance of two rows, see `median_distance`.
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The error; NaN with fewer than two rows.
+
+    Examples
+    --------
     >>> logits = np.log([[0.6, 0.4], [0.8, 0.2], [0.1, 0.9]])
     >>> f"{skce(logits, [0, 1, 1], bandwidth=0.5):.4f}"
     '-0.1203'
 
-    Widmann, Lindsten & Zachariah (2019), Calibration tests in multi-class classification.
+    References
+    ----------
+    Widmann, Lindsten & Zachariah (2019), Calibration tests in multi-class classification, arXiv:1910.11385.
     """
     pairs = _Pairs.of(logits, labels, bandwidth, sample_weight)
     return pairs.sum() / pairs.count() if pairs.count() else math.nan
@@ -51,15 +69,35 @@ def skce(
 def skce_biased(
     logits: ArrayLike, labels: ArrayLike, *, bandwidth: float | None = None, sample_weight: WeightsLike = None
 ) -> float:
-    """The squared kernel calibration error with each row also paired with itself: never negative, biased upwards.
+    """Compute the squared kernel calibration error with each row also paired with itself.
 
-    1/n² Σ_{i,j} h_ij, with h and ν as in `skce`. Fewer than two rows give NaN.
+    It is 1/n² Σ_{i,j} h_ij, with h and ν as in `skce`. It is never negative and biased upwards.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    bandwidth
+        Bandwidth ν; by default the median distance of two rows, see `median_distance`.
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The error; NaN with fewer than two rows.
+
+    Examples
+    --------
     >>> logits = np.log([[0.6, 0.4], [0.8, 0.2], [0.1, 0.9]])
     >>> f"{skce_biased(logits, [0, 1, 1], bandwidth=0.5):.4f}"
     '0.0998'
 
-    Widmann, Lindsten & Zachariah (2019), Calibration tests in multi-class classification.
+    References
+    ----------
+    Widmann, Lindsten & Zachariah (2019), Calibration tests in multi-class classification, arXiv:1910.11385.
     """
     pairs = _Pairs.of(logits, labels, bandwidth, sample_weight)
     n = len(pairs.labels)
@@ -69,15 +107,35 @@ def skce_biased(
 def skce_linear(
     logits: ArrayLike, labels: ArrayLike, *, bandwidth: float | None = None, sample_weight: WeightsLike = None
 ) -> float:
-    """The squared kernel calibration error from neighbouring rows alone: unbiased, in linear time, noisier.
+    """Compute the squared kernel calibration error from neighbouring rows only: unbiased, in linear time, noisier.
 
-    1/⌊n/2⌋ Σ_i h_{2i−1,2i}, with h and ν as in `skce`; it depends on the order of the rows. Fewer than two give NaN.
+    It is 1/⌊n/2⌋ Σ_i h_{2i−1,2i}, with h and ν as in `skce`. It depends on the order of the rows.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    bandwidth
+        Bandwidth ν; by default the median distance of two rows, see `median_distance`.
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The error; NaN with fewer than two rows.
+
+    Examples
+    --------
     >>> logits = np.log([[0.6, 0.4], [0.8, 0.2], [0.1, 0.9]])
     >>> f"{skce_linear(logits, [0, 1, 1], bandwidth=0.5):.4f}"
     '-0.3635'
 
-    Widmann, Lindsten & Zachariah (2019), Calibration tests in multi-class classification.
+    References
+    ----------
+    Widmann, Lindsten & Zachariah (2019), Calibration tests in multi-class classification, arXiv:1910.11385.
     """
     pairs = _Pairs.of(logits, labels, bandwidth, sample_weight)
     weights = pairs.weights[: len(pairs.labels) // 2 * 2]
@@ -93,15 +151,37 @@ def mmce(
     top_label: bool = False,
     sample_weight: WeightsLike = None,
 ) -> float:
-    """The maximum mean calibration error: how far a smooth function of the confidence can see residuals.
+    """Compute the maximum mean calibration error, a kernel-smoothed error of the confidence.
 
     MMCE² = 1/n² Σ_{i,j} (a_i − c_i)(a_j − c_j) exp(−|c_i − c_j|/bandwidth), over all pairs, in n log n steps.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    bandwidth
+        Width of the kernel.
+    top_label
+        With two classes, score the predicted class instead of class 1.
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The error; NaN without rows.
+
+    Examples
+    --------
     >>> logits = np.log([[0.6, 0.4], [0.8, 0.2], [0.1, 0.9]])
     >>> f"{mmce(logits, [0, 1, 1]):.4f}"
     '0.2177'
 
-    Kumar, Sarawagi & Jain (2018), Trainable calibration measures for neural networks.
+    References
+    ----------
+    Kumar, Sarawagi & Jain (2018), Trainable calibration measures for neural networks from kernel mean embeddings.
     """
     z, y = as_arrays(logits, labels)
     width = _positive(bandwidth)
@@ -117,12 +197,12 @@ def mmce(
 
 @dataclass(frozen=True)
 class KernelTest:
-    """What the test of calibration found."""
+    """The result of the kernel test of calibration."""
 
     statistic: float
     """The estimate of the squared kernel calibration error."""
     p_value: float
-    """How often calibrated predictions would give as large a one."""
+    """Probability of a statistic at least this large under calibration."""
     method: Literal["quadratic", "linear"]
 
 
@@ -138,16 +218,42 @@ def skce_test(
 ) -> KernelTest:
     """Test whether the probability vectors are calibrated, by the squared kernel calibration error.
 
-    "quadratic", the default up to 4096 rows, holds T = Σ_{i<j} h_ij against what random signs w = ±1 make of it,
-    T* = Σ_{i<j} w_i w_j h_ij: p = (1 + #{T* ≥ T})/(1 + n_resamples). "linear", the default above, takes the mean of h
-    of neighbouring rows as normal, which is fast and much less powerful. Both are one-sided; fewer than two rows give
-    NaN.
+    "quadratic" compares T = Σ_{i<j} h_ij with T* = Σ_{i<j} w_i w_j h_ij under random signs w = ±1: p = (1 + #{T* ≥
+    T})/(1 + n_resamples). "linear" treats the mean of h over neighbouring rows as normal, which is fast but much less
+    powerful. Both are one-sided; fewer than two rows give NaN.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    method
+        "quadratic" (default up to 4096 rows) or "linear" (default above).
+    bandwidth
+        Bandwidth ν; by default the median distance of two rows, see `median_distance`.
+    sample_weight
+        Weight of each row, shape (n,).
+    n_resamples
+        Number of resamples.
+    seed
+        Seed of the random numbers.
+
+    Returns
+    -------
+    KernelTest
+        The statistic, its p-value and the method.
+
+    Examples
+    --------
     >>> logits = np.log([[0.05, 0.95]] * 40)
     >>> print(f"{skce_test(logits, [0, 1] * 20).p_value:.3f}")
     0.001
 
-    Widmann, Lindsten & Zachariah (2019); Arcones & Giné (1992), On the bootstrap of U and V statistics.
+    References
+    ----------
+    Widmann, Lindsten & Zachariah (2019), Calibration tests in multi-class classification, arXiv:1910.11385.
+    Arcones & Giné (1992), On the bootstrap of U and V statistics.
     """
     z, y = as_arrays(logits, labels)
     if method not in (None, "quadratic", "linear"):
@@ -160,8 +266,8 @@ def skce_test(
         return KernelTest(math.nan, math.nan, chosen)
     if chosen == "linear":
         return KernelTest(*_normal_test(pairs.neighbours()), "linear")
-    # Residuals of calibrated predictions have mean zero whatever p is, so plain signs need no centring: subtracting
-    # their mean rejects too often below some 50 rows.
+    # Residuals of calibrated predictions have mean 0 for every p, so random signs need no centring. Subtracting their
+    # mean rejects too often below some 50 rows.
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(n, n_resamples))
     total, resampled = 0.0, np.zeros(n_resamples)
     for i, j, tile in pairs.upper():
@@ -172,11 +278,23 @@ def skce_test(
 
 
 def median_distance(logits: Any) -> float:
-    """The median Euclidean distance of the probability vectors of two rows, over all pairs of at most 1000 rows.
+    """Return the median Euclidean distance of the probability vectors of two rows, over all pairs of at most 1000 rows.
 
-    More rows are thinned to 1000 evenly spaced ones in the order of ‖p‖, so that neither the order of the rows nor that
-    of the classes matters. If half of the pairs coincide it is the median of the other distances; if all do, 1.
+    More rows are thinned to 1000 evenly spaced ones in the order of ‖p‖. So neither the order of the rows nor that of
+    the classes matters. If half of the pairs coincide, it is the median of the other distances; if all do, it is 1.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes).
+
+    Returns
+    -------
+    float
+        The distance.
+
+    Examples
+    --------
     >>> f"{median_distance([[0.0, 0.0], [99.0, 0.0], [0.0, 99.0]]):.4f}"
     '0.7071'
     """
@@ -184,8 +302,8 @@ def median_distance(logits: Any) -> float:
     n = len(z)
     if n > MEDIAN_ROWS:
         norms = np.concatenate([(_probs(z[at]) ** 2).sum(axis=1) for at in _slices(n)])
-        places = ((np.arange(MEDIAN_ROWS) + 0.5) * n / MEDIAN_ROWS).astype(np.int64)
-        z = z[np.argsort(norms, kind="stable")[places]]
+        ranks = ((np.arange(MEDIAN_ROWS) + 0.5) * n / MEDIAN_ROWS).astype(np.int64)
+        z = z[np.argsort(norms, kind="stable")[ranks]]
     distance = _pair_distances(_probs(z))
     apart = distance[distance > 1e-12]
     if len(apart) == 0:
@@ -195,13 +313,13 @@ def median_distance(logits: Any) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Pairs:
-    """The matrix w_i w_j h_ij of a pair, a tile at a time."""
+    """The matrix w_i w_j h_ij of a pair, computed tile by tile."""
 
     logits: np.ndarray
     labels: np.ndarray
     bandwidth: float
     weights: np.ndarray
-    """Of mean 1."""
+    """Weights with mean 1."""
 
     @classmethod
     def of(cls, logits: Any, labels: Any, bandwidth: float | None, sample_weight: Any) -> _Pairs:
@@ -211,19 +329,19 @@ class _Pairs:
         return cls(z, y, median_distance(z) if bandwidth is None else _positive(bandwidth), mean_one)
 
     def part(self, at: slice) -> tuple[np.ndarray, np.ndarray]:
-        """Probabilities p and weighted residuals w(e_y − p) of some rows."""
+        """Return probabilities p and weighted residuals w(e_y − p) of some rows."""
         probs = _probs(self.logits[at])
         residual = -probs
         residual[np.arange(len(probs)), self.labels[at]] += 1
         return probs, residual * self.weights[at, None]
 
     def count(self) -> float:
-        """Σ_{i<j} w_i w_j, the number of pairs."""
+        """Return Σ_{i<j} w_i w_j, the number of pairs."""
         count = float(self.weights.sum() ** 2 - self.weights @ self.weights) / 2
         return count if count > 1e-9 else 0.0
 
     def upper(self) -> Iterator[tuple[slice, slice, np.ndarray]]:
-        """Tiles of h with zeros on and below the diagonal, each with the rows and the columns it covers."""
+        """Yield tiles of h with zeros on and below the diagonal, each with its rows and columns."""
         for i in _slices(len(self.logits)):
             probs, residual = self.part(i)
             for j in _slices(len(self.logits), i.start):
@@ -235,10 +353,10 @@ class _Pairs:
                 yield i, j, np.triu(tile, 1) if i == j else tile
 
     def _distances(self, probs: np.ndarray, others: np.ndarray) -> np.ndarray:
-        # Squared distances from a matrix product err by about 1e-16, distances of near twins by 1e-8: nothing beside
-        # an ordinary bandwidth, but too much beside a tiny one.
+        # Squared distances from a matrix product err by about 1e-16, so small distances err by 1e-8. That is negligible
+        # for an ordinary bandwidth but not for a tiny one.
         if self.bandwidth <= 0.05:
-            from scipy.spatial.distance import cdist  # seldom needed, and slow to import
+            from scipy.spatial.distance import cdist  # seldom needed, slow to import
 
             return np.asarray(cdist(probs, others))
         tile = probs @ (-2 * others.T)
@@ -248,15 +366,15 @@ class _Pairs:
         return np.sqrt(tile, out=tile)
 
     def sum(self) -> float:
-        """Σ_{i<j} h_ij."""
+        """Return Σ_{i<j} h_ij."""
         return sum(float(tile.sum()) for _, _, tile in self.upper())
 
     def diagonal_sum(self) -> float:
-        """Σ_i h_ii."""
+        """Return Σ_i h_ii."""
         return sum(float((self.part(at)[1] ** 2).sum()) for at in _slices(len(self.logits)))
 
     def neighbours(self) -> np.ndarray:
-        """h of the first row and the second, of the third and the fourth, and so on."""
+        """Return h of rows 1 and 2, of rows 3 and 4, and so on."""
         parts = []
         for at in _slices(len(self.logits) // 2 * 2):
             probs, residual = self.part(at)
@@ -266,7 +384,7 @@ class _Pairs:
 
 
 def _pair_distances(points: np.ndarray) -> np.ndarray:
-    """The distances of all pairs of rows: by a matrix product, and of near rows, where that cancels, by differences."""
+    """Return the distances of all pairs: by a matrix product, or by differences for near rows, where it cancels."""
     first, second = np.triu_indices(len(points), 1)
     size = np.einsum("ij,ij->i", points, points)
     squared = (size[:, None] + size - 2 * (points @ points.T))[first, second]
@@ -292,7 +410,7 @@ def _positive(bandwidth: Any) -> float:
 
 
 def _normal_test(h: np.ndarray) -> tuple[float, float]:
-    """The mean of h, and how probable as large a one is if the true mean is zero."""
+    """Return the mean of h and its one-sided p-value if the true mean is 0."""
     mean = float(h.mean())
     if len(h) < 2:
         return mean, math.nan
@@ -303,10 +421,10 @@ def _normal_test(h: np.ndarray) -> tuple[float, float]:
 
 
 def _laplacian_form(c: np.ndarray, d: np.ndarray, bandwidth: float) -> float:
-    """Σ_{i,j} d_i d_j exp(−|c_i − c_j|/bandwidth) for ascending c.
+    """Return Σ_{i,j} d_i d_j exp(−|c_i − c_j|/bandwidth) for ascending c.
 
-    The sum over j ≤ i, decayed to c_i, is a running sum of d_j exp(c_j/bandwidth) divided by exp(c_i/bandwidth). The
-    exponents are taken from the start of blocks 500 bandwidths wide, so that none overflows.
+    The sum over j ≤ i, decayed to c_i, is a running sum of d_j exp(c_j/bandwidth) divided by exp(c_i/bandwidth).
+    Exponents are taken from the start of blocks 500 bandwidths wide, so that none overflows.
     """
     block = np.floor((c - c[0]) / (500 * bandwidth))
     cuts = [0, *(np.flatnonzero(np.diff(block)) + 1), len(c)]

@@ -1,4 +1,4 @@
-"""Labels by the dozen: metrics over all of them (micro), each of them, and their mean (macro)."""
+"""Multi-label predictions: metrics over all labels (micro), of each label, and their mean (macro)."""
 
 from __future__ import annotations
 
@@ -20,48 +20,48 @@ from trueup.metrics.resampling import Classwise, Resampling, ResamplingOptions, 
 from trueup.metrics.table import Scores, evaluate, plain_record
 
 LABEL_METRICS = ("predicted", "observed", "nll", "event_brier", "ece", "auroc")
-"""The metrics of each label, and of the mean over the labels."""
-_BLOCKS = 100
-"""Into how many blocks of rows the mean over labels is divided for its error."""
+"""Metrics of each label and of the mean over the labels."""
+_MAX_BLOCKS = 100
+"""Number of blocks of rows in the jackknife of the mean over labels."""
 
 
 @dataclass(frozen=True, eq=False)
 class LabelScores:
-    """Metrics of all labels together, of each, and their mean over the labels."""
+    """Metrics of all labels at once, of each label, and their mean over the labels."""
 
     micro: Scores
-    """Every label of every row counts alike; intervals know that those of one row are correlated."""
+    """Every label of every row has the same weight; intervals allow for the correlation within a row."""
     labels: Mapping[str, Mapping[str, Interval]]
     """By label, then by metric."""
     macro: Mapping[str, Interval]
-    """The mean over the labels, each counting alike; a label without both outcomes has no AUROC and is left out."""
+    """Mean over the labels with equal weights; labels without both outcomes have no AUROC and are left out."""
 
     def table(self) -> list[Row]:
-        """A row for each label, the first the heads."""
+        """Return one row per label as text; the first row holds the heads."""
         names = list(self.macro)
         rows: list[Row] = [["label", *names]]
-        for label, found in self.labels.items():
-            rows.append([label, *(format_number(found[name].value) for name in names)])
+        for label, scores in self.labels.items():
+            rows.append([label, *(format_number(scores[name].value) for name in names)])
         rows.append(["mean (macro)", *(format_number(i.value) for i in self.macro.values())])
         level = format_percent(self.micro.level)
         rows.append([f"{level} interval", *(format_interval(i.low, i.high) for i in self.macro.values())])
         return rows
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
+        """Return plain data, ready for JSON."""
 
-        def plain(found: Mapping[str, Interval]) -> dict[str, Any]:
+        def plain(scores: Mapping[str, Interval]) -> dict[str, Any]:
             ends = ("value", "low", "high")
-            return {name: plain_record({end: getattr(i, end) for end in ends}) for name, i in found.items()}
+            return {name: plain_record({end: getattr(i, end) for end in ends}) for name, i in scores.items()}
 
-        labels = {label: plain(found) for label, found in self.labels.items()}
+        labels = {label: plain(metrics) for label, metrics in self.labels.items()}
         return {"micro": self.micro.to_dict(), "macro": plain(self.macro), "labels": labels}
 
     def note(self) -> str:
-        """A note below the table; empty as a rule."""
+        """Return a note below the table; usually empty."""
         if not any(i.value > i.high for i in self.macro.values()):
             return ""
-        return "Noise makes binned errors of few rows larger than they are; the interval is of the true mean error."
+        return "Noise increases binned errors, most of all with few rows. The interval is for the true mean error."
 
     def __str__(self) -> str:
         return "\n\n".join(filter(None, [str(self.micro), text_table(self.table()), self.note()]))
@@ -84,11 +84,34 @@ def evaluate_labels(
     bins: int = BINS,
     **resampling: Unpack[ResamplingOptions],
 ) -> LabelScores:
-    """Score log-odds (n, labels) against targets (n, labels), 1, 0 or `ignore_index`: micro, macro and each label.
+    """Score the log-odds of multiple labels against targets: micro, macro and by label.
 
-    With `probs` the numbers are probabilities. `clusters`, one value a row of the n, say which rows are correlated, as
-    those of `evaluate`; without them each row is one.
+    Parameters
+    ----------
+    logits
+        Log-odds, shape (n, labels), or probabilities with `probs`.
+    targets
+        1, 0 or `ignore_index`, shape (n, labels).
+    class_names
+        Names of the labels.
+    ignore_index
+        Target of entries that do not count.
+    probs
+        Read `logits` as probabilities.
+    clusters
+        Cluster of each row, shape (n,), where rows are correlated; by default each row is one cluster of labels.
+    bins
+        Number of bins.
+    **resampling
+        `level`, `n_resamples` and `seed`: the level of the interval, the number of resamples, and the random seed.
 
+    Returns
+    -------
+    LabelScores
+        Tables; ``scores.micro["ece"]`` and ``scores.macro["ece"]`` are intervals.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> x = rng.normal(size=(2000, 3))
     >>> y = (rng.random(x.shape) < 1 / (1 + np.exp(-x))).astype(int)
@@ -108,7 +131,7 @@ def evaluate_labels(
 def scores_of_labels(
     table: PredictionTable, *, bins: int = BINS, **resampling: Unpack[ResamplingOptions]
 ) -> LabelScores:
-    """The same of a table of `from_multilabel`."""
+    """Score a table of `from_multilabel`, as `evaluate_labels` does."""
     simulation = Resampling(**resampling)
     if table.clusters is None or "label" not in table.groups:
         raise InputError("table", "come from from_multilabel", "one without labels and rows")
@@ -118,13 +141,15 @@ def scores_of_labels(
     labels: dict[str, dict[str, Interval]] = {}
     everyone = as_clusters(table.clusters, len(codes), min_clusters=2)
     assert everyone is not None
-    blocks, block = min(_BLOCKS, everyone.count), []
+    blocks, block = min(_MAX_BLOCKS, everyone.count), []
     for name in dict.fromkeys(codes.tolist()):
-        mine = np.flatnonzero(codes == name)
-        block.append(everyone.code[mine] % blocks)
-        part, alone = take_rows(table, mine), everyone.take(mine)
-        repeated = alone.count < len(mine)  # where a cluster is a row, each label has one of it
-        scored = ScoredRows.of(*part, bins=bins, sample_weight=part.sample_weight, clusters=alone if repeated else None)
+        rows = np.flatnonzero(codes == name)
+        block.append(everyone.code[rows] % blocks)
+        part, of_row = take_rows(table, rows), everyone.take(rows)
+        repeated = of_row.count < len(rows)  # if each cluster is a row, the rows of a label are independent
+        scored = ScoredRows.of(
+            *part, bins=bins, sample_weight=part.sample_weight, clusters=of_row if repeated else None
+        )
         parts[str(name)] = scored
         labels[str(name)] = intervals(scored.tally, scored.values(LABEL_METRICS), simulation, scored=scored)
     values = {name: np.array([label[name].value for label in labels.values()]) for name in LABEL_METRICS}
@@ -138,9 +163,9 @@ def _macro(
     blocks: int,
     level: float,
 ) -> dict[str, Interval]:
-    """Means over the labels; their error by the jackknife over blocks of rows, which all labels share."""
+    """Average over the labels; the error comes from the jackknife over blocks of rows that all labels share."""
     tail, size = tail_share(level), np.bincount(np.concatenate(block), minlength=blocks)
-    reach = t_quantile(tail, degrees_of_freedom(size[size > 0]))
+    t = t_quantile(tail, degrees_of_freedom(size[size > 0]))
     result = {}
     for name, of_label in values.items():
         known = np.isfinite(of_label)
@@ -152,16 +177,16 @@ def _macro(
             result[name] = Interval(mean, *_macro_ece(parts, block, blocks, tail), level)
             continue
         without = np.stack([_without(scored, each, blocks, name) for scored, each in zip(parts, block, strict=True)])
-        some = np.isfinite(without)  # a label may lack an outcome, also without a block
+        some = np.isfinite(without)  # a label may lack an outcome without a block
         means = np.where(some, without, 0.0).sum(axis=0) / np.maximum(some.sum(axis=0), 1)
         error = jackknife_error(mean, means) if some.any(axis=0).all() else math.nan
-        low, high = max(mean - reach * error, 0.0), mean + reach * error
+        low, high = max(mean - t * error, 0.0), mean + t * error
         result[name] = Interval(mean, low, high if name == "nll" else min(high, 1.0), level)
     return result
 
 
 def _without(scored: ScoredRows, block: np.ndarray, blocks: int, name: str) -> np.ndarray:
-    """A label's metric without each block of rows, (blocks,)."""
+    """Compute a label's metric without each block of rows, (blocks,)."""
     if name in ("event_brier", "auroc"):
         points = replace(scored, clusters=Clusters(block, list(range(blocks)))).clustered_points()
         without = np.full(blocks, scored.value(name))
@@ -176,18 +201,18 @@ def _without(scored: ScoredRows, block: np.ndarray, blocks: int, name: str) -> n
 def _macro_ece(
     parts: Sequence[ScoredRows], block: Sequence[np.ndarray], blocks: int, tail: float
 ) -> tuple[float, float]:
-    """The mean ECE of labels as the class-wise error has its interval: gaps in all cells, their noise by block."""
+    """Return the interval of the labels' mean ECE, computed as for the class-wise error, with the noise by block."""
     gaps = []
     for scored, each in zip(parts, block, strict=True):
         bins = scored.tally.grid.bins
         weights = np.ones(len(each)) if scored.sample_weight is None else scored.sample_weight
-        place = each * bins + bin_index(scored.rows.score, equal_width(bins), rounding=scored.rounding)
-        gap = np.bincount(place, weights * (scored.rows.outcome - scored.rows.score), blocks * bins)
+        cell = each * bins + bin_index(scored.rows.score, equal_width(bins), rounding=scored.rounding)
+        gap = np.bincount(cell, weights * (scored.rows.outcome - scored.rows.score), blocks * bins)
         gaps.append(gap.reshape(blocks, bins) / weights.sum())
     by_block = np.stack(gaps, axis=1)  # (blocks, labels, bins)
     gap = by_block.sum(axis=0)
-    off = (by_block - gap / blocks) * math.sqrt(blocks / max(blocks - 1, 1))
-    influence = (off * np.sign(gap)).sum(axis=(1, 2)) / len(parts)
-    sigma, size = np.sqrt((off**2).sum(axis=0)), float(len(parts))
+    deviation = (by_block - gap / blocks) * math.sqrt(blocks / max(blocks - 1, 1))
+    influence = (deviation * np.sign(gap)).sum(axis=(1, 2)) / len(parts)
+    sigma, size = np.sqrt((deviation**2).sum(axis=0)), float(len(parts))
     observed = float(np.abs(gap).sum() / size)
     return Classwise(gap, sigma, size, influence, math.inf, observed, df=float(blocks - 1)).interval(tail)

@@ -1,4 +1,4 @@
-"""Scores of single rows, averaged: accuracy, likelihood, Brier score and entropy."""
+"""Means of row scores: accuracy, likelihood, Brier score and entropy."""
 
 from __future__ import annotations
 
@@ -16,8 +16,24 @@ from trueup._core.types import ArrayLike, WeightsLike
 
 
 def accuracy(logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> float:
-    """Share of rows whose largest logit is the label's; of equal ones the lowest class counts.
+    """Compute the share of rows whose largest logit is the label's; among equal logits the lowest class counts.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The share, between 0 and 1; NaN without rows.
+
+    Examples
+    --------
     >>> accuracy([[2.0, 1.0], [0.0, 3.0]], [0, 0])
     0.5
     """
@@ -25,8 +41,28 @@ def accuracy(logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike
 
 
 def top_k(logits: ArrayLike, labels: ArrayLike, *, k: int = 5, sample_weight: WeightsLike = None) -> float:
-    """Share of rows whose label is among the k largest logits; of equal ones the lower classes come first.
+    """Compute the share of rows whose label is among the k largest logits.
 
+    Among equal logits the lower classes come first.
+
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    k
+        Number of classes that count as right.
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The share, between 0 and 1; NaN without rows.
+
+    Examples
+    --------
     >>> top_k([[2.0, 1.0, 0.0], [0.0, 1.0, 3.0]], [1, 0], k=2)
     0.5
     """
@@ -44,8 +80,24 @@ def top_k(logits: ArrayLike, labels: ArrayLike, *, k: int = 5, sample_weight: We
 
 
 def nll(logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> float:
-    """Mean negative log-likelihood −ln p_y, in nats; −Σ_k y_k ln p_k for soft labels (n, K).
+    """Compute the mean negative log-likelihood −ln p_y in nats, or −Σ_k y_k ln p_k for soft labels.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,), or soft labels, shape (n, classes).
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The loss; NaN without rows.
+
+    Examples
+    --------
     >>> round(nll([[0.0, 0.0], [1.0, 0.0]], [0, 0]), 4)
     0.5032
     """
@@ -57,12 +109,32 @@ def nll(logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = No
 
 
 def brier(logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> float:
-    """Mean squared distance Σ_k (p_k − e_k)² from the one-hot (or soft) label, between 0 and 2.
+    """Compute the Brier score: the mean squared distance Σ_k (p_k − e_k)² from the one-hot (or soft) label.
 
-    For two classes it is twice the Brier score of the event, `event_brier`. Brier (1950).
+    For two classes it is twice the Brier score of the event, `event_brier`.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,), or soft labels, shape (n, classes).
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The score, between 0 and 2; NaN without rows.
+
+    Examples
+    --------
     >>> brier([[0.0, 0.0]], [1])
     0.5
+
+    References
+    ----------
+    Brier (1950), Verification of forecasts expressed in terms of probability.
     """
     z, y = as_arrays(logits, labels, soft=True)
     if y.ndim == 1:
@@ -71,8 +143,24 @@ def brier(logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = 
 
 
 def top_label_brier(logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> float:
-    """Mean squared difference (c − a)² of the confidence and whether the prediction was right.
+    """Compute the mean squared difference (c − a)² of the confidence and the correctness of the prediction.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The score, between 0 and 1; NaN without rows.
+
+    Examples
+    --------
     >>> top_label_brier([[0.0, 0.0]], [1])
     0.25
     """
@@ -81,8 +169,24 @@ def top_label_brier(logits: ArrayLike, labels: ArrayLike, *, sample_weight: Weig
 
 
 def entropy(logits: ArrayLike, labels: ArrayLike | None = None, *, sample_weight: WeightsLike = None) -> float:
-    """Mean entropy −Σ_k p_k ln p_k of the predictions, in nats. The labels are not used.
+    """Compute the mean entropy −Σ_k p_k ln p_k of the predictions, in nats.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Not used.
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The entropy; NaN without rows.
+
+    Examples
+    --------
     >>> round(entropy([[0.0, 0.0]]), 4)
     0.6931
     """
@@ -93,14 +197,30 @@ def entropy(logits: ArrayLike, labels: ArrayLike | None = None, *, sample_weight
 def normalised_entropy(
     logits: ArrayLike, labels: ArrayLike | None = None, *, sample_weight: WeightsLike = None
 ) -> float:
-    """Mean entropy of a row divided by ln K, K its options, between 0 and 1. The labels are not used.
+    """Compute the mean entropy of a row divided by ln K, with K the number of its options.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Not used.
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The entropy, between 0 and 1; NaN without rows.
+
+    Examples
+    --------
     >>> normalised_entropy([[0.0, 0.0, 0.0]])
     1.0
     """
     z = as_logits(logits)
-    each = score_rows(z, np.zeros(len(z), np.int64)).entropy
-    return _mean(each / np.log(np.ravel(count_options(upcast_half(z))).astype(np.float64)), sample_weight)
+    of_row = score_rows(z, np.zeros(len(z), np.int64)).entropy
+    return _mean(of_row / np.log(np.ravel(count_options(upcast_half(z))).astype(np.float64)), sample_weight)
 
 
 class Decomposition(NamedTuple):
@@ -108,9 +228,9 @@ class Decomposition(NamedTuple):
 
     score: float
     reliability: float
-    """Σ_b (n_b/n)(conf_b − freq_b)²: what calibration could repair."""
+    """Σ_b (n_b/n)(conf_b − freq_b)²: the loss that calibration could remove."""
     resolution: float
-    """Σ_b (n_b/n)(freq_b − base)²: what tells the rows apart."""
+    """Σ_b (n_b/n)(freq_b − base)²: the gain from separating the rows."""
     uncertainty: float
     """base (1 − base)."""
     within_variance: float
@@ -129,12 +249,35 @@ def brier_decomposition(
 ) -> Decomposition:
     """Split the Brier score exactly by equal-width bins, summed over classes (or for the top label alone).
 
-    Murphy (1973), with the within-bin terms of Stephenson et al. (2008), so that the parts add up to the score.
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    bins
+        Number of bins.
+    top_label
+        Split the Brier score of the predicted class.
+    sample_weight
+        Weight of each row, shape (n,).
 
+    Returns
+    -------
+    Decomposition
+        The score and its parts, which add up exactly.
+
+    Examples
+    --------
     >>> parts = brier_decomposition([[2.0, 0.0], [0.0, 1.0], [1.0, 0.5]], [0, 1, 1], bins=5)
     >>> between = parts.reliability - parts.resolution + parts.uncertainty
     >>> abs(between + parts.within_variance - parts.within_covariance - parts.score) < 1e-12
     True
+
+    References
+    ----------
+    Murphy (1973), A new vector partition of the probability score.
+    Stephenson, Coelho & Jolliffe (2008), Two extra components in the Brier score decomposition.
     """
     z, y = as_arrays(logits, labels)
     edges, unit, w = equal_width(bins), rounding_error(z), as_weights(sample_weight, len(z))
@@ -164,7 +307,7 @@ def _murphy(p: np.ndarray, hit: np.ndarray, index: np.ndarray, sample_weight: np
 
 
 def _soft(z: np.ndarray, y: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Log-probabilities and soft labels in float64, a chunk of rows at a time."""
+    """Yield log-probabilities and soft labels in float64, chunk by chunk."""
     for rows in native.row_chunks(len(z), z.shape[1], native.CACHE_CHUNK):
         yield log_softmax(z[rows].astype(np.float64), axis=1), y[rows]
 

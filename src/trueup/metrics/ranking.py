@@ -1,7 +1,7 @@
-"""Does uncertainty rank? Wrong predictions and foreign inputs should be less certain than right ones.
+"""Ranking by uncertainty: wrong predictions and out-of-distribution inputs should be less certain.
 
-Nothing here changes under a growing map of the scores. Rows are ranked by the confidence itself, since 1 − confidence
-would gain only rounding; equal scores are taken as one step, so the order of the rows never matters.
+No metric here changes under an increasing map of the scores. Rows are ranked by the confidence itself, since 1 −
+confidence would only add rounding. Equal scores count as one step, so the order of the rows does not matter.
 """
 
 from __future__ import annotations
@@ -20,32 +20,68 @@ from trueup._core.types import ArrayLike, WeightsLike
 
 Score = Literal["confidence", "entropy"]
 TieEnds = Callable[[np.ndarray], np.ndarray]
-"""Marks the last of each run of ties in an ascending array."""
+"""Marks the end of each run of ties in an ascending array."""
 
 
 def roc_area(scores: ArrayLike, positive: ArrayLike, *, sample_weight: WeightsLike = None) -> float:
-    """The chance that a positive scores above a negative, equal scores counting one half.
+    """Compute the probability that a positive has a higher score than a negative, counting ties as one half.
 
-    Σ_{i positive, j negative} (1[s_i > s_j] + ½·1[s_i = s_j]) / (P·N); NaN unless there are both.
+    Σ_{i positive, j negative} (1[s_i > s_j] + ½·1[s_i = s_j]) / (P·N).
 
+    Parameters
+    ----------
+    scores
+        Scores, shape (n,), of any scale.
+    positive
+        1 for positives, 0 for negatives, shape (n,).
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The area; NaN unless there are both.
+
+    Examples
+    --------
     >>> f"{roc_area([0.9, 0.7, 0.7, 0.2], [1, 1, 0, 0]):.4f}"
     '0.8750'
 
-    Mann and Whitney (1947); Hanley and McNeil (1982).
+    References
+    ----------
+    Hanley & McNeil (1982), The meaning and use of the area under a receiver operating characteristic curve.
     """
     return _roc_area(*_raw(scores, positive, sample_weight))
 
 
 def average_precision(scores: ArrayLike, positive: ArrayLike, *, sample_weight: WeightsLike = None) -> float:
-    """The mean precision over the recalls reached, without interpolation.
+    """Compute the mean precision over the recalls reached, without interpolation.
 
-    Σ_j (R_j − R_{j−1})·P_j over the distinct thresholds, highest first; NaN without positives. Scores that say nothing
-    give the share of positives.
+    Σ_j (R_j − R_{j−1})·P_j over the distinct thresholds, highest first. Uninformative scores give the share of
+    positives.
 
+    Parameters
+    ----------
+    scores
+        Scores, shape (n,), of any scale.
+    positive
+        1 for positives, 0 for negatives, shape (n,).
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The precision; NaN without positives.
+
+    Examples
+    --------
     >>> f"{average_precision([0.9, 0.7, 0.7, 0.2], [1, 1, 0, 0]):.4f}"
     '0.8333'
 
-    Davis and Goadrich (2006).
+    References
+    ----------
+    Davis & Goadrich (2006), The relationship between precision-recall and ROC curves.
     """
     return _average_precision(*_raw(scores, positive, sample_weight))
 
@@ -53,14 +89,34 @@ def average_precision(scores: ArrayLike, positive: ArrayLike, *, sample_weight: 
 def false_positive_rate(
     scores: ArrayLike, positive: ArrayLike, *, recall: float = 0.95, sample_weight: WeightsLike = None
 ) -> float:
-    """The share of negatives that pass the highest threshold which lets `recall` of the positives pass.
+    """Compute the share of negatives above the highest threshold that `recall` of the positives pass.
 
-    |{negatives with s ≥ t}| / N with t = max{t : |{positives with s ≥ t}| / P ≥ recall}; NaN unless there are both.
+    {negatives with s ≥ t}| / N with t = max{t : |{positives with s ≥ t}| / P ≥ recall}.
 
+    Parameters
+    ----------
+    scores
+        Scores, shape (n,), of any scale.
+    positive
+        1 for positives, 0 for negatives, shape (n,).
+    recall
+        Share of the positives that must pass.
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The rate; NaN unless there are both.
+
+    Examples
+    --------
     >>> f"{false_positive_rate([0.9, 0.8, 0.7, 0.7, 0.2], [1, 0, 1, 0, 0]):.4f}"
     '0.6667'
 
-    Liang, Li and Srikant (2018).
+    References
+    ----------
+    Liang, Li & Srikant (2018), Enhancing the reliability of out-of-distribution image detection, arXiv:1706.02690.
     """
     if not 0 < recall <= 1:
         raise ValueError(f"recall must lie in (0, 1], got {recall!r}")
@@ -70,15 +126,36 @@ def false_positive_rate(
 def misclassification_auroc(
     logits: ArrayLike, labels: ArrayLike, *, score: Score = "confidence", sample_weight: WeightsLike = None
 ) -> float:
-    """The chance that a wrong prediction is more uncertain than a right one (½ when uncertainty says nothing).
+    """Compute the probability that a wrong prediction is more uncertain than a right one.
 
-    `roc_area` of 1 − confidence, or of the entropy, with the wrong predictions as positives.
+    It is `roc_area` of the uncertainty, with the wrong predictions as positives.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    score
+        Uncertainty to rank by: 1 − confidence ("confidence") or the entropy ("entropy").
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The area; ½ if the uncertainty is uninformative, NaN unless there are both.
+
+    Examples
+    --------
     >>> logits = np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
     >>> f"{misclassification_auroc(logits, [0, 1, 0, 1]):.4f}"
     '0.7500'
 
-    Hendrycks and Gimpel (2017).
+    References
+    ----------
+    Hendrycks & Gimpel (2017), A baseline for detecting misclassified and out-of-distribution examples,
+    arXiv:1610.02136.
     """
     return _roc_area(*_descend_errors(logits, labels, score, sample_weight))
 
@@ -86,15 +163,36 @@ def misclassification_auroc(
 def misclassification_aupr(
     logits: ArrayLike, labels: ArrayLike, *, score: Score = "confidence", sample_weight: WeightsLike = None
 ) -> float:
-    """How precisely uncertainty finds the wrong predictions (the error rate when it says nothing).
+    """Compute how precisely the uncertainty identifies the wrong predictions.
 
-    `average_precision` of 1 − confidence, or of the entropy, with the wrong predictions as positives; NaN without any.
+    It is `average_precision` of the uncertainty, with the wrong predictions as positives (AUPR-Error in the paper).
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    score
+        Uncertainty to rank by: 1 − confidence ("confidence") or the entropy ("entropy").
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The precision; the error rate if the uncertainty is uninformative, NaN without errors.
+
+    Examples
+    --------
     >>> logits = np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
     >>> f"{misclassification_aupr(logits, [0, 1, 0, 1]):.4f}"
     '0.8333'
 
-    Hendrycks and Gimpel (2017), who call it AUPR-Error.
+    References
+    ----------
+    Hendrycks & Gimpel (2017), A baseline for detecting misclassified and out-of-distribution examples,
+    arXiv:1610.02136.
     """
     return _average_precision(*_descend_errors(logits, labels, score, sample_weight))
 
@@ -102,15 +200,35 @@ def misclassification_aupr(
 def misclassification_fpr95(
     logits: ArrayLike, labels: ArrayLike, *, score: Score = "confidence", sample_weight: WeightsLike = None
 ) -> float:
-    """The share of wrong predictions kept by the threshold on certainty that keeps 95 % of the right ones.
+    """Compute the share of wrong predictions that pass the threshold which 95 % of the right ones pass.
 
-    `false_positive_rate` of the confidence, or of minus the entropy, with the right predictions as positives.
+    It is `false_positive_rate` of the certainty, with the right predictions as positives.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    score
+        Uncertainty to rank by: 1 − confidence ("confidence") or the entropy ("entropy").
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The rate; NaN unless there are both.
+
+    Examples
+    --------
     >>> logits = np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
     >>> f"{misclassification_fpr95(logits, [0, 1, 0, 1]):.4f}"
     '0.5000'
 
-    Liang, Li and Srikant (2018), with right and wrong in place of known and foreign inputs.
+    References
+    ----------
+    Liang, Li & Srikant (2018), Enhancing the reliability of out-of-distribution image detection, arXiv:1706.02690.
     """
     certainty, wrong = _certainty_and_errors(logits, labels, score)
     w = as_weights(sample_weight, len(wrong))
@@ -118,45 +236,101 @@ def misclassification_fpr95(
 
 
 def ood_auroc(logits: ArrayLike, ood: ArrayLike, *, score: Score = "confidence") -> float:
-    """The chance that a foreign (out-of-distribution) input is more uncertain than a known one.
+    """Compute the probability that an out-of-distribution input is more uncertain than an in-distribution one.
 
-    `roc_area` of 1 − confidence, or of the entropy, with the rows of `ood` as positives.
+    It is `roc_area` of the uncertainty, with the rows of `ood` as positives.
 
+    Parameters
+    ----------
+    logits
+        Logits of in-distribution inputs, shape (n, classes).
+    ood
+        Logits of out-of-distribution inputs, shape (m, classes).
+    score
+        Uncertainty to rank by: 1 − confidence ("confidence") or the entropy ("entropy").
+
+    Returns
+    -------
+    float
+        The area; ½ if the uncertainty is uninformative, NaN unless there are both.
+
+    Examples
+    --------
     >>> known, foreign = np.log([[0.9, 0.1], [0.8, 0.2]]), np.log([[0.6, 0.4], [0.85, 0.15]])
     >>> f"{ood_auroc(known, foreign):.4f}"
     '0.7500'
 
-    Hendrycks and Gimpel (2017).
+    References
+    ----------
+    Hendrycks & Gimpel (2017), A baseline for detecting misclassified and out-of-distribution examples,
+    arXiv:1610.02136.
     """
     certainty, foreign = _certainty_and_origin(logits, ood, score)
     return _roc_area(*_descend(-certainty, foreign, tie_ends))
 
 
 def ood_aupr(logits: ArrayLike, ood: ArrayLike, *, score: Score = "confidence") -> float:
-    """How precisely uncertainty finds the foreign inputs (their share when it says nothing).
+    """Compute how precisely the uncertainty identifies the out-of-distribution inputs.
 
-    `average_precision` of 1 − confidence, or of the entropy, with the rows of `ood` as positives.
+    It is `average_precision` of the uncertainty, with the rows of `ood` as positives (AUPR-Out in the paper).
 
+    Parameters
+    ----------
+    logits
+        Logits of in-distribution inputs, shape (n, classes).
+    ood
+        Logits of out-of-distribution inputs, shape (m, classes).
+    score
+        Uncertainty to rank by: 1 − confidence ("confidence") or the entropy ("entropy").
+
+    Returns
+    -------
+    float
+        The precision; the share of `ood` if the uncertainty is uninformative.
+
+    Examples
+    --------
     >>> known, foreign = np.log([[0.9, 0.1], [0.8, 0.2]]), np.log([[0.6, 0.4], [0.85, 0.15]])
     >>> f"{ood_aupr(known, foreign):.4f}"
     '0.8333'
 
-    Hendrycks and Gimpel (2017), who call it AUPR-Out.
+    References
+    ----------
+    Hendrycks & Gimpel (2017), A baseline for detecting misclassified and out-of-distribution examples,
+    arXiv:1610.02136.
     """
     certainty, foreign = _certainty_and_origin(logits, ood, score)
     return _average_precision(*_descend(-certainty, foreign, tie_ends))
 
 
 def ood_fpr95(logits: ArrayLike, ood: ArrayLike, *, score: Score = "confidence") -> float:
-    """The share of foreign inputs that pass the threshold on certainty which lets 95 % of the known ones pass.
+    """Compute the share of out-of-distribution inputs that pass the threshold which 95 % of the others pass.
 
-    `false_positive_rate` of the confidence, or of minus the entropy, with the known inputs as positives.
+    It is `false_positive_rate` of the certainty, with the in-distribution inputs as positives.
 
+    Parameters
+    ----------
+    logits
+        Logits of in-distribution inputs, shape (n, classes).
+    ood
+        Logits of out-of-distribution inputs, shape (m, classes).
+    score
+        Uncertainty to rank by: 1 − confidence ("confidence") or the entropy ("entropy").
+
+    Returns
+    -------
+    float
+        The rate; NaN unless there are both.
+
+    Examples
+    --------
     >>> known, foreign = np.log([[0.9, 0.1], [0.8, 0.2]]), np.log([[0.6, 0.4], [0.85, 0.15]])
     >>> f"{ood_fpr95(known, foreign):.4f}"
     '0.5000'
 
-    Liang, Li and Srikant (2018).
+    References
+    ----------
+    Liang, Li & Srikant (2018), Enhancing the reliability of out-of-distribution image detection, arXiv:1706.02690.
     """
     certainty, foreign = _certainty_and_origin(logits, ood, score)
     return _false_positive_rate(*_descend(certainty, 1.0 - foreign, tie_ends), 0.95)
@@ -164,23 +338,23 @@ def ood_fpr95(logits: ArrayLike, ood: ArrayLike, *, score: Score = "confidence")
 
 @dataclass(frozen=True, eq=False)
 class RiskCoverage:
-    """The error rate among the most certain rows, for every number of them kept."""
+    """The error rate among the most certain rows, for every number of rows kept."""
 
     coverage: np.ndarray
-    """The share of rows kept, or of their weight: k/n for k = 1..n."""
+    """Share of rows kept, or of their weight: k/n for k = 1..n."""
     risk: np.ndarray
-    """The error rate R_k among them."""
+    """Error rate R_k among them."""
 
     def area(self) -> float:
-        """(1/n) Σ_k R_k, each by its row's weight; NaN without rows."""
+        """Return (1/n) Σ_k R_k, each term weighted by its row; NaN without rows."""
         return float(np.diff(self.coverage, prepend=0.0) @ self.risk) if len(self.risk) else math.nan
 
     def excess(self) -> float:
-        """The area beyond that of an order with every error last: R*_k = max(0, k − right)/k."""
+        """Return the area minus that of an order with all errors at the end: R*_k = max(0, k − right)/k."""
         if not len(self.risk):
             return math.nan
         n = len(self.risk)
-        kept, right = np.round(n * self.coverage, 9), round(n * (1 - self.risk[-1]), 9)  # rows are whole numbers
+        kept, right = np.round(n * self.coverage, 9), round(n * (1 - self.risk[-1]), 9)  # numbers of rows are whole
         best = np.maximum(kept - right, 0.0) / kept
         return float(np.diff(self.coverage, prepend=0.0) @ (self.risk - best))
 
@@ -188,16 +362,37 @@ class RiskCoverage:
 def risk_coverage(
     logits: ArrayLike, labels: ArrayLike, *, score: Score = "confidence", sample_weight: WeightsLike = None
 ) -> RiskCoverage:
-    """The error rate R_k among the k most certain rows, k = 1..n.
+    """Compute the error rate R_k among the k most certain rows, k = 1..n.
 
-    Inside a run of equal certainty R_k is its expectation over random orders: errors grow linearly with k there. With
-    weights k is the weight of those rows, the lighter first inside a run.
+    In a run of equal certainty R_k is its mean over random orders: errors grow linearly with k. With weights, k is the
+    weight of those rows, and lighter rows come first in a run.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    score
+        Uncertainty to rank by: 1 − confidence ("confidence") or the entropy ("entropy").
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    RiskCoverage
+        The curve.
+
+    Examples
+    --------
     >>> curve = risk_coverage(np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]]), [0, 1, 0, 1])
     >>> curve.coverage, curve.risk.round(4)
     (array([0.25, 0.5 , 0.75, 1.  ]), array([0.    , 0.5   , 0.3333, 0.5   ]))
 
-    El-Yaniv and Wiener (2010); Geifman and El-Yaniv (2017).
+    References
+    ----------
+    El-Yaniv & Wiener (2010), On the foundations of noise-free selective classification.
+    Geifman & El-Yaniv (2017), Selective classification for deep neural networks, arXiv:1705.08500.
     """
     certainty, wrong = _certainty_and_errors(logits, labels, score)
     w = as_weights(sample_weight, len(wrong))
@@ -210,15 +405,35 @@ def risk_coverage(
 def aurc(
     logits: ArrayLike, labels: ArrayLike, *, score: Score = "confidence", sample_weight: WeightsLike = None
 ) -> float:
-    """The area under the risk–coverage curve.
+    """Compute the area under the risk–coverage curve, (1/n) Σ_k R_k.
 
-    (1/n) Σ_k R_k, R_k being the error rate among the k most certain rows; R_n when uncertainty says nothing.
+    R_k is the error rate among the k most certain rows.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    score
+        Uncertainty to rank by: 1 − confidence ("confidence") or the entropy ("entropy").
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The area; R_n if the uncertainty is uninformative, NaN without rows.
+
+    Examples
+    --------
     >>> logits = np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
     >>> f"{aurc(logits, [0, 1, 0, 1]):.4f}"
     '0.3333'
 
-    Geifman, Uziel and El-Yaniv (2019).
+    References
+    ----------
+    Geifman, Uziel & El-Yaniv (2019), Bias-reduced uncertainty estimation for deep neural classifiers, arXiv:1805.08206.
     """
     return risk_coverage(logits, labels, score=score, sample_weight=sample_weight).area()
 
@@ -226,15 +441,36 @@ def aurc(
 def eaurc(
     logits: ArrayLike, labels: ArrayLike, *, score: Score = "confidence", sample_weight: WeightsLike = None
 ) -> float:
-    """The area under the risk–coverage curve beyond what the best possible order has at the same accuracy.
+    """Compute the excess of the area under the risk–coverage curve over the best order with the same accuracy.
 
-    (1/n) Σ_k (R_k − max(0, k − n(1−r))/k) ≥ 0 with error rate r = R_n.
+    (1/n) Σ_k (R_k − max(0, k − n(1−r))/k) ≥ 0 with error rate r = R_n. It uses the exact ideal for n rows instead of
+    its limit r + (1−r)·ln(1−r).
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    score
+        Uncertainty to rank by: 1 − confidence ("confidence") or the entropy ("entropy").
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The excess; NaN without rows.
+
+    Examples
+    --------
     >>> logits = np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
     >>> f"{eaurc(logits, [0, 1, 0, 1]):.4f}"
     '0.1250'
 
-    Geifman, Uziel and El-Yaniv (2019), with the exact ideal for n rows in place of its limit r + (1−r)·ln(1−r).
+    References
+    ----------
+    Geifman, Uziel & El-Yaniv (2019), Bias-reduced uncertainty estimation for deep neural classifiers, arXiv:1805.08206.
     """
     return risk_coverage(logits, labels, score=score, sample_weight=sample_weight).excess()
 
@@ -245,7 +481,7 @@ def _raw(scores: Any, positive: Any, sample_weight: Any) -> tuple[np.ndarray, np
     odd = marked[(marked != 0) & (marked != 1)]
     if len(odd):
         raise ValueError(f"positive must hold 0 and 1 only, got {odd[0]:g}")
-    # Such scores have any scale, so that no fixed slack tells rounding from a difference: only equal ones are ties.
+    # Scores of any scale have no known rounding error, so only equal ones are ties.
     return _descend(s, marked, _equal_ends, as_weights(sample_weight, len(s)))
 
 
@@ -272,7 +508,7 @@ def _certainty_and_origin(logits: Any, ood: Any, score: Score) -> tuple[np.ndarr
 
 
 def _certainty(scored: RowScores, logits: np.ndarray, score: Score) -> np.ndarray:
-    """What to rank by, on the scale of a probability, where `tie_ends` knows what rounding is."""
+    """Return the score to rank by, on the scale of a probability, for which `tie_ends` knows the rounding error."""
     if score == "confidence":
         return scored.confidence
     if score == "entropy":
@@ -283,16 +519,16 @@ def _certainty(scored: RowScores, logits: np.ndarray, score: Score) -> np.ndarra
 def _descend(
     scores: np.ndarray, marked: np.ndarray, ends: TieEnds = tie_ends, sample_weight: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Down the scores, at the end of each run of ties: how many rows were passed (or their weight), and marked ones."""
+    """Count rows (or weight) and positives down to the end of each run of ties, the highest score first."""
     order = np.argsort(-scores)
-    last = np.flatnonzero(ends(-scores[order]))
+    run_end = np.flatnonzero(ends(-scores[order]))
     if sample_weight is None:
-        return last + 1.0, np.cumsum(marked[order])[last]
-    return np.cumsum(sample_weight[order])[last], np.cumsum((sample_weight * marked)[order])[last]
+        return run_end + 1.0, np.cumsum(marked[order])[run_end]
+    return np.cumsum(sample_weight[order])[run_end], np.cumsum((sample_weight * marked)[order])[run_end]
 
 
 def _kept_weight(certainty: np.ndarray, sample_weight: np.ndarray) -> np.ndarray:
-    """The weight of the most certain rows, for every number of them; of equally certain ones the lighter first."""
+    """Return the weight of the most certain rows, for every number of rows; lighter rows come first among ties."""
     order = np.argsort(-certainty)
     run = np.empty(len(order), np.int64)
     run[order] = np.cumsum(np.append(0, tie_ends(-certainty[order])[:-1]))
@@ -322,6 +558,6 @@ def _false_positive_rate(passed: np.ndarray, hits: np.ndarray, recall: float) ->
     false = passed - hits
     if len(passed) == 0 or hits[-1] == 0 or false[-1] == 0:
         return math.nan
-    # The quotient of whole numbers rounds as the literal does: 55/100 ≥ 0.55 holds, where 55 ≥ 0.55·100 does not.
+    # A quotient of whole numbers rounds like the literal: 55/100 ≥ 0.55 holds, while 55 ≥ 0.55·100 does not.
     at = int(np.argmax(hits / hits[-1] >= recall))
     return float(false[at] / false[-1])
