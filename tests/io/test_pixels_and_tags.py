@@ -81,7 +81,7 @@ def test_a_column_of_clusters(tmp_path):
     assert scores.clusters == 10
     assert scores.caption() == "60 rows, 2 classes, 15 bins, 10 clusters (patient): intervals by patient"
     assert scores["nll"].low == pytest.approx(whole["nll"].low)
-    with pytest.raises(InputError, match="groups must be left out of shards with clusters"):
+    with pytest.raises(InputError, match="groups must not be combined with clusters in shards"):
         evaluate_shards(Shards.of(tmp_path / "*.csv", clusters="patient", groups=("patient",)), progress=False)
     with pytest.raises(ValueError, match="ward"):
         load_table(tmp_path / "a.csv", clusters="ward")

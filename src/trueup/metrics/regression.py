@@ -1,7 +1,7 @@
-"""How well calibrated is a Gaussian forecast N(μ, σ²) of a number?
+"""Calibration and scores of a Gaussian forecast N(μ, σ²) of a number.
 
 The functions take `mean, std, targets`, three vectors of the same length. A standard deviation below 1e-12 counts as
-1e-12, so that a forecast without any uncertainty has a likelihood; a negative one is refused.
+1e-12, so that a forecast without uncertainty has a likelihood; a negative one is rejected.
 """
 
 from __future__ import annotations
@@ -24,28 +24,62 @@ STD_FLOOR = 1e-12
 
 
 def gaussian_nll(mean: ArrayLike, std: ArrayLike, targets: ArrayLike) -> float:
-    """The mean negative log-likelihood in nats.
+    """Compute the mean negative log-likelihood ½·ln(2πσ²) + (y−μ)²/(2σ²), in nats.
 
-    mean of ½·ln(2πσ²) + (y−μ)²/(2σ²).
+    Parameters
+    ----------
+    mean
+        Means of the forecasts, shape (n,).
+    std
+        Standard deviations of the forecasts, shape (n,).
+    targets
+        Values that came true, shape (n,).
 
+    Returns
+    -------
+    float
+        The loss; NaN without rows.
+
+    Examples
+    --------
     >>> f"{gaussian_nll([0.0, 1.0], [1.0, 2.0], [1.0, 1.0]):.4f}"
     '1.5155'
 
-    Gneiting and Raftery (2007), the logarithmic score.
+    References
+    ----------
+    Gneiting & Raftery (2007), Strictly proper scoring rules, prediction, and estimation.
     """
     _, s, _, z = _standardise(mean, std, targets)
     return _mean(0.5 * math.log(2 * math.pi) + np.log(s) + 0.5 * z**2)
 
 
 def crps(mean: ArrayLike, std: ArrayLike, targets: ArrayLike) -> float:
-    """The mean continuous ranked probability score, ∫ (F(t) − 1[t ≥ y])² dt, in the units of the targets.
+    """Compute the mean continuous ranked probability score, ∫ (F(t) − 1[t ≥ y])² dt, in the units of the targets.
 
-    For a Gaussian: mean of σ·[z·(2Φ(z) − 1) + 2φ(z) − 1/√π] with z = (y−μ)/σ.
+    For a Gaussian it is the mean of σ·[z·(2Φ(z) − 1) + 2φ(z) − 1/√π] with z = (y−μ)/σ.
 
+    Parameters
+    ----------
+    mean
+        Means of the forecasts, shape (n,).
+    std
+        Standard deviations of the forecasts, shape (n,).
+    targets
+        Values that came true, shape (n,).
+
+    Returns
+    -------
+    float
+        The score; NaN without rows.
+
+    Examples
+    --------
     >>> f"{crps([0.0, 1.0], [1.0, 2.0], [1.0, 1.0]):.4f}"
     '0.5349'
 
-    Gneiting and Raftery (2007).
+    References
+    ----------
+    Gneiting & Raftery (2007), Strictly proper scoring rules, prediction, and estimation.
     """
     _, s, _, z = _standardise(mean, std, targets)
     density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
@@ -53,8 +87,24 @@ def crps(mean: ArrayLike, std: ArrayLike, targets: ArrayLike) -> float:
 
 
 def rmse(mean: ArrayLike, std: ArrayLike, targets: ArrayLike) -> float:
-    """The root of the mean squared error, √mean (y−μ)²; it does not look at `std`.
+    """Compute the root mean squared error, √mean (y−μ)².
 
+    Parameters
+    ----------
+    mean
+        Means of the forecasts, shape (n,).
+    std
+        Standard deviations, shape (n,); not used.
+    targets
+        Values that came true, shape (n,).
+
+    Returns
+    -------
+    float
+        The error; NaN without rows.
+
+    Examples
+    --------
     >>> f"{rmse([0.0, 1.0], [1.0, 2.0], [1.0, 1.0]):.4f}"
     '0.7071'
     """
@@ -63,36 +113,88 @@ def rmse(mean: ArrayLike, std: ArrayLike, targets: ArrayLike) -> float:
 
 
 def sharpness(mean: ArrayLike, std: ArrayLike, targets: ArrayLike) -> float:
-    """The root of the mean variance, √mean σ²: the smaller, the more is claimed.
+    """Compute the root of the mean variance, √mean σ²; smaller means narrower forecasts.
 
+    Parameters
+    ----------
+    mean
+        Means of the forecasts, shape (n,).
+    std
+        Standard deviations of the forecasts, shape (n,).
+    targets
+        Values that came true, shape (n,).
+
+    Returns
+    -------
+    float
+        The sharpness; NaN without rows.
+
+    Examples
+    --------
     >>> f"{sharpness([0.0, 1.0], [1.0, 2.0], [1.0, 1.0]):.4f}"
     '1.5811'
 
-    Kuleshov, Fenner and Ermon (2018).
+    References
+    ----------
+    Kuleshov, Fenner & Ermon (2018), Accurate uncertainties for deep learning using calibrated regression,
+    arXiv:1807.00263.
     """
     _, s, _, _ = _standardise(mean, std, targets)
     return math.sqrt(_mean(s**2))
 
 
 def variation(std: ArrayLike) -> float:
-    """The coefficient of variation of σ: 0 when every row has the same uncertainty.
+    """Compute the coefficient of variation std(σ)/mean(σ): 0 if every row has the same uncertainty.
 
-    std(σ)/mean(σ). Read it beside `ence`, which a constant σ = RMSE makes zero without saying anything of a row.
+    Read it together with `ence`: a constant σ = RMSE has ENCE 0 but distinguishes no rows.
 
+    Parameters
+    ----------
+    std
+        Standard deviations of the forecasts, shape (n,).
+
+    Returns
+    -------
+    float
+        The coefficient; NaN without rows.
+
+    Examples
+    --------
     >>> f"{variation([1.0, 2.0]):.4f}"
     '0.3333'
 
-    Levi, Gispan, Giladi and Fetaya (2022).
+    References
+    ----------
+    Levi, Gispan, Giladi & Fetaya (2022), Evaluating and calibrating uncertainty prediction in regression tasks,
+    arXiv:1905.11659.
     """
     s = _check_std(as_vector(std, "std"))
     return float(s.std() / s.mean()) if len(s) else math.nan
 
 
 def coverage(mean: ArrayLike, std: ArrayLike, targets: ArrayLike, *, level: float = 0.95) -> float:
-    """The share of targets inside the centred interval of probability `level`.
+    """Compute the share of targets inside the centred interval of probability `level`.
 
-    mean of 1[|y−μ| ≤ Φ⁻¹((1+level)/2)·σ]; calibrated forecasts give `level`.
+    It is the mean of 1[|y−μ| ≤ Φ⁻¹((1+level)/2)·σ]; calibrated forecasts give `level`.
 
+    Parameters
+    ----------
+    mean
+        Means of the forecasts, shape (n,).
+    std
+        Standard deviations of the forecasts, shape (n,).
+    targets
+        Values that came true, shape (n,).
+    level
+        Probability of the interval.
+
+    Returns
+    -------
+    float
+        The share, between 0 and 1; NaN without rows.
+
+    Examples
+    --------
     >>> f"{coverage([0.0, 0.0], [1.0, 1.0], [1.9, 2.1]):.4f}"
     '0.5000'
     """
@@ -100,10 +202,26 @@ def coverage(mean: ArrayLike, std: ArrayLike, targets: ArrayLike, *, level: floa
 
 
 def interval_width(mean: ArrayLike, std: ArrayLike, targets: ArrayLike, *, level: float = 0.95) -> float:
-    """The mean width of the centred interval of probability `level`.
+    """Compute the mean width 2·Φ⁻¹((1+level)/2)·σ of the centred interval of probability `level`.
 
-    mean of 2·Φ⁻¹((1+level)/2)·σ.
+    Parameters
+    ----------
+    mean
+        Means of the forecasts, shape (n,).
+    std
+        Standard deviations of the forecasts, shape (n,).
+    targets
+        Values that came true, shape (n,).
+    level
+        Probability of the interval.
 
+    Returns
+    -------
+    float
+        The width; NaN without rows.
+
+    Examples
+    --------
     >>> f"{interval_width([0.0, 0.0], [1.0, 3.0], [1.9, 2.1]):.4f}"
     '7.8399'
     """
@@ -113,28 +231,70 @@ def interval_width(mean: ArrayLike, std: ArrayLike, targets: ArrayLike, *, level
 
 
 def interval_calibration(mean: ArrayLike, std: ArrayLike, targets: ArrayLike, *, levels: ArrayLike) -> np.ndarray:
-    """The share of targets inside the centred interval of each level.
+    """Compute the share of targets inside the centred interval of each level.
 
     P̂(q) = mean of 1[|y−μ| ≤ Φ⁻¹((1+q)/2)·σ]; calibrated forecasts give P̂(q) = q.
 
+    Parameters
+    ----------
+    mean
+        Means of the forecasts, shape (n,).
+    std
+        Standard deviations of the forecasts, shape (n,).
+    targets
+        Values that came true, shape (n,).
+    levels
+        Probabilities of the intervals, shape (m,).
+
+    Returns
+    -------
+    np.ndarray
+        The shares, shape (m,).
+
+    Examples
+    --------
     >>> interval_calibration([0.0, 0.0], [1.0, 1.0], [0.5, -1.5], levels=[0.3, 0.5, 0.9])
     array([0. , 0.5, 1. ])
 
-    Kuleshov, Fenner and Ermon (2018).
+    References
+    ----------
+    Kuleshov, Fenner & Ermon (2018), Accurate uncertainties for deep learning using calibrated regression,
+    arXiv:1807.00263.
     """
     z = _standardise(mean, std, targets)[3]
     return _share_below(np.abs(z), ndtri((1 + _check_levels(levels)) / 2))
 
 
 def quantile_calibration(mean: ArrayLike, std: ArrayLike, targets: ArrayLike, *, levels: ArrayLike) -> np.ndarray:
-    """The share of targets below the forecast quantile of each level.
+    """Compute the share of targets below the forecast quantile of each level.
 
     P̂(q) = mean of 1[y ≤ μ + Φ⁻¹(q)·σ]; calibrated forecasts give P̂(q) = q.
 
+    Parameters
+    ----------
+    mean
+        Means of the forecasts, shape (n,).
+    std
+        Standard deviations of the forecasts, shape (n,).
+    targets
+        Values that came true, shape (n,).
+    levels
+        Levels of the quantiles, shape (m,).
+
+    Returns
+    -------
+    np.ndarray
+        The shares, shape (m,).
+
+    Examples
+    --------
     >>> quantile_calibration([0.0, 0.0], [1.0, 1.0], [0.5, -1.5], levels=[0.05, 0.5, 0.9])
     array([0. , 0.5, 1. ])
 
-    Kuleshov, Fenner and Ermon (2018).
+    References
+    ----------
+    Kuleshov, Fenner & Ermon (2018), Accurate uncertainties for deep learning using calibrated regression,
+    arXiv:1807.00263.
     """
     z = _standardise(mean, std, targets)[3]
     return _share_below(z, ndtri(_check_levels(levels)))
@@ -143,15 +303,37 @@ def quantile_calibration(mean: ArrayLike, std: ArrayLike, targets: ArrayLike, *,
 def miscalibration_area(
     mean: ArrayLike, std: ArrayLike, targets: ArrayLike, *, shares: Shares = "intervals", points: int = 100
 ) -> float:
-    """The area between the curve of observed shares and the diagonal.
+    """Compute the area between the curve of observed shares and the diagonal, ∫ |P̂(q) − q| dq.
 
-    ∫ |P̂(q) − q| dq with P̂ linear between `points` levels spread evenly over [0, 1], exact also where it crosses the
-    diagonal. P̂ is that of `interval_calibration`, or of `quantile_calibration` with `shares="quantiles"`.
+    P̂ is linear between `points` levels spread evenly over [0, 1]. The area is exact also where P̂ crosses the
+    diagonal.
 
+    Parameters
+    ----------
+    mean
+        Means of the forecasts, shape (n,).
+    std
+        Standard deviations of the forecasts, shape (n,).
+    targets
+        Values that came true, shape (n,).
+    shares
+        "intervals" for P̂ of `interval_calibration`, "quantiles" for that of `quantile_calibration`.
+    points
+        Number of levels.
+
+    Returns
+    -------
+    float
+        The area; NaN without rows.
+
+    Examples
+    --------
     >>> f"{miscalibration_area([0.0, 0.0], [1.0, 1.0], [0.5, -1.5]):.4f}"
     '0.1526'
 
-    Tran et al. (2020); Chung, Char, Guo, Schneider and Neiswanger (2021).
+    References
+    ----------
+    Chung, Char, Guo, Schneider & Neiswanger (2021), Uncertainty toolbox, arXiv:2109.10254.
     """
     levels, gap = _gaps(mean, std, targets, shares, points)
     left, right = np.abs(gap[:-1]), np.abs(gap[1:])
@@ -165,12 +347,34 @@ def miscalibration_area(
 def mean_calibration_error(
     mean: ArrayLike, std: ArrayLike, targets: ArrayLike, *, shares: Shares = "intervals", points: int = 100
 ) -> float:
-    """The mean of |P̂(q) − q| over `points` levels spread evenly over [0, 1].
+    """Compute the mean of |P̂(q) − q| over levels spread evenly over [0, 1].
 
+    Parameters
+    ----------
+    mean
+        Means of the forecasts, shape (n,).
+    std
+        Standard deviations of the forecasts, shape (n,).
+    targets
+        Values that came true, shape (n,).
+    shares
+        "intervals" for P̂ of `interval_calibration`, "quantiles" for that of `quantile_calibration`.
+    points
+        Number of levels.
+
+    Returns
+    -------
+    float
+        The error; NaN without rows.
+
+    Examples
+    --------
     >>> f"{mean_calibration_error([0.0, 0.0], [1.0, 1.0], [0.5, -1.5]):.4f}"
     '0.1529'
 
-    Chung, Char, Guo, Schneider and Neiswanger (2021).
+    References
+    ----------
+    Chung, Char, Guo, Schneider & Neiswanger (2021), Uncertainty toolbox, arXiv:2109.10254.
     """
     return _mean(np.abs(_gaps(mean, std, targets, shares, points)[1]))
 
@@ -178,37 +382,80 @@ def mean_calibration_error(
 def rms_calibration_error(
     mean: ArrayLike, std: ArrayLike, targets: ArrayLike, *, shares: Shares = "intervals", points: int = 100
 ) -> float:
-    """The root of the mean of (P̂(q) − q)² over `points` levels spread evenly over [0, 1].
+    """Compute the root of the mean of (P̂(q) − q)² over levels spread evenly over [0, 1].
 
+    Parameters
+    ----------
+    mean
+        Means of the forecasts, shape (n,).
+    std
+        Standard deviations of the forecasts, shape (n,).
+    targets
+        Values that came true, shape (n,).
+    shares
+        "intervals" for P̂ of `interval_calibration`, "quantiles" for that of `quantile_calibration`.
+    points
+        Number of levels.
+
+    Returns
+    -------
+    float
+        The error; NaN without rows.
+
+    Examples
+    --------
     >>> f"{rms_calibration_error([0.0, 0.0], [1.0, 1.0], [0.5, -1.5]):.4f}"
     '0.1877'
 
-    Chung, Char, Guo, Schneider and Neiswanger (2021).
+    References
+    ----------
+    Chung, Char, Guo, Schneider & Neiswanger (2021), Uncertainty toolbox, arXiv:2109.10254.
     """
     return math.sqrt(_mean(_gaps(mean, std, targets, shares, points)[1] ** 2))
 
 
 def ence(mean: ArrayLike, std: ArrayLike, targets: ArrayLike, *, bins: int = 10) -> float:
-    """The expected normalised calibration error: how far σ is from the error it announces, relative to σ.
+    """Compute the expected normalised calibration error, the mean over bins of |RMV_b − RMSE_b| / RMV_b.
 
-    mean over bins of |RMV_b − RMSE_b| / RMV_b, where RMV_b = √mean σ² and RMSE_b = √mean (y−μ)², in bins of equal mass
-    of σ (equal σ stay together). Bins without any σ are left out with a warning.
+    RMV_b = √mean σ² and RMSE_b = √mean (y−μ)² in bins of equal mass of σ; equal σ stay in one bin. Bins without any σ
+    are left out with a warning.
 
+    Parameters
+    ----------
+    mean
+        Means of the forecasts, shape (n,).
+    std
+        Standard deviations of the forecasts, shape (n,).
+    targets
+        Values that came true, shape (n,).
+    bins
+        Number of bins.
+
+    Returns
+    -------
+    float
+        The error; NaN without rows.
+
+    Examples
+    --------
     >>> f"{ence([0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 2.0, 2.0], [1.0, -1.0, 3.0, 1.0], bins=2):.4f}"
     '0.0590'
 
-    Levi, Gispan, Giladi and Fetaya (2022).
+    References
+    ----------
+    Levi, Gispan, Giladi & Fetaya (2022), Evaluating and calibrating uncertainty prediction in regression tasks,
+    arXiv:1905.11659.
     """
     m, s, y, _ = _standardise(mean, std, targets)
     index = equal_mass_index(s, bins)
     if len(s) == 0:
         return math.nan
     count = np.bincount(index)
-    announced, seen = (np.sqrt(np.bincount(index, weights=w) / count) for w in (s**2, (y - m) ** 2))
+    predicted, observed = (np.sqrt(np.bincount(index, weights=w) / count) for w in (s**2, (y - m) ** 2))
     positive = np.bincount(index, weights=s > STD_FLOOR) > 0
     if not positive.all():
         warnings.warn(f"{int((~positive).sum())} of {len(count)} bins have no std and were left out", stacklevel=2)
-    return _mean(np.abs(announced - seen)[positive] / announced[positive])
+    return _mean(np.abs(predicted - observed)[positive] / predicted[positive])
 
 
 def variance_error(
@@ -219,15 +466,35 @@ def variance_error(
     bins: int = BINS,
     binning: Literal["width", "mass"] = "width",
 ) -> float:
-    """How far the variance is from the squared error it announces, known as UCE (uncertainty calibration error).
+    """Compute the uncertainty calibration error (UCE), Σ_b (n_b/n)·|mean_b (y−μ)² − mean_b σ²|.
 
-    Σ_b (n_b/n)·|mean_b (y−μ)² − mean_b σ²| in bins of equal width between the least and the greatest σ², or of equal
-    mass with `binning="mass"`.
+    Parameters
+    ----------
+    mean
+        Means of the forecasts, shape (n,).
+    std
+        Standard deviations of the forecasts, shape (n,).
+    targets
+        Values that came true, shape (n,).
+    bins
+        Number of bins.
+    binning
+        "width" for bins of equal width of σ², "mass" for bins of equal mass.
 
+    Returns
+    -------
+    float
+        The error; NaN without rows.
+
+    Examples
+    --------
     >>> f"{variance_error([0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 2.0, 2.0], [1.0, -1.0, 3.0, 1.0], bins=2):.4f}"
     '0.5000'
 
-    Laves, Ihler, Fast, Kahrs and Ortmaier (2020).
+    References
+    ----------
+    Laves, Ihler, Fast, Kahrs & Ortmaier (2020), Well-calibrated regression uncertainty in medical imaging with deep
+    learning.
     """
     m, s, y, _ = _standardise(mean, std, targets)
     if binning == "width":
@@ -241,7 +508,7 @@ def variance_error(
 
 
 def _standardise(mean: Any, std: Any, targets: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """μ, σ, y and z = (y−μ)/σ."""
+    """Return μ, σ, y and z = (y−μ)/σ."""
     m = as_vector(mean, "mean")
     s = _check_std(as_vector(std, "std", length=len(m)))
     y = as_vector(targets, "targets", length=len(m))
@@ -267,7 +534,7 @@ def _share_below(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
 
 
 def _gaps(mean: Any, std: Any, targets: Any, shares: Shares, points: int) -> tuple[np.ndarray, np.ndarray]:
-    """Even levels q and P̂(q) − q at each."""
+    """Return even levels q and P̂(q) − q at each."""
     if int(points) != points or points < 2:
         raise ValueError(f"points must be a whole number of at least 2, got {points!r}")
     levels = np.linspace(0.0, 1.0, int(points))
@@ -282,13 +549,13 @@ def _mean(values: np.ndarray) -> float:
     return float(values.mean()) if len(values) else math.nan
 
 
-_ALIKE: tuple[Callable[..., float], ...] = (
+_FUNCTIONS: tuple[Callable[..., float], ...] = (
     *(gaussian_nll, crps, rmse, sharpness, coverage, interval_width),
     *(miscalibration_area, mean_calibration_error, rms_calibration_error, ence, variance_error),
 )
 
 REGRESSION: Mapping[str, Callable[..., float]] = {
-    **{function.__name__: function for function in _ALIKE},
+    **{function.__name__: function for function in _FUNCTIONS},
     "variation": lambda mean, std, targets: variation(_standardise(mean, std, targets)[1]),
 }
-"""Name → function of (mean, std, targets) that gives one number."""
+"""Functions of (mean, std, targets) that return one number, by name."""

@@ -1,7 +1,7 @@
-"""Pixels: the calibration of each class in each image, summed up image by image.
+"""Segmentation: the calibration of each class in each image, averaged over images.
 
-Images, not pixels, are the independent unit. An image's error is that of its own bins, so that what is too high in one
-image and too low in another does not cancel; the mean over the images has Student's interval.
+Images are the independent unit, not pixels. An image's error uses its own bins, so errors of different images do not
+cancel. The mean over the images has Student's interval.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from trueup.metrics.intervals import Interval
 from trueup.metrics.resampling import tail_share
 
 ERRORS = ("ece", "average_ce", "mce")
-"""Of the bins of one class in one image: weighted by the pixels of a bin, the mean over the bins, the largest."""
+"""Errors of the bins of one class in one image: weighted by pixels, averaged over the bins, and the largest."""
 
 
 @dataclass(frozen=True, eq=False)
 class SegmentationTally:
-    """Class-wise calibration errors of each image, mergeable: batch by batch, the set is never held in memory.
+    """Class-wise calibration errors of each image; mergeable, so the data set is never held in memory.
 
     >>> logits = np.log(np.array([[[[0.9, 0.6]], [[0.1, 0.4]]]]))  # one image of two classes, 1 × 2 pixels
     >>> tally = SegmentationTally.of(logits, np.array([[[0, 1]]]), bins=2)
@@ -39,15 +39,15 @@ class SegmentationTally:
     """
 
     errors: Mapping[str, np.ndarray]
-    """By the name of the error, (images, classes): NaN where an image has no pixel that counts."""
+    """By name of the error, (images, classes); NaN where no pixel of the image counts."""
     pixels: np.ndarray
-    """(images,): how many count."""
+    """(images,): number of pixels that count."""
     correct: np.ndarray
-    """(images,): how many of them are right."""
+    """(images,): number of those that are right."""
     bins: Bins
-    """Of all pixels together, class-wise."""
+    """Class-wise bins of all pixels."""
     background: int | None = None
-    """The class that is left out of the means over classes."""
+    """Class that is left out of the means over classes."""
 
     @classmethod
     def of(
@@ -60,36 +60,54 @@ class SegmentationTally:
         background: int | None = None,
         bins: int = BINS,
     ) -> SegmentationTally:
-        """Tally images: logits (n, K, …) and labels (n, …), or with `class_axis="last"` logits (n, …, K).
+        """Tally a batch of images.
 
-        Pixels labelled `ignore_index` do not count. `background`, a class, is left out of the means over classes.
+        Parameters
+        ----------
+        logits
+            Logits, shape (n, classes, …), or (n, …, classes) with `class_axis="last"`.
+        labels
+            Class numbers, shape (n, …).
+        class_axis
+            Position of the classes, "first" (after the batch) or "last".
+        ignore_index
+            Label of pixels that do not count.
+        background
+            Class that is left out of the means over classes.
+        bins
+            Number of bins.
+
+        Returns
+        -------
+        SegmentationTally
+            The tally; add tallies of batches with ``+``.
         """
         z, y = to_array(logits, "logits"), to_array(labels, "labels")
         if z.ndim < 3:
             raise InputError("logits", "have shape (n, K, …), or (n, …, K) with class_axis='last'", str(tuple(z.shape)))
         z = classes_last(z, class_axis)
         if z.shape[:-1] != y.shape:
-            wanted = f"have shape {tuple(z.shape[:-1])} to match the logits"
-            raise InputError("labels", wanted, str(tuple(y.shape)))
+            expected = f"have shape {tuple(z.shape[:-1])} to match the logits"
+            raise InputError("labels", expected, str(tuple(y.shape)))
         k = z.shape[-1]
         if background is not None and not 0 <= background < k:
             raise InputError("background", f"be a class, 0..{k - 1}", repr(background))
-        found: dict[str, list[np.ndarray]] = {name: [] for name in ERRORS}
+        of_image: dict[str, list[np.ndarray]] = {name: [] for name in ERRORS}
         pixels, correct = [], []
-        whole = np.zeros((3, k, bins))
+        total = np.zeros((3, k, bins))
         for image, label in zip(z.reshape(len(z), -1, k), y.reshape(len(y), -1), strict=True):
             kept = label != ignore_index
             rows, truth = as_arrays(image[kept], label[kept])
             sums = _class_sums(rows, truth, bins)
-            whole += sums
+            total += sums
             for name in ERRORS:
                 with np.errstate(invalid="ignore", divide="ignore"):
-                    found[name].append(BINNED_ERRORS[name](*sums) if len(rows) else np.full(k, math.nan))
+                    of_image[name].append(BINNED_ERRORS[name](*sums) if len(rows) else np.full(k, math.nan))
             pixels.append(len(rows))
             correct.append(int((rows.argmax(axis=1) == truth).sum()))
-        errors = {name: np.stack(each) if each else np.zeros((0, k)) for name, each in found.items()}
-        seen, right = np.array(pixels, dtype=np.int64), np.array(correct, dtype=np.int64)
-        return cls(errors, seen, right, Bins(equal_width(bins), *whole), background)
+        errors = {name: np.stack(each) if each else np.zeros((0, k)) for name, each in of_image.items()}
+        counted, right = np.array(pixels, dtype=np.int64), np.array(correct, dtype=np.int64)
+        return cls(errors, counted, right, Bins(equal_width(bins), *total), background)
 
     def __add__(self, other: SegmentationTally) -> SegmentationTally:
         if not isinstance(other, SegmentationTally):
@@ -102,33 +120,81 @@ class SegmentationTally:
         return SegmentationTally(errors, pixels, correct, self.bins + other.bins, self.background)
 
     def __radd__(self, other: int) -> SegmentationTally:
-        """So that `sum` adds them up."""
+        """Support `sum`."""
         return self if other == 0 else NotImplemented
 
     @property
     def images(self) -> int:
-        """How many images have a pixel that counts."""
+        """Number of images with a pixel that counts."""
         return int((self.pixels > 0).sum())
 
     @property
     def classes(self) -> tuple[int, ...]:
-        """Those that count."""
+        """The classes that count."""
         return tuple(k for k in range(self.bins.count.shape[0]) if k != self.background)
 
     def of_images(self, error: str = "ece") -> np.ndarray:
-        """The error of each image, the mean over its classes, (images,)."""
+        """Return the error of each image, averaged over its classes, (images,).
+
+        Parameters
+        ----------
+        error
+            "ece", "average_ce" or "mce".
+
+        Returns
+        -------
+        np.ndarray
+            One error per image.
+        """
         return self._errors(error)[:, list(self.classes)].mean(axis=1)
 
     def value(self, error: str = "ece", *, level: float = 0.95) -> Interval:
-        """The mean over images and classes, with its interval by image."""
+        """Return the mean over images and classes, with its interval by image.
+
+        Parameters
+        ----------
+        error
+            "ece", "average_ce" or "mce".
+        level
+            Level of the intervals, such as 0.95.
+
+        Returns
+        -------
+        Interval
+            The error with its interval.
+        """
         return _interval(self.of_images(error), level)
 
     def by_class(self, error: str = "ece", *, level: float = 0.95) -> dict[int, Interval]:
-        """The mean over the images of each class."""
+        """Return the mean over the images for each class.
+
+        Parameters
+        ----------
+        error
+            "ece", "average_ce" or "mce".
+        level
+            Level of the intervals, such as 0.95.
+
+        Returns
+        -------
+        dict[int, Interval]
+            The error with its interval, by class.
+        """
         return {k: _interval(self._errors(error)[:, k], level) for k in self.classes}
 
     def accuracy(self, *, level: float = 0.95) -> Interval:
-        """The mean over the images of the share of pixels that are right."""
+        """Return the mean over the images of the share of right pixels.
+
+        Parameters
+        ----------
+        level
+            Level of the intervals, such as 0.95.
+
+        Returns
+        -------
+        Interval
+            The accuracy with its interval.
+        """
         some = self.pixels > 0
         return _interval(self.correct[some] / self.pixels[some], level)
 
@@ -138,16 +204,29 @@ class SegmentationTally:
         return self.errors[error][self.pixels > 0]
 
     def caption(self) -> str:
-        """How much was seen."""
+        """Return the numbers of images and pixels, in words."""
         left_out = "" if self.background is None else f", class {self.background} left out"
         return f"{self.images:,} images, {self.pixels.sum():,} pixels{left_out}: intervals by image"
 
     def table(self, class_names: Sequence[str] | None = None, *, level: float = 0.95) -> list[Row]:
-        """Its cells as text, the first row the heads."""
+        """Return the cells of the table as text; the first row holds the heads.
+
+        Parameters
+        ----------
+        class_names
+            Names of the classes, in the order of the columns.
+        level
+            Level of the intervals, such as 0.95.
+
+        Returns
+        -------
+        list[Row]
+            The rows.
+        """
         rows: list[Row] = [["class", "error", "value", f"{format_percent(level)} interval"]]
         for error in ERRORS:
             known = self.by_class(error, level=level)
-            named = {str(k) if class_names is None else class_names[k]: found for k, found in known.items()}
+            named = {str(k) if class_names is None else class_names[k]: i for k, i in known.items()}
             for name, i in {"all": self.value(error, level=level), **named}.items():
                 rows.append([name, error, format_number(i.value), format_interval(i.low, i.high)])
         return rows
@@ -163,24 +242,24 @@ class SegmentationTally:
 
 
 def _class_sums(logits: np.ndarray, labels: np.ndarray, bins: int) -> np.ndarray:
-    """Count, probability and hits of every class in the bins of its probability, (3, classes, bins)."""
+    """Return count, probability and hits of every class in the bins of its probability, (3, classes, bins)."""
     k = logits.shape[1]
     probs = softmax(logits.astype(np.float64), axis=1)
     cuts = cut_points(equal_width(bins), rounding=rounding_error(logits))
-    place = np.searchsorted(cuts, probs, side="left") + bins * np.arange(k)
+    cell = np.searchsorted(cuts, probs, side="left") + bins * np.arange(k)
     hits = np.zeros_like(probs)
     hits[np.arange(len(probs)), labels] = 1.0
-    sums = [np.bincount(place.ravel(), w, k * bins) for w in (np.ones(probs.size), probs.ravel(), hits.ravel())]
+    sums = [np.bincount(cell.ravel(), w, k * bins) for w in (np.ones(probs.size), probs.ravel(), hits.ravel())]
     return np.stack(sums).reshape(3, k, bins)
 
 
 def _interval(values: np.ndarray, level: float) -> Interval:
-    """The mean with Student's interval."""
+    """Return the mean with Student's interval."""
     n, tail = len(values), tail_share(level)
     if not n:
         return Interval(math.nan, math.nan, math.nan, level)
     mean = float(values.mean())
     if n < 2:
         return Interval(mean, math.nan, math.nan, level)
-    reach = t_quantile(tail, n - 1) * float(values.std(ddof=1)) / math.sqrt(n)
-    return Interval(mean, max(mean - reach, 0.0), min(mean + reach, 1.0), level)
+    half_width = t_quantile(tail, n - 1) * float(values.std(ddof=1)) / math.sqrt(n)
+    return Interval(mean, max(mean - half_width, 0.0), min(mean + half_width, 1.0), level)

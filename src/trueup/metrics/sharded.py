@@ -1,4 +1,4 @@
-"""The table of `trueup.evaluate` of files that together do not fit in memory."""
+"""The table of `trueup.evaluate` for files that do not fit in memory."""
 
 from __future__ import annotations
 
@@ -38,44 +38,69 @@ def evaluate_shards(
     progress: bool = True,
     **resampling: Unpack[ResamplingOptions],
 ) -> Scores:
-    """The table of `trueup.evaluate` for shards, in one pass and the memory of one chunk a worker.
+    """Compute the table of `trueup.evaluate` for shards, in one pass and with one chunk per worker in memory.
 
-    The adaptive error comes from a fine grid of confidences, whose own bound on its error is a few parts in a thousand.
-    Columns that the shards name as weights or as groups are those of `trueup.evaluate`; `event` is a class, or one of
-    the names that the shards have as `class_names`. The column of clusters makes intervals and tests those of clusters;
-    the adaptive error and what is of an event alone then come without intervals, which need all rows at once.
+    The adaptive error comes from a fine grid of confidences, with an error bound of a few parts in a thousand. Columns
+    that the shards name as weights or groups are used as in `trueup.evaluate`. With a column of clusters, intervals and
+    tests count clusters. The adaptive error and event metrics then have no interval, since that needs all rows at once.
+
+    Parameters
+    ----------
+    shards
+        Files to evaluate.
+    metrics
+        Names of metrics of the table; by default the usual ones.
+    event
+        Class to score as an event, by number or by a name in the shards' `class_names`.
+    top_label
+        With two classes, score the predicted class instead of class 1.
+    bins
+        Number of bins.
+    executor
+        Runs chunks in parallel; by default the shards are read one after another.
+    skip_bad
+        Skip unreadable shards with a warning.
+    progress
+        Show a progress bar.
+    **resampling
+        `level`, `n_resamples` and `seed`: the level of the interval, the number of resamples, and the random seed.
+
+    Returns
+    -------
+    Scores
+        A table, as from `trueup.evaluate`.
     """
     simulation = Resampling(**resampling)
-    wanted = () if metrics is None else tuple(metrics)
-    unknown = [metric for metric in wanted if not has_interval(metric)]
+    chosen = () if metrics is None else tuple(metrics)
+    unknown = [metric for metric in chosen if not has_interval(metric)]
     if unknown:
         known = ", ".join((*TABLE_METRICS, *EVENT_METRICS))
-        raise ValueError(f"of shards, metrics must be among {known}, got {unknown[0]!r}")
+        raise ValueError(f"metrics must be among {known} for shards, got {unknown[0]!r}")
     if shards.fields.groups and shards.fields.clusters is not None:
         hint = "load the files and evaluate(*table, **table.options())"
-        raise InputError("groups", "be left out of shards with clusters", "both", hint)
-    names = shards.fields.class_names
-    task = functools.partial(_tally_rows, bins=bins, event=event, class_names=names, top_label=top_label)
+        raise InputError("groups", "not be combined with clusters in shards", "both", hint)
+    class_names = shards.fields.class_names
+    task = functools.partial(_tally_rows, bins=bins, event=event, class_names=class_names, top_label=top_label)
     options: dict[str, Any] = {"executor": executor, "skip_bad": skip_bad, "progress": progress}
     sums, _, bad = map_shards(task, shards, label="evaluating shards", **options)
     warn_of_bad_shards(bad)
     tally = sums.tally
     if shards.fields.sample_weight is not None and not tally.n:
         raise InputError(shards.fields.sample_weight, "not all be zero", "zeros")
-    worth = None if shards.fields.sample_weight is None else tally.effective_rows
-    fields: dict[str, Any] = {"effective_rows": worth, "event_name": event_name(event, sums.classes, names)}
+    effective = None if shards.fields.sample_weight is None else tally.effective_rows
+    fields: dict[str, Any] = {"effective_rows": effective, "event_name": event_name(event, sums.classes, class_names)}
     if sums.groups is not None:
         fields["group_tables"] = {"network": sums.groups.table(level=simulation.level, seed=simulation.seed)}
     if tally.clusters is not None:
         fields |= {"clusters": len(sums.clusters), "cluster_name": shards.fields.clusters}
-    return scores_of_tally(tally, wanted, simulation, **fields)
+    return scores_of_tally(tally, chosen, simulation, **fields)
 
 
 def scores_of_tally(tally: Tally, metrics: Iterable[str], resampling: Resampling, **fields: Any) -> Scores:
-    """The table of `trueup.evaluate` from a tally alone; the other fields of `Scores` by name."""
+    """Build the table of `trueup.evaluate` from a tally; further fields of `Scores` are passed by name."""
     classes = len(tally.classes.count)
-    wanted = tuple(metrics) or default_metrics(classes, tally.top_label)
-    values = {"network": intervals(tally, wanted, resampling)}
+    names = tuple(metrics) or default_metrics(classes, tally.top_label)
+    values = {"network": intervals(tally, names, resampling)}
     tests = {"network": CalibrationTests.of(tally, resampling)}
     means = {"network": (tally.predicted.value, tally.observed.value)}
     size = tally.n, classes, tally.grid.bins, resampling.level
@@ -84,14 +109,14 @@ def scores_of_tally(tally: Tally, metrics: Iterable[str], resampling: Resampling
 
 @dataclass(frozen=True)
 class _Sums:
-    """What adds up over the rows."""
+    """Mergeable sums over the rows."""
 
     tally: Tally
     groups: GroupTally | None
     classes: int
-    """Of the logits."""
+    """Number of classes of the logits."""
     clusters: frozenset[Hashable] = frozenset()
-    """Their names."""
+    """Names of the clusters."""
 
     def __add__(self, other: _Sums) -> _Sums:
         groups = None if self.groups is None or other.groups is None else self.groups + other.groups

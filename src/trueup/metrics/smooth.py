@@ -16,23 +16,44 @@ from trueup._core.row_scores import class_probs, log_sum_exp, scores_and_outcome
 from trueup._core.types import ArrayLike, WeightsLike
 
 _FINEST = 1 << 16
-"""Points of the finest mesh of [0, 1] that smooth ECE uses."""
+"""Number of points of the finest mesh of [0, 1] for smooth ECE."""
 
 
 def ks(
     logits: ArrayLike, labels: ArrayLike, *, rank: int = 1, top_label: bool = False, sample_weight: WeightsLike = None
 ) -> float:
-    """The largest cumulated gap between hits and scores: of class 1 of two, of the predicted class of more.
+    """Compute the Kolmogorov–Smirnov error, the largest cumulated gap between hits and scores.
 
-    KS = max_t |1/n Σ_{i: s_i ≤ t} (a_i − s_i)|, with s the score and a whether that class is the label. With
-    `top_label` two classes are scored by the predicted one; with a `rank` above 1 it is the class ranked so. Among
-    equal logits the lowest class ranks first.
+    KS = max_t |1/n Σ_{i: s_i ≤ t} (a_i − s_i)|, with s the score of a class and a whether that class is the label. The
+    class is class 1 of two, or the predicted class of more. Among equal logits the lowest class ranks first.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    rank
+        Rank of the class to score, 1 for the predicted one.
+    top_label
+        With two classes, score the predicted class instead of class 1.
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The error, between 0 and 1; NaN without rows.
+
+    Examples
+    --------
     >>> logits = np.log([[0.6, 0.4], [0.8, 0.2], [0.1, 0.9]])
     >>> f"{ks(logits, [0, 1, 1]):.4f}"
     '0.2667'
 
-    Gupta et al. (2021), Calibration of neural networks using splines.
+    References
+    ----------
+    Gupta et al. (2021), Calibration of neural networks using splines, arXiv:2006.12800.
     """
     z, y = as_arrays(logits, labels)
     _check_rank(rank, "rank", z)
@@ -45,15 +66,35 @@ def ks(
 
 
 def ks_within(logits: ArrayLike, labels: ArrayLike, *, top: int = 2, sample_weight: WeightsLike = None) -> float:
-    """The Kolmogorov–Smirnov error of the `top` largest probabilities together, against the label being among them.
+    """Compute the Kolmogorov–Smirnov error of the sum of the `top` largest probabilities.
 
-    KS = max_t |1/n Σ_{i: s_i ≤ t} (a_i − s_i)|, with s the sum of those probabilities.
+    KS = max_t |1/n Σ_{i: s_i ≤ t} (a_i − s_i)|, with s the sum and a whether the label is among those classes.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    top
+        Number of classes in the sum.
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The error, between 0 and 1; NaN without rows.
+
+    Examples
+    --------
     >>> logits = np.log([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]])
     >>> f"{ks_within(logits, [2, 0]):.4f}"
     '0.4000'
 
-    Gupta et al. (2021), Calibration of neural networks using splines.
+    References
+    ----------
+    Gupta et al. (2021), Calibration of neural networks using splines, arXiv:2006.12800.
     """
     z, y = as_arrays(logits, labels)
     _check_rank(top, "top", z)
@@ -62,15 +103,33 @@ def ks_within(logits: ArrayLike, labels: ArrayLike, *, top: int = 2, sample_weig
 
 
 def ks_classwise(logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> float:
-    """The mean over the classes of the Kolmogorov–Smirnov error of a class's probability.
+    """Compute the mean over the classes of the Kolmogorov–Smirnov error of a class's probability.
 
     1/K Σ_k max_t |1/n Σ_{i: p_ik ≤ t} (1[y_i = k] − p_ik)|.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The error, between 0 and 1; NaN without rows.
+
+    Examples
+    --------
     >>> logits = np.log([[0.6, 0.4], [0.8, 0.2], [0.1, 0.9]])
     >>> f"{ks_classwise(logits, [0, 1, 1]):.4f}"
     '0.2167'
 
-    Gupta et al. (2021), Calibration of neural networks using splines.
+    References
+    ----------
+    Gupta et al. (2021), Calibration of neural networks using splines, arXiv:2006.12800.
     """
     z, y = as_arrays(logits, labels)
     w, total = as_weights(sample_weight, len(z)), 0.0
@@ -82,15 +141,35 @@ def ks_classwise(logits: ArrayLike, labels: ArrayLike, *, sample_weight: Weights
 def smooth_ece(
     logits: ArrayLike, labels: ArrayLike, *, top_label: bool = False, sample_weight: WeightsLike = None
 ) -> float:
-    """The absolute residual smoothed at its own scale: the σ at which smECE_σ equals σ.
+    """Compute the smooth ECE: the bandwidth σ at which the smoothed absolute residual smECE_σ equals σ.
 
-    smECE_σ = ∫₀¹ |1/n Σ_i (c_i − a_i) K_σ(t, c_i)| dt, where K_σ is the Gaussian reflected at 0 and 1; it falls as σ
-    grows, and the crossing is found by bisection. Accurate to 1e-6 (a result below 3e-5, to 3e-5).
+    smECE_σ = ∫₀¹ |1/n Σ_i (c_i − a_i) K_σ(t, c_i)| dt, where K_σ is the Gaussian reflected at 0 and 1. It decreases in
+    σ, so the crossing is found by bisection. The result is accurate to 1e-6, or to 3e-5 if it is below 3e-5.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    top_label
+        With two classes, score the predicted class instead of class 1.
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The error, between 0 and 1; NaN without rows.
+
+    Examples
+    --------
     >>> f"{smooth_ece(np.log([[0.3, 0.7], [0.9, 0.1]]), [1, 0]):.4f}"
     '0.1825'
 
-    Błasiok & Nakkiran (2024), Smooth ECE.
+    References
+    ----------
+    Błasiok & Nakkiran (2024), Smooth ECE: principled reliability diagrams via kernel smoothing, arXiv:2309.12236.
     """
     z, y = as_arrays(logits, labels)
     if len(z) == 0:
@@ -102,7 +181,7 @@ def smooth_ece(
     for _ in range(40):
         sigma = (low + high) / 2
         low, high = (sigma, high) if _smooth(waves, sigma) > sigma else (low, sigma)
-    # At the crossing the value equals σ; read off the value, which is exact when all residuals have one sign.
+    # At the crossing the value equals σ; the value is exact when all residuals have one sign.
     return min(_smooth(waves, high), 1.0)
 
 
@@ -114,18 +193,40 @@ def kde_ece(
     top_label: bool = False,
     sample_weight: WeightsLike = None,
 ) -> float:
-    """The calibration error from kernel estimates of two densities: of all confidences, f, and of the correct ones, f₁.
+    """Compute the ECE from kernel estimates of two densities: of all confidences, f, and of the correct ones, f₁.
 
-    ∫₀¹ |t − min(π f₁(t)/f(t), 1)| f(t) dt, with π the accuracy. The kernel is the triweight of half-width 3h, mirrored
-    at 0 and 1, with h = std(confidence of the correct) · (2n)^(−1/5) for both densities. The range is cut into `grid`
-    steps, and 3h is at least 8 of them; accurate to 1e-4, and to 1e-6 from 256 steps on. Where the correct ones have no
-    spread, it is |accuracy − mean confidence|. With weights n is (Σw)²/Σw².
+    ∫₀¹ |t − min(π f₁(t)/f(t), 1)| f(t) dt, with π the accuracy. The kernel is the triweight of half-width 3h, reflected
+    at 0 and 1. Both densities use h = std(confidence of the correct) · (2n)^(−1/5); with weights n is (Σw)²/Σw². 3h is
+    at least 8 steps of the grid. The result is accurate to 1e-4, and to 1e-6 from 256 steps on. If the correct
+    confidences are all equal, it is |accuracy − mean confidence|.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes). See `from_probs` for probabilities.
+    labels
+        Class numbers, shape (n,).
+    grid
+        Number of steps of the range [0, 1].
+    top_label
+        With two classes, score the predicted class instead of class 1.
+    sample_weight
+        Weight of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The error, between 0 and 1; NaN without rows.
+
+    Examples
+    --------
     >>> logits = np.log([[0.3, 0.7], [0.9, 0.1], [0.2, 0.8], [0.4, 0.6]])
     >>> f"{kde_ece(logits, [1, 0, 1, 0]):.4f}"
     '0.2678'
 
-    Zhang, Kailkhura & Han (2020), Mix-n-Match.
+    References
+    ----------
+    Zhang, Kailkhura & Han (2020), Mix-n-Match, arXiv:2003.07329.
     """
     z, y = as_arrays(logits, labels)
     if not isinstance(grid, (int, np.integer)) or grid < 64:
@@ -142,7 +243,7 @@ def kde_ece(
         return abs(float(share @ (hits - confidence)))
     half_width = max(3 * spread * (2 * effective_rows(w, n)) ** -0.2, 8 / grid)
     damping = _triweight_waves(math.pi * half_width * np.arange(grid))
-    # f is π f₁ plus the wrong ones' part, all with one bandwidth: the ratio cannot pass 1, and nothing need be divided.
+    # f is π f₁ plus the part of the wrong ones, with one bandwidth: the ratio is at most 1, so no division is needed.
     both = np.stack([_cosines(confidence, weight, grid) for weight in (share, share * hits)])
     density, hit_density = _on_mesh(both * damping)
     mesh = (np.arange(grid) + 0.5) / grid
@@ -150,19 +251,19 @@ def kde_ece(
 
 
 def _check_rank(rank: Any, name: str, z: np.ndarray) -> None:
-    """Refuse a rank that there is no class for."""
+    """Reject a rank above the number of classes."""
     if not isinstance(rank, (int, np.integer)) or not 1 <= rank <= z.shape[1]:
         raise ValueError(f"{name} must lie in 1..{z.shape[1]}, the number of classes, got {rank!r}")
 
 
 def _shares(sample_weight: Any, n: int) -> np.ndarray:
-    """What each row is of the whole."""
+    """Return each row's share of the total weight."""
     w = as_weights(sample_weight, n)
     return np.full(n, 1 / n) if w is None else w / w.sum()
 
 
 def _largest_drift(score: np.ndarray, hit: np.ndarray, sample_weight: np.ndarray | None) -> float:
-    """max_t |1/n Σ_{s_i ≤ t} (hit_i − s_i)|; looking only where a run of ties ends, the order of rows is irrelevant."""
+    """Return max_t |1/n Σ_{s_i ≤ t} (hit_i − s_i)| over the ends of runs of ties, whatever the order of rows."""
     n = len(score)
     if n == 0:
         return math.nan
@@ -171,14 +272,14 @@ def _largest_drift(score: np.ndarray, hit: np.ndarray, sample_weight: np.ndarray
         drift = np.cumsum((sample_weight * (hit - score))[order])
         return float(np.abs(drift[tie_ends(score[order])]).max() / sample_weight.sum())
     ordered = np.sort(score)
-    # Sorting values alone is several times faster than sorting indices; the hits find their places by search.
+    # Sorting values is several times faster than sorting indices; binary search locates the hits.
     hits = np.bincount(np.searchsorted(ordered, score[hit]), minlength=n)
     drift = np.cumsum(hits - ordered)
     return float(np.abs(drift[tie_ends(ordered)]).max()) / n
 
 
 def _largest_probs(z: np.ndarray, y: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `count` largest probabilities of each row, descending (n, count), and the label's rank among all, from 1."""
+    """Return the `count` largest probabilities per row, descending (n, count), and the label's rank, from 1."""
     n, classes = z.shape
     scores, label_rank = np.empty((n, count)), np.empty(n, np.int64)
     order = np.arange(classes)
@@ -193,14 +294,14 @@ def _largest_probs(z: np.ndarray, y: np.ndarray, count: int) -> tuple[np.ndarray
 
 
 def _cosines(points: np.ndarray, weights: np.ndarray, size: int) -> np.ndarray:
-    """Σ_i w_i cos(πk x_i) for k = 0..size−1, x in [0, 1].
+    """Return Σ_i w_i cos(πk x_i) for k = 0..size−1, x in [0, 1].
 
-    Weights are spread on the mesh (j + ½)/size, mirrored at both ends, by cubic B-splines, whose known damping is then
-    divided out; what is left of the error falls with the fourth power of k/size.
+    Cubic B-splines spread the weights on the mesh (j + ½)/size, reflected at both ends. Their known damping is then
+    divided out. The remaining error falls with the fourth power of k/size.
     """
-    place = points * size - 0.5
-    left = np.floor(place)
-    u = place - left
+    position = points * size - 0.5
+    left = np.floor(position)
+    u = position - left
     spline = ((1 - u) ** 3, 4 - 6 * u**2 + 3 * u**3, 1 + 3 * u + 3 * u**2 - 3 * u**3, u**3)
     mass = np.zeros(size)
     for shift, share in enumerate(spline, -1):
@@ -211,14 +312,14 @@ def _cosines(points: np.ndarray, weights: np.ndarray, size: int) -> np.ndarray:
 
 
 def _on_mesh(waves: np.ndarray) -> np.ndarray:
-    """w_0 + 2 Σ_k w_k cos(πkt) at t = (j + ½)/size: the density that has these cosine averages."""
+    """Return w_0 + 2 Σ_k w_k cos(πkt) at t = (j + ½)/size: the density with these cosine averages."""
     return idct(waves, axis=-1) * (2 * waves.shape[-1])
 
 
 def _smooth(waves: np.ndarray, sigma: float) -> float:
-    """∫|r_σ|: the reflected Gaussian multiplies the k-th cosine by exp(−σ²π²k²/2), exactly.
+    """Return ∫|r_σ|: the reflected Gaussian multiplies the k-th cosine by exp(−σ²π²k²/2), exactly.
 
-    The mesh follows σ, 256 points in each; no finer than 2 points, where the finest mesh would ring.
+    The mesh follows σ with 256 points per σ. σ is at least 2 points, below which the finest mesh would ring.
     """
     sigma = max(sigma, 2 / len(waves))
     size = min(len(waves), 1 << math.ceil(math.log2(256 / sigma)))
@@ -227,7 +328,7 @@ def _smooth(waves: np.ndarray, sigma: float) -> float:
 
 
 def _triweight_waves(frequency: np.ndarray) -> np.ndarray:
-    """∫ 35/32 (1 − v²)³ cos(ωv) dv = 105 j₃(ω)/ω³; near zero by its series."""
+    """Return ∫ 35/32 (1 − v²)³ cos(ωv) dv = 105 j₃(ω)/ω³, near zero by its series."""
     near = frequency < 1e-2
     safe = np.where(near, 1.0, frequency)
     return np.where(near, 1 - frequency**2 / 18, 105 * spherical_jn(3, safe) / safe**3)
