@@ -299,7 +299,7 @@ def _murphy(p: np.ndarray, hit: np.ndarray, index: np.ndarray, sample_weight: np
     count = np.bincount(index, w)
     count[count == 0] = 1.0
     mean_p, mean_hit = (np.bincount(index, weights=w * x, minlength=len(count)) / count for x in (p, hit))
-    base = w @ hit
+    base = np.average(hit, weights=w)  # at most 1, unlike w @ hit
     conf, freq = mean_p[index], mean_hit[index]
     score, reliability, resolution, within = (w @ x**2 for x in (p - hit, conf - freq, freq - base, p - conf))
     covariance = 2 * (w @ ((p - conf) * (hit - freq)))
