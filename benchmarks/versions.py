@@ -128,7 +128,7 @@ def page(pairs: Sequence[tuple[Row, Row]], names: Sequence[str], versions: Seque
     ratios = sorted(found for pair in pairs if (found := ratio(*pair)) is not None)
     slower = sum(found > SLOWER for found in ratios)
     parts = [
-        "# This version beside the last",
+        "# This version and the last one",
         "**A smoke run on tiny data: its figures mean nothing.**" if small else "",
         f"Written by `make bench-versions`; nothing on this page is typed by hand. *Before* is {versions[0]} "
         f"({names[0]}), *now* is {versions[1]} ({names[1]}). Both ran the same tasks on the same data in processes of "

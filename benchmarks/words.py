@@ -41,18 +41,18 @@ def page(rows: Sequence[Row], scaling: Scaling, plan: Plan, seen: Circumstances)
     parts = [
         "# Benchmarks",
         "**A smoke run on tiny data: its figures mean nothing.**" if seen.small else "",
-        "Ours beside the libraries that do the same, written by `make bench`; nothing on this page is typed by hand.",
-        "Each library runs in processes of its own, one at a time, with the same drawn data and the same "
-        f"{seen.threads} threads. They take turns, lap by lap, so that a slow spell of the machine falls on all. A "
-        "lap goes from float32 logits to the number or the fitted map. Shown are the best lap, the median and the "
-        "worst, the most memory a lap took beyond its input (`–` where that cannot be measured), and how good the "
-        f"answer is. A lap of more than {plan.limit:g} s is ended and its row says so.",
+        "`trueup` compared with libraries for the same tasks. `make bench` writes this page; nothing is typed by hand.",
+        "Each library runs in separate processes, one at a time, with the same simulated data and the same "
+        f"{seen.threads} threads. They take turns, lap by lap, so that a slow period of the machine affects all. A "
+        "lap goes from float32 logits to the number or the fitted map. The tables show the best, median and worst "
+        "lap, and the peak memory of a lap beyond its input (`–` if unknown). They also show how good the answer is. "
+        f"A lap of more than {plan.limit:g} s is stopped, and its row says so.",
         "## The machine",
         machine(seen),
         "## Where we lose",
         defeats(losses(rows), rows),
         "## At a glance",
-        "Ours beside the fastest other library whose answer is as good: within "
+        "`trueup` compared with the fastest other library whose answer is as good: within "
         f"{SAME_VALUE:g} of ours for a metric; for a fit within {SAME_NLL:g} nat and {SAME_ECE:g} of ECE.",
         table(glance(rows)),
         "## How the time grows",

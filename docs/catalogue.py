@@ -1,4 +1,4 @@
-"""The page of all methods, from their docstrings: a hook of mkdocs appends them to catalogue.md.
+"""The page of all methods, made from their docstrings; a hook of mkdocs appends them to catalogue.md.
 
 `python docs/catalogue.py` prints them.
 """
@@ -46,7 +46,7 @@ def section(names: list[str]) -> str:
     lines = [f"## {', '.join(f'`{name}`' for name in names)}", "", docstring.description, ""]
     if isinstance(calibrator, type):
         lines += [method(name) for name in names] + [""]
-        argmax = "always stays" if calibrator.keeps_argmax else "may change"  # type: ignore[attr-defined]
+        argmax = "never changes" if calibrator.keeps_argmax else "may change"  # type: ignore[attr-defined]
         lines += [f"The predicted class {argmax}.", ""]
     if docstring.not_for:
         lines += [f"**When not to use it.** {docstring.not_for}", ""]

@@ -1,4 +1,4 @@
-"""Pages are tested by their examples. Each runs in a folder of its own; those that cannot run here say why."""
+"""Tests of the pages by their examples. Each page runs in a temporary folder; skipped pages say why."""
 
 import os
 from importlib.util import find_spec
@@ -10,7 +10,7 @@ LONG = {"camera.md": "it takes minutes: make docs-run"}
 """Pages of `make docs-run`, which sets TRUEUP_DOCS_RUN."""
 
 NEEDED = {"lightning.md": "lightning", "transformers.md": "transformers"}
-"""Pages of `make test-integrations`, by the library that they need."""
+"""Pages of `make test-integrations`, with the library that they need."""
 
 WARNINGS = {
     "lightning.md": ["ignore"],  # its advice on workers and loggers
@@ -18,17 +18,17 @@ WARNINGS = {
     "forest.md": ["ignore:.*exact zeros among"],
     "stated-confidence.md": ["ignore:.*confidences are exactly 0 or 1", "ignore:.*rows were left out"],
 }
-"""What the libraries of a page warn of, and what a page tells its readers about."""
+"""Warnings of libraries, and warnings that a page explains."""
 
 
 def pytest_collection_modifyitems(items):
-    """Leave out pages whose data or time are not here, and allow the warnings that a page explains."""
+    """Skip pages that need missing data or libraries or minutes, and allow the warnings that a page explains."""
     for item in items:
         page = Path(item.path)
         if page.suffix != ".md" or Path(__file__).parent not in page.parents:
             continue
         if "TRUEUP_DATA" in page.read_text() and not os.environ.get("TRUEUP_DATA") and "tutorials" in page.parts:
-            item.add_marker(pytest.mark.skip(reason="TRUEUP_DATA is not set: the real data sets are not at hand"))
+            item.add_marker(pytest.mark.skip(reason="TRUEUP_DATA is not set: the real data sets are missing"))
         if page.name in LONG and not os.environ.get("TRUEUP_DOCS_RUN"):
             item.add_marker(pytest.mark.skip(reason=LONG[page.name]))
         if page.name in NEEDED and find_spec(NEEDED[page.name]) is None:
@@ -39,5 +39,5 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def _folder(monkeypatch, tmp_path):
-    """Pages write their pictures and files where they run."""
+    """Run each page in a temporary folder, because it writes pictures and files."""
     monkeypatch.chdir(tmp_path)

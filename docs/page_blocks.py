@@ -1,7 +1,6 @@
-"""A hook of mkdocs for every page: prompts are highlighted as a console, rows of printed tables are marked, and
-formulas become MathML.
+"""A hook of mkdocs that highlights prompts, marks rows of printed tables, and turns formulas into MathML.
 
-MathML is drawn by the browser itself: the site needs no script and no fonts for its formulas, and works offline.
+Browsers draw MathML themselves, so the site needs no script and no fonts for its formulas, and works offline.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ COLUMNS = re.compile(r"\S {2,}(?=\S)")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Change blocks and formulas of a page; what is inside a block of code stays as it is."""
+    """Change blocks and formulas of a page, except formulas inside blocks of code."""
     pieces, end = [], 0
     for fence in FENCE.finditer(markdown):
         pieces += [formulas(markdown[end : fence.start()]), console(fence.group())]
@@ -31,20 +30,20 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def console(block: str) -> str:
-    """A doctest as a reader sees it: highlighted, without the lines that only the test needs."""
+    """Highlight a doctest, and drop the lines that only the test needs."""
     if not CONSOLE.match(block):
         return block
     return CONSOLE.sub("```pycon\n", block).replace("\n\n```", "\n```").replace("<BLANKLINE>", "")
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Rows of printed tables are marked, since they must not go on in the next line as sentences may."""
+    """Mark rows of printed tables, which must not wrap as sentences may."""
     return PRINTED.sub(
         lambda line: line[0].replace('"go"', '"go row"', 1) if COLUMNS.search(line[1]) else line[0], html
     )
 
 
 def formulas(text: str) -> str:
-    """Every `$$…$$` on lines of its own, and every `$…$` inside one, as MathML."""
-    text = DISPLAYED.sub(lambda found: f'<div class="formula">{convert(found[1], display="block")}</div>', text)
-    return INLINE.sub(lambda found: found[1] or convert(found[2]), text)
+    """Turn every `$$…$$` on its own lines, and every `$…$` within a line, into MathML."""
+    text = DISPLAYED.sub(lambda match: f'<div class="formula">{convert(match[1], display="block")}</div>', text)
+    return INLINE.sub(lambda match: match[1] or convert(match[2]), text)

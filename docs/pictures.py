@@ -1,7 +1,7 @@
 """Draw the pictures of the manual: `python docs/pictures.py [PAGE …]` (make pictures).
 
-Pages of examples draw their own: they are run, and what they save goes to docs/images. Those that read real data need
-TRUEUP_DATA. The picture of the README shows the network of `trueup demo`, and the flow chart is written here.
+Pages with examples save their pictures: the examples run, and the pictures go to docs/images. Pages on real data need
+TRUEUP_DATA. The picture of the README shows the network of `trueup demo`; the flow chart is drawn here.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 
 def main(names: list[str]) -> None:
-    """Draw the pictures of the pages named, or all."""
+    """Draw the pictures of the named pages, or of all pages."""
     IMAGES.mkdir(exist_ok=True)
     pages = [DOCS / name for name in names] or [DOCS / "gallery.md", *sorted((DOCS / "tutorials").glob("*.md"))]
     for page in pages:
         if "TRUEUP_DATA" in page.read_text() and not os.environ.get("TRUEUP_DATA"):
-            print(f"{page.name}: left out, TRUEUP_DATA is not set")
+            print(f"{page.name}: skipped, TRUEUP_DATA is not set")
         else:
             draw_page(page)
     if not names:
@@ -40,22 +40,22 @@ def main(names: list[str]) -> None:
 
 
 def draw_page(page: Path) -> None:
-    """Run the examples of a page and keep its pictures, if every example gives what the page says."""
+    """Run the examples of a page, and keep its pictures if every example passes."""
     with TemporaryDirectory() as folder, chdir(folder):
         failed, _ = doctest.testfile(str(page), module_relative=False, optionflags=FLAGS, encoding="utf-8")
         if failed:
-            sys.exit(f"{page}: {failed} examples do not give what the page says")
+            sys.exit(f"{page}: {failed} examples print something else than the page")
         for picture in Path(folder).glob("*.png"):
             copy(picture, IMAGES)
             print(picture.name)
 
 
 def draw_demo(path: Path) -> None:
-    """The reliability of the demo's network before and after calibration."""
+    """Draw the reliability of the demo's network before and after calibration."""
     with TemporaryDirectory() as folder:
-        place = demo.run(folder, quiet=True).parent
-        test = trueup.load(place / "test.npz")
-        calibrated = trueup.load(place / "calibrator.safetensors")(test.logits)
+        results = demo.run(folder, quiet=True).parent
+        test = trueup.load(results / "test.npz")
+        calibrated = trueup.load(results / "calibrator.safetensors")(test.logits)
     figure = Figure(figsize=(7.2, 3.7), layout="constrained")
     titles = (("as trained", test.logits), ("calibrated", calibrated))
     for ax, (title, logits) in zip(figure.subplots(1, 2), titles, strict=True):
@@ -64,12 +64,12 @@ def draw_demo(path: Path) -> None:
 
 
 def flow_chart() -> str:
-    """The decision guide as a chart, narrow enough for a phone: questions down the left, answers to the right."""
+    """Draw the guide as a chart for narrow screens: questions on the left, answers on the right."""
     steps = [
         ("Do you forecast a number?", "yes", ["evaluate_forecasts", "choose_recalibration"], "no"),
-        ("One probability a row (a risk,|a stated confidence)?", "yes", ["from_probs", 'METHODS["auto"]'], "no"),
+        ("One probability per row (a risk,|a stated confidence)?", "yes", ["from_probs", 'METHODS["auto"]'], "no"),
         ("Is the network still to be trained?", "yes", ["trueup.losses", "then go on below"], "no"),
-        ("Have you some hundred rows|with labels?", "no", ["decisions.plan", "estimate_performance"], "yes"),
+        ("Do you have a few hundred|rows with labels?", "no", ["decisions.plan", "estimate_performance"], "yes"),
         ("Has the camera or the light|changed since the training?", "yes", ["trueup.repair"], "no"),
         ("Must the predicted class|stay as it is?", "yes", ['METHODS["temperature"]', 'METHODS["ets"]'], "no"),
     ]
@@ -97,12 +97,12 @@ def flow_chart() -> str:
 
 
 def box(x: float, y: float, width: float, height: float, kind: str) -> str:
-    """A question or an answer."""
+    """Draw the box of a question or an answer."""
     return f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width}" height="{height}" rx="8"/>'
 
 
 def text(x: float, middle: float, lines: list[str], kind: str) -> list[str]:
-    """Lines around a middle."""
+    """Draw lines of text, vertically centred."""
     first = middle + 4.5 - 8.5 * (len(lines) - 1)
     return [
         f'<text class="{kind}" x="{x:g}" y="{first + 17 * i:g}">{escape(line, quote=False)}</text>'
@@ -111,12 +111,12 @@ def text(x: float, middle: float, lines: list[str], kind: str) -> list[str]:
 
 
 def arrow(x0: float, y0: float, x1: float, y1: float) -> str:
-    """A line with a head at its end."""
+    """Draw an arrow."""
     return f'<path d="M{x0:g} {y0:g} {x1:g} {y1:g}"/>'
 
 
 def label(x: float, y: float, word: str) -> str:
-    """A word beside an arrow."""
+    """Draw a word next to an arrow."""
     return f'<text class="l" x="{x:g}" y="{y:g}">{word}</text>'
 
 

@@ -1,6 +1,6 @@
 """Take the screenshots of the manual: `python docs/screenshots.py` (make pictures), with playwright and Chromium.
 
-They show the report of `trueup demo`, and the web page with its built-in example, measured and watched.
+They show the report of `trueup demo`, and the web page and its monitor with the built-in example.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ IMAGES = Path(__file__).with_name("images")
 OPTIONS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
 SIZE = {"width": 1100, "height": 1180}
 LIMIT = 120_000
-"""Milliseconds to wait for what the page computes."""
+"""Milliseconds to wait for results on the page."""
 
 
 def main() -> None:
-    """Write the three pictures."""
-    browsers = [found for name in ("chromium", "chromium-browser", "google-chrome") if (found := which(name))]
+    """Take the three screenshots."""
+    browsers = [path for name in ("chromium", "chromium-browser", "google-chrome") if (path := which(name))]
     with sync_playwright() as driver, TemporaryDirectory() as folder, running_server() as address:
         browser = driver.chromium.launch(executable_path=browsers[0] if browsers else None, args=list(OPTIONS))
         page = browser.new_page(viewport=SIZE, color_scheme="light")
@@ -37,7 +37,7 @@ def main() -> None:
         save(page, "report")
         page.goto(address)
         page.click("#example")
-        page.wait_for_selector("text=save", timeout=LIMIT)  # a calibrator of the table of repairs
+        page.wait_for_selector("text=save", timeout=LIMIT)  # the link that saves a calibrator
         save(page, "page")
         page.goto(f"{address}/monitor")
         page.click("[data-do=example]:visible")
@@ -48,7 +48,7 @@ def main() -> None:
 
 @contextmanager
 def running_server() -> Iterator[str]:
-    """The address of a server in a thread, which ends with the block."""
+    """Run a server in a thread until the block ends, and yield its address."""
     server = make_server(port=0)
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -62,7 +62,7 @@ def running_server() -> Iterator[str]:
 
 
 def save(page: Any, name: str) -> None:
-    """The picture in 256 colours, which are enough for a page and a third of the size."""
+    """Save the screenshot in 256 colours, which takes a third of the size."""
     page.wait_for_timeout(1500)
     path = IMAGES / f"screenshot-{name}.png"
     page.screenshot(path=path)

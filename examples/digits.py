@@ -30,11 +30,11 @@ def train(seed: int = 0) -> tuple[trueup.Predictions, trueup.Predictions]:
 
 if __name__ == "__main__":
     val, test = train()
-    print("A network that has memorised 300 digits, on 997 held-out ones:\n")
+    print("A network that has memorised 300 digits, on 997 held-out digits:\n")
     print(trueup.evaluate(*test))
-    print("\nCalibrated on 500 others, by several methods:\n")
+    print("\nCalibrated on 500 other digits by several methods:\n")
     methods = ("temperature", "vector", "ets", "svs", "sms", "isotonic", "histogram")
     calibrated = {name: (trueup.METHODS[name](*val)(test.logits), test.labels) for name in methods}
     print(trueup.compare({"raw": test, **calibrated}))
     best = trueup.METHODS["auto"](*val)
-    print(f"\nCross-validation on the 500 chooses {best.choice.chosen}: {best}")
+    print(f"\nCross-validation on these 500 digits chooses {best.choice.chosen}: {best}")

@@ -24,7 +24,7 @@ class Digits(lightning.LightningModule):
         self.table = CalibrationTable(10)
 
     def training_step(self, batch: list[torch.Tensor], number: int) -> torch.Tensor:
-        """Cross-entropy."""
+        """Return the cross-entropy."""
         images, labels = batch
         return nn.functional.cross_entropy(self.network(images), labels)
 
@@ -37,34 +37,34 @@ class Digits(lightning.LightningModule):
         self.log_dict({"ece": self.ece, "nll": self.nll}, on_step=False, on_epoch=True)
 
     def test_step(self, batch: list[torch.Tensor], number: int) -> None:
-        """Add the batch to the whole table."""
+        """Add the batch to the table."""
         images, labels = batch
         self.table.update(self.network(images), labels)
 
     def on_test_epoch_end(self) -> None:
-        """Log the table as soon as all rows are in."""
+        """Log the table after the last batch."""
         self.log_dict({f"test_{name}": value.float() for name, value in self.table.compute().items()})
         self.table.reset()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Adam."""
+        """Return Adam."""
         return torch.optim.Adam(self.parameters(), lr=1e-2)
 
 
 def loaders(seed: int = 0) -> tuple[DataLoader, DataLoader]:
-    """300 digits to learn, the others to be asked about."""
+    """Split the digits: 300 for training, the others for validation."""
     images, labels = (torch.tensor(a) for a in load_digits(return_X_y=True))
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     rows = TensorDataset(images.float()[order] / 16, labels[order])
-    learn, ask = (torch.utils.data.Subset(rows, range(*ends)) for ends in ((0, 300), (300, len(rows))))
-    return DataLoader(learn, batch_size=100), DataLoader(ask, batch_size=500)
+    train, val = (torch.utils.data.Subset(rows, range(*ends)) for ends in ((0, 300), (300, len(rows))))
+    return DataLoader(train, batch_size=100), DataLoader(val, batch_size=500)
 
 
 class Printed(lightning.Callback):
-    """Print what was logged of each validation."""
+    """Print the logged metrics of each validation."""
 
     def on_validation_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        """One line an epoch."""
+        """Print one line per validation epoch."""
         logged = trainer.callback_metrics
         print(f"epoch {trainer.current_epoch + 1:3d}   nll {logged['nll']:.3f}   ece {logged['ece']:.3f}")
 
@@ -73,7 +73,7 @@ def main(epochs: int = 40) -> None:
     """Print a line every ten epochs, then the table."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     lightning.seed_everything(0, verbose=False)
-    learn, ask = loaders()
+    train, val = loaders()
     trainer = lightning.Trainer(
         max_epochs=epochs,
         accelerator="cpu",
@@ -86,9 +86,9 @@ def main(epochs: int = 40) -> None:
         enable_progress_bar=False,
     )
     model = Digits()
-    trainer.fit(model, learn, ask)
-    (table,) = trainer.test(model, ask, verbose=False)
-    print("\nThe table of the last:")
+    trainer.fit(model, train, val)
+    (table,) = trainer.test(model, val, verbose=False)
+    print("\nThe table after the last epoch:")
     print("\n".join(f"{name.removeprefix('test_'):16s} {value:.4f}" for name, value in table.items()))
 
 

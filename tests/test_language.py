@@ -17,7 +17,23 @@ ROOT = Path(__file__).parents[1]
 PLAIN_PACKAGES = ["cli", "demo", "integrations"]
 """Folders of `src/trueup` that are scanned."""
 
-PLAIN_PAGES = []
+PLAIN_PAGES = [
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "examples",
+    "docs/benchmarks.md",
+    "docs/citing.md",
+    "docs/coming-from.md",
+    "docs/command-line.md",
+    "docs/guide.md",
+    "docs/how-to/lightning.md",
+    "docs/how-to/onnx.md",
+    "docs/how-to/transformers.md",
+    "docs/index.md",
+    "docs/tutorials/images.md",
+    "docs/versions.md",
+]
 """Pages and other files that are scanned."""
 
 DOCUMENTED = [
