@@ -218,7 +218,7 @@ def test_report_by_group_and_weight(answers, command):
         page = file.read()
     assert "Where is it wrong?" in page
     assert "by region" in page
-    assert "Rows count by their weights" in page
+    assert "All figures of this page weight the rows" in page
 
 
 def test_monitor_by_group_goes_on_after_a_restart(answers):

@@ -152,7 +152,7 @@ def test_extra_predictions_stand_in_the_table_but_are_not_chosen():
     assert result.scores.methods == (RAW, "histogram", "clamping")
     assert result.chosen in (RAW, "histogram")
     assert "clamping" not in result.losses
-    with pytest.raises(ValueError, match="extra must have names of its own, got 'histogram'"):
+    with pytest.raises(ValueError, match="the names of extra must differ from those of the methods, got 'histogram'"):
         report(val, test, methods=["histogram"], extra={"histogram": perfect}, progress=False)
 
 
@@ -239,9 +239,9 @@ def test_verdicts():
     assert "The one method tried is not shown to help" in told(0.971, 0.922, 0.046, 0.045, chosen=RAW)
     assert told(0.921, 0.919, 0.01, 0.01, chosen=RAW, p=(0.4, 0.4)) == (
         "No miscalibration of this network is statistically significant: its mean confidence is 92.1 %, its accuracy "
-        "91.9 %. No calibration is shown to be needed."
+        "91.9 %. The data do not show that calibration is needed."
     )
-    assert "91.9 %. 50 rows are too few to tell. No calibration" in told(
+    assert "91.9 %. 50 rows are too few to tell. The data do not show" in told(
         0.921, 0.919, 0.01, 0.01, chosen=RAW, p=(0.4, 0.4), rows=50
     )
     assert "still lowers its log-loss from 0.500 to 0.400" in told(0.921, 0.919, 0.01, 0.01, p=(0.4, 0.4))

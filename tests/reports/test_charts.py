@@ -128,7 +128,7 @@ def test_class_names_are_words():
 
 def test_nothing_but_records():
     for function in (chart, summary, numbers):
-        with pytest.raises(TypeError, match="record must be one of trueup.reports's records, got int"):
+        with pytest.raises(TypeError, match="record must be a record of trueup.reports, got int"):
             function(3)
 
 

@@ -291,7 +291,7 @@ def test_dark_grounds_are_written_on_in_light():
 
 
 def test_what_is_no_record_is_refused():
-    with pytest.raises(TypeError, match="record must be one of trueup.reports's records, got dict"):
+    with pytest.raises(TypeError, match="record must be a record of trueup.reports, got dict"):
         draw({})
 
 

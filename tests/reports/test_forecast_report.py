@@ -84,7 +84,7 @@ def test_an_audit_says_what_recalibration_changes(narrow):
     assert "Recalibration was left out: std must be positive, got 0 at [0]" in certain.verdict()
     assert report_forecasts(([0.0], [1.0], [0.5])).audit.chosen == "raw"  # too few rows to fold
     mean, std, y = forecast(20)
-    with pytest.raises(ValueError, match="test must hold forecasts of the kind that val has"):
+    with pytest.raises(ValueError, match="test must hold forecasts of the same kind as val"):
         report_forecasts((mean, std, y), (mean[:, None] + TAU, TAU, y))
 
 

@@ -61,12 +61,12 @@ def test_words_name_the_worst_what_could_be_missed_and_the_test(outcome):
     )
     same = group_errors(evaluate_groups(np.full(400, 0.5), np.arange(400) % 2, np.arange(400) // 200))
     assert "None of 2 groups is shown to be wrong" in summary(same)
-    assert "Chance could explain how the groups differ" in summary(same)
+    assert "chance could explain their differences" in summary(same)
     alone = group_errors(evaluate_groups([0.5] * 40, [1] * 40, ["x"] * 40))
     assert summary(alone).startswith("The one group is shown to be wrong on average. The worst is x: 100.0 % happened")
-    assert summary(group_errors(evaluate_groups([], [], []))) == "There are no groups to judge."
+    assert summary(group_errors(evaluate_groups([], [], []))) == "There are no groups."
     says = group_errors(outcome.scores.group_tables["raw"], "ward", event=False)
-    assert "were right where it said" in summary(says)
+    assert "were right at a mean confidence of" in summary(says)
     assert numbers(says)[0][:4] == ["ward", "Rows", "Mean confidence", "Accuracy"]
 
 
@@ -98,7 +98,7 @@ def test_both_stages_have_one_order_in_which_no_error_is_hidden(outcome):
     panels = section(outcome).panels
     for before, after in zip(panels[::2], panels[1::2], strict=True):
         assert before.record.names == after.record.names
-        assert before.options["reach"] == after.options["reach"]
+        assert before.options["limit"] == after.options["limit"]
 
 
 WEIGHTS = 1.0 + np.arange(1500) % 3
@@ -130,8 +130,8 @@ def test_a_factor_in_all_weights_changes_nothing_on_the_page():
     for factor in (1.0, 1e-3):
         result = report((Z3, Y3), methods=["temperature"], sample_weight=factor * WEIGHTS, progress=False).audit
         page = Report(result).html()
-        assert "Rows count by their weights" in page
-        assert "1,500 rows tell as much as 1,286 of equal weight" in page
+        assert "All figures of this page weight the rows" in page
+        assert "1,500 rows are equivalent to 1,286 rows of equal weight" in page
         pages.append(result)
     one, two = pages
     assert one.sample_weight.mean() == pytest.approx(1.0)

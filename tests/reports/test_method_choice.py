@@ -47,11 +47,11 @@ def test_words_of_a_mixture_of_one_method_and_of_none():
     words = summary(method_choice(MIXED))
     assert "A mixture was chosen: structured vector scaling 75 %; temperature scaling 25 %." in words
     assert "Its log-loss on held-out rows is 0.5400, 0.9000 without calibration." in words
-    assert "0.1230 or more in four of five cases" in words
+    assert "a log-loss gain below 0.1230 would probably go unnoticed" in words
     alone = " ".join(why(method_choice(MIXED._replace(chosen="svs", weights={"svs": 1.0}, loss=0.55))))
     assert alone.startswith("Structured vector scaling was chosen alone. Its log-loss on held-out rows is 0.5500")
-    assert "cannot tell the two apart" not in words
-    assert "cannot tell the two apart" in summary(method_choice(MIXED._replace(loss=0.95)))
+    assert "cannot distinguish the two" not in words
+    assert "cannot distinguish the two" in summary(method_choice(MIXED._replace(loss=0.95)))
     none = " ".join(why(method_choice(MIXED._replace(chosen="identity", weights={"identity": 1.0}, loss=0.9))))
     assert none.startswith("No calibration was chosen: its log-loss on held-out rows is 0.9000; the best method, str")
     assert more_rows(method_choice(MIXED._replace(detectable=0.0))) == ""
@@ -92,7 +92,7 @@ def test_the_page_has_the_pool_where_it_was_tried():
     assert [panel.name for panel in section(result).panels] == ["choice-chart", "pool-chart"]
     page = Report(result).html()
     assert "Why this method?" in page
-    assert "What the automatic choice mixes" in page
+    assert "The mixture of the automatic choice" in page
     alone = report(pair, methods=["temperature"], progress=False).audit
     assert [panel.name for panel in section(alone).panels] == ["choice-chart"]
     assert alone.choice.chosen == alone.chosen

@@ -229,7 +229,7 @@ def test_torch_and_lists_and_halves_are_welcome(make):
             "labels must have 30 entries, one for each row of logits, got 29",
         ),
         (lambda z, y: risk_coverage(z, y, points=1), "points must be at least 2, got 1"),
-        (lambda z, y: class_errors(z, y, class_names=["a"]), "class_names must have 3 entries, one a class, got 1"),
+        (lambda z, y: class_errors(z, y, class_names=["a"]), "class_names must have 3 entries, one per class, got 1"),
         (lambda z, y: temperature_sweep(z, y, temperatures=[1, 0]), "temperatures must be a list of positive numbers"),
         (lambda z, y: temperature_sweep(z[:0], y[:0]), "logits must have at least 1 rows, got 0"),
         (lambda z, y: comparison(compare(raw=(z, y)), "speed"), "metric must be one of accuracy, .* got 'speed'"),

@@ -124,7 +124,7 @@ def test_a_calibrated_network_has_no_after():
     assert result.chosen == RAW
     page = Report(result).html()
     assert "reliability-after" not in page
-    assert "No calibrator is needed" in page
+    assert "No calibrator was chosen" in page
     assert "cross-fitted" in page
 
 
@@ -139,7 +139,7 @@ def test_save_is_whole_or_nothing(result, tmp_path):
 
 
 def test_names_must_fit(result):
-    with pytest.raises(ValueError, match="class_names must have 3 entries, one a class, got 2"):
+    with pytest.raises(ValueError, match="class_names must have 3 entries, one per class, got 2"):
         Report(result, class_names=["a", "b"])
 
 

@@ -1,4 +1,4 @@
-"""Net benefit: does acting on a probability do more good than harm, compared with acting always or never?"""
+"""Net benefit of acting on a probability, compared with acting always or never."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An audit: how calibrated a network is, which method calibrates it best, and by how much."""
+"""An audit measures a network's calibration, fits calibration methods, and chooses one."""
 
 from __future__ import annotations
 
@@ -38,25 +38,27 @@ from trueup.metrics.table import Scores, compare, event_direction
 Pair = tuple[np.ndarray, np.ndarray]
 """Logits (n, classes) and labels (n,), checked."""
 EventPair = Callable[[Any, Any], tuple[Any, Any]]
-"""Makes the logits and labels of an event from those of several classes."""
+"""Converts the logits and labels of a classification to those of an event."""
 
 RAW = "raw"
-"""The uncalibrated network among the methods."""
+"""Name of the uncalibrated network among the methods."""
 _TITLES = {RAW: "No calibration", "clamping": "Neural Clamping"}
-"""Of what is compared with the methods and is none of METHODS."""
+"""Titles of names that are compared with METHODS but are none of them."""
 
 DEFAULT = ("temperature", "ets", "histogram", "isotonic", "spline", "svs", "vector", "sms", "diagonal_sms")
-"""The methods tried by default, the simplest first: the best of each kind."""
-FEW_CLASSES = 20
+"""Default methods, the simplest first: the best of each kind."""
+MAX_CLASSES_FOR_SLOW = 20
 SLOW = ("dirichlet_odir",)
-"""Tried as well if there are at most `FEW_CLASSES` classes."""
+"""Further methods for at most `MAX_CLASSES_FOR_SLOW` classes."""
 FAST = ("temperature", "histogram", "isotonic", "svs")
-"""The methods tried on `MANY` logits."""
-MANY = 5_000_000
+"""Methods for at least `MIN_LOGITS_FOR_FAST` logits."""
+MIN_LOGITS_FOR_FAST = 5_000_000
+MAX_LOGITS_FOR_AUTO = 100_000
+"""Largest number of logits for which a report includes `auto`, which is fitted six times, each time with folds."""
 
 
 def method_title(name: str) -> str:
-    """The title of a method in the registry; other names stay as they are.
+    """Return the title of a method in the registry; other names stay as they are.
 
     >>> method_title("temperature"), method_title("my own")
     ('Temperature scaling', 'my own')
@@ -64,74 +66,76 @@ def method_title(name: str) -> str:
     return _TITLES.get(name) or METHODS.title(name)
 
 
-POOLED = 100_000
-"""Logits up to which a report tries the automatic choice too: it is fitted six times, each time on folds of its own."""
-
-
 def methods_for(rows: int, classes: int) -> tuple[str, ...]:
-    """The methods to try on so many logits: `DEFAULT`, more for few classes, `FAST` for very many.
+    """Return the methods to try: `DEFAULT`, plus `SLOW` for a small number of classes, or `FAST` for large data.
 
     >>> methods_for(5_000, 100) == DEFAULT, methods_for(50_000, 1000) == FAST
     (True, True)
     """
-    if rows * classes >= MANY or classes > MANY_CLASSES:
+    if rows * classes >= MIN_LOGITS_FOR_FAST or classes > MANY_CLASSES:
         return FAST
-    return DEFAULT + SLOW if classes <= FEW_CLASSES else DEFAULT
+    return DEFAULT + SLOW if classes <= MAX_CLASSES_FOR_SLOW else DEFAULT
 
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """How calibrated a network is, without calibration and after each method."""
+    """Scores of a network without calibration and after each method, and the chosen method."""
 
     scores: Scores
-    """Of the uncalibrated network ("raw") and of each method on the test rows, with paired changes."""
+    """Scores of the uncalibrated network ("raw") and of each method on the test rows, with paired changes."""
     choice: Choice
-    """Of one method among those that were compared, by their losses on held-out calibration rows."""
+    """Record of the choice, by losses on held-out calibration rows."""
     chosen: str
-    """The simplest method within a standard error of the least cross-validated loss, perhaps "raw"; never by test."""
+    """Simplest method whose cross-validated loss is within a standard error of the lowest; it may be "raw"."""
     losses: Mapping[str, tuple[float, float]]
-    """Cross-validated negative log-likelihood on the calibration rows, and its standard error."""
+    """Cross-validated negative log-likelihood of each method on the calibration rows, and its standard error."""
     calibrators: Mapping[str, Calibrator]
-    """Fitted on all calibration rows."""
+    """Calibrators fitted to all calibration rows."""
     pairs: Mapping[str, Pair]
-    """Test predictions as checked arrays; without test rows, each row's by a calibrator fitted on the other folds."""
+    """Logits after each method, and labels, of the scored rows; without test rows, from cross-fitting."""
     seconds: Mapping[str, float]
+    """Fitting time of each method."""
     failures: Mapping[str, str]
-    """Why a method could not be fitted."""
+    """Methods that could not be fitted, with the reason."""
     warnings: Mapping[str, tuple[str, ...]]
-    """Of the fits that succeeded."""
+    """Warnings of the fits that succeeded."""
     calibration_rows: int
+    """Number of rows in the calibration set."""
     cross_fitted: bool
+    """Whether each row was scored by a calibrator fitted to the other folds."""
     n_folds: int
+    """Number of folds of the choice."""
     bins: int
+    """Number of bins."""
     seed: int
+    """Seed of the resampling."""
     sample_weight: np.ndarray | None = None
-    """Of the rows that were scored, with a mean of 1."""
+    """Weights of the scored rows, with a mean of 1."""
     clusters: Clusters | None = None
-    """Of the rows that were scored."""
+    """Clusters of the scored rows."""
 
     @cached_property
     def predictions(self) -> Mapping[str, Predictions]:
-        """Test predictions as NumPy arrays."""
+        """Predictions of each method on the scored rows."""
         labels = self.pairs[RAW][1]
         return MappingProxyType({name: Predictions(z, labels) for name, (z, _) in self.pairs.items()})
 
     def verdict(self) -> str:
-        """How the network's confidence compares with its accuracy, and what a method improves, in a few sentences."""
+        """Return sentences that compare confidence with accuracy and say what the chosen method improves."""
         scores, chosen = self.scores, self.chosen
         confidence, accuracy = (scores[RAW, metric].value for metric in mean_metrics(scores))
         before = scores[RAW, "ece"].value
         close = abs(confidence - accuracy) < 0.01
-        digits = 1 if close or max(confidence, accuracy) >= 0.995 else 0  # no accuracy is 100 % by rounding
+        digits = 1 if close or max(confidence, accuracy) >= 0.995 else 0  # rounding must not print 100 %
         shares = (format_percent(share, digits) for share in (confidence, accuracy))
-        about = f"its mean predicted probability of {scores.event_name} is {{}}, the observed rate {{}}"
-        means = (about if scores.is_event else "its mean confidence is {}, its accuracy {}").format(*shares)
+        event = f"its mean predicted probability of {scores.event_name} is {{}}, the observed rate {{}}"
+        means = (event if scores.is_event else "its mean confidence is {}, its accuracy {}").format(*shares)
         if scores.tests[RAW].p_value > 0.05:
             opening = f"No miscalibration of this network is statistically significant: {means}."
             if few := scores.too_few_rows(RAW):
                 opening += f" {few} too few to tell."
             if chosen == RAW:
-                return f"{opening} No calibration is shown to be needed."
+                return f"{opening} The data do not show that calibration is needed."
             if scores.changes[chosen]["nll"].high >= 0:
                 return f"{opening} No method improves it significantly."
             losses = "from {:.3f} to {:.3f}".format(*(scores[name, "nll"].value for name in (RAW, chosen)))
@@ -139,8 +143,8 @@ class Audit:
         if scores.is_event:
             opening = f"On these rows {means}: {event_direction(scores.tests[RAW])}."
         elif close:
-            some = "but it is overconfident in some predictions and underconfident in others"
-            opening = f"On average this network's confidence is right ({means}), {some}."
+            mixed = "but it is overconfident in some predictions and underconfident in others"
+            opening = f"On average this network's confidence is right ({means}), {mixed}."
         else:
             side = "overconfident" if confidence > accuracy else "underconfident"
             opening = f"This network is {side}: {means}."
@@ -154,11 +158,11 @@ class Audit:
                 f"{opening} {method_title(chosen)} is chosen by cross-validated log-loss, but the change of the "
                 f"calibration error (ECE) is not statistically significant: {before:.3f} before, {after:.3f} after."
             )
-        how = "removes most of this" if after < before / 2 else "removes part of this"
+        effect = "removes most of this" if after < before / 2 else "removes part of this"
         if scores.tests[chosen].p_value > 0.05:
-            how = "calibrates it"
+            effect = "calibrates it"
         fall = f"the calibration error (ECE) falls from {before:.3f} to {after:.3f}"
-        return f"{opening} {method_title(chosen)} {how}: {fall}."
+        return f"{opening} {method_title(chosen)} {effect}: {fall}."
 
     def __repr__(self) -> str:
         return f"Audit({len(self.scores.methods)} methods, chosen {self.chosen!r}: {self.verdict()})"
@@ -180,18 +184,18 @@ class Audit:
 
 
 def describe_audit(audit: Any, fields: Sequence[str], **parts: Any) -> dict[str, Any]:
-    """An audit as plain data: its verdict, its choice, these parts and fields, and its scores."""
+    """Return an audit as plain data: its verdict, its choice, these parts and fields, and its scores."""
     head = {"schema": 1, "verdict": audit.verdict(), "chosen": audit.chosen}
     return head | parts | {name: getattr(audit, name) for name in fields} | {"scores": audit.scores.to_dict()}
 
 
 def mean_metrics(scores: Scores) -> tuple[str, str]:
-    """The metrics that say what is claimed on average, and what happens."""
+    """Return the metrics with the mean prediction and the mean outcome."""
     return ("predicted", "observed") if scores.is_event else ("confidence", "accuracy")
 
 
 class Rows(NamedTuple):
-    """A checked pair, with what is known of its rows."""
+    """A checked pair, with the weights and clusters of its rows."""
 
     logits: np.ndarray
     labels: np.ndarray
@@ -202,7 +206,7 @@ class Rows(NamedTuple):
     def of(
         cls, pair: tuple[Any, Any], sample_weight: Any, clusters: Any, *, event: EventPair | None, min_rows: int
     ) -> Rows:
-        """Check them; half precision becomes float32, and the labels a copy, since they outlast the call."""
+        """Check the arrays, convert half precision to float32, and copy the labels, which the audit keeps."""
         z, y = as_arrays(*pair, min_rows=min_rows)
         z, y = upcast_half(z), y.copy()
         z, y = as_arrays(*((z, y) if event is None else event(z, y)))
@@ -222,9 +226,33 @@ def run_audit(
 ) -> Audit:
     """Fit every method to the calibration rows, choose one by cross-validation there, and score all on the test rows.
 
-    Without test rows every row is scored by a calibrator fitted to the other folds. The choice is that of
-    `compose.simplest`: of the methods, the simplest first, the first whose cross-validated loss is within a standard
-    error of the least. A method that fails is recorded, and the others go on. `scoring` has the options of `compare`.
+    Without test rows, each row is scored by a calibrator fitted to the other folds. `compose.simplest` chooses the
+    first method, in order of simplicity, whose cross-validated loss is within a standard error of the lowest. A method
+    that fails is recorded, and the others go on.
+
+    Parameters
+    ----------
+    val
+        Calibration rows.
+    test
+        Test rows, or None.
+    fits
+        Methods by name, the simplest first.
+    n_folds
+        Number of folds.
+    scoring
+        Options of `compare`.
+    extra
+        Further test predictions by name.
+    on_step
+        Called as `on_step(name, done, total)` before each fit.
+    progress
+        Whether to show a progress bar.
+
+    Returns
+    -------
+    Audit
+        The audit.
     """
     z, y, sample_weight, clusters = val
     scored, classes = test or val, z.shape[1]
@@ -290,7 +318,7 @@ def run_audit(
 
 
 def fits_of(methods: Iterable[str] | Mapping[str, Fit], extra: Mapping[str, Any]) -> dict[str, Fit]:
-    """Methods by name; predictions made elsewhere must have names of their own."""
+    """Return methods by name; the names of `extra` predictions must differ from them."""
     if isinstance(methods, str):
         raise ValueError(f"methods must be several names, such as ({methods!r},), got {methods!r}")
     if not isinstance(methods, Mapping):
@@ -301,7 +329,7 @@ def fits_of(methods: Iterable[str] | Mapping[str, Fit], extra: Mapping[str, Any]
         methods = {name: METHODS[name] for name in names if name not in (RAW, "identity")}
     for name in extra:
         if name == RAW or name in methods:
-            raise ValueError(f"extra must have names of its own, got {name!r}, which is there already")
+            raise ValueError(f"the names of extra must differ from those of the methods, got {name!r}")
     return dict(methods)
 
 

@@ -1,4 +1,4 @@
-"""Forecasts of a number: how calibrated they are, which recalibration helps and by how much, and the page about it."""
+"""Audit of regression forecasts: their calibration, the choice of a recalibration, and the report page."""
 
 from __future__ import annotations
 
@@ -27,42 +27,47 @@ Triple = tuple[Any, Any, Any]
 """(mean, std, targets) or (quantiles, levels, targets)."""
 
 RECALIBRATION_TITLES = {RAW: "No recalibration", "variance": "Variance scaling", "quantiles": "Isotonic quantiles"}
-_MANY = 20_000_000
-"""Quantiles that are held at once; of more rows fewer levels are compared."""
+_MAX_QUANTILES = 20_000_000
+"""Largest number of quantiles in memory; larger data are compared at fewer levels."""
 
 
 @dataclass(frozen=True, eq=False)
 class ForecastAudit:
-    """How calibrated forecasts are, and what recalibration does to them."""
+    """Scores of forecasts without and with recalibration, and the chosen recalibration."""
 
     scores: ForecastScores
-    """Of the forecasts as they are."""
+    """Scores of the original forecasts."""
     comparison: ForecastScores | None
-    """Of them and each recalibration, all by their quantiles of the same levels; None of quantiles."""
+    """Scores of the forecasts and each recalibration, by quantiles of the same levels; None for quantile forecasts."""
     choice: RecalibrationChoice | None
+    """Record of the choice; None without recalibrations."""
     triples: Mapping[str, Triple]
-    """By method, of the scored rows."""
+    """Forecasts and targets of the scored rows, by method."""
     calibration_rows: int
+    """Number of calibration rows."""
     cross_fitted: bool
     """Whether each row was scored by a recalibration fitted to the other folds."""
     n_folds: int
+    """Number of folds."""
     seed: int
+    """Seed of the resampling."""
     sample_weight: np.ndarray | None = None
+    """Weights of the scored rows."""
     failure: str = ""
-    """Why recalibration was left out, where it could not be fitted."""
+    """Reason why recalibration could not be fitted, if so."""
 
     @property
     def chosen(self) -> str:
-        """The recalibration that is recommended, or "raw"."""
+        """Name of the chosen recalibration, or "raw"."""
         return RAW if self.choice is None else self.choice.chosen
 
     @property
     def title(self) -> str:
-        """The title of the recommended recalibration."""
+        """Title of the chosen recalibration."""
         return RECALIBRATION_TITLES[self.chosen]
 
     def verdict(self) -> str:
-        """What was found, in a few sentences."""
+        """Return the result in a few sentences."""
         verdict = self.scores.verdict()
         if self.comparison is None or self.choice is None:
             return f"{verdict} Recalibration was left out: {self.failure}." if self.failure else verdict
@@ -105,19 +110,40 @@ def report_forecasts(
 ) -> Report[ForecastAudit]:
     """Score forecasts and recalibrations of them, choose one, and lay out a page about it.
 
-    Forecasts are triples (mean, std, targets), or (quantiles, levels, targets), which are scored as they are; a
-    `trueup.io.ForecastTable` has weights and clusters too. Recalibrations are fitted to `val` and scored on `test`, or
-    cross-fitted on `val`. `.save("report.html")` writes the page, and `.audit` holds all numbers.
+    Parameters
+    ----------
+    val
+        Calibration rows: a triple (mean, std, targets), or (quantiles, levels, targets), which is scored without
+        recalibration. A `trueup.io.ForecastTable` also holds weights and clusters.
+    test
+        Test rows. Without them, recalibrations are cross-fitted on `val`.
+    methods
+        Names of recalibrations to try; all by default.
+    title
+        Title of the page.
+    level
+        Level of the intervals.
+    n_folds
+        Number of folds.
+    seed
+        Seed of the resampling.
 
+    Returns
+    -------
+    Report
+        The page: `.save("report.html")` writes it, and `.audit` holds all numbers.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> page = report_forecasts((np.zeros(600), np.ones(600), 2 * rng.normal(size=600)))
     >>> page.audit.chosen
     'variance'
     """
     calibration, scored = (x if isinstance(x, ForecastTable) else ForecastTable(*x) for x in (val, test or val))
-    given, scored_forecast = check_forecast(*calibration), check_forecast(*scored)
-    if type(scored_forecast) is not type(given):
-        raise InputError("test", "hold forecasts of the kind that val has", type(scored_forecast).__name__)
+    val_forecast, scored_forecast = check_forecast(*calibration), check_forecast(*scored)
+    if type(scored_forecast) is not type(val_forecast):
+        raise InputError("test", "hold forecasts of the same kind as val", type(scored_forecast).__name__)
     w = as_weights(scored.sample_weight, len(scored_forecast.targets))
     options: dict[str, Any] = {"level": level, "seed": seed, "sample_weight": w, "clusters": scored.clusters or None}
     audit = ForecastAudit(
@@ -125,16 +151,16 @@ def report_forecasts(
         comparison=None,
         choice=None,
         triples={RAW: scored.triple},
-        calibration_rows=len(given.targets),
+        calibration_rows=len(val_forecast.targets),
         cross_fitted=test is None,
         n_folds=n_folds,
         seed=seed,
         sample_weight=w,
     )
-    if isinstance(given, GaussianForecast) and isinstance(scored_forecast, GaussianForecast):
+    if isinstance(val_forecast, GaussianForecast) and isinstance(scored_forecast, GaussianForecast):
         try:
             choice = choose_recalibration(*calibration, methods=methods, n_folds=n_folds, **calibration.options())
-        except ValueError as error:  # a std of 0, say: the forecasts can still be scored
+        except ValueError as error:  # such as a std of 0; the forecasts can still be scored
             audit = replace(audit, failure=str(error))
         else:
             audit = _with_recalibrations(audit, choice, scored_forecast, options)
@@ -144,8 +170,8 @@ def report_forecasts(
 def _with_recalibrations(
     audit: ForecastAudit, choice: RecalibrationChoice, scored: GaussianForecast, options: dict[str, Any]
 ) -> ForecastAudit:
-    """The audit with every recalibration, all compared by their quantiles of the same levels."""
-    step = 1 if len(scored.targets) * len(LEVELS) <= _MANY else 5
+    """Add every recalibration to the audit, compared by quantiles of the same levels."""
+    step = 1 if len(scored.targets) * len(LEVELS) <= _MAX_QUANTILES else 5
     keep = slice(step - 1, None, step)
     levels = LEVELS[keep]
 
@@ -162,12 +188,12 @@ def _with_recalibrations(
 
 
 class ForecastPage(Page):
-    """The page about an audit of forecasts."""
+    """The page of an audit of forecasts."""
 
-    about = "Forecast"
+    kind = "Forecast"
 
     def facts(self) -> list[tuple[str, str]]:
-        """CRPS, coverage and the error of the PIT."""
+        """Return the CRPS, the coverage and the error of the PIT."""
         scores = self.scores
         facts = [("CRPS", format_number(scores["crps"].value, digits=scores.digits("crps")))]
         covered = [metric for metric in scores.metrics if metric.startswith("coverage_")]
@@ -179,27 +205,27 @@ class ForecastPage(Page):
         return facts
 
     def tables(self) -> str:
-        """The numbers of the forecasts as they are, and of the recalibrations."""
+        """Return tables of the original forecasts and of the recalibrations."""
         scores, comparison = self.scores, self.audit.comparison
         head, *rows = scores.table()
-        parts = [markup.table("The forecasts as they are", head, rows), *map(paragraph, scores.notes()[1:])]
+        parts = [markup.table("The original forecasts", head, rows), *map(paragraph, scores.notes()[1:])]
         if comparison is not None:
-            fits = "on rows that they were not fitted to"
+            fits = "on rows to which they were not fitted"
             if self.audit.cross_fitted:
-                fits = "each row under a fit to the other folds"
+                fits = "with each row scored by a fit to the other folds"
             star = f"* differs from no recalibration: the paired {format_percent(scores.level)} interval excludes 0."
-            # Metrics by row, methods by column, since there are few methods.
+            # One row per metric and one column per method, since there are only three methods.
             heads = ["metric", *(RECALIBRATION_TITLES.get(name, name) for name in comparison.methods)]
             rows = [[metric, *self.cells(metric)] for metric in comparison.metrics]
             parts += [
-                paragraph(f"Recalibrations are compared by the same quantiles of each, {fits}."),
+                paragraph(f"Recalibrations are compared by quantiles of the same levels, {fits}."),
                 markup.table("With recalibration", heads, rows),
                 paragraph(star),
             ]
         return markup.section("numbers", "All numbers", *parts)
 
     def cells(self, metric: str) -> Iterator[str]:
-        """A metric of each recalibration, with a star where the paired interval excludes 0."""
+        """Yield a metric of each recalibration, with a star if the paired interval excludes 0."""
         scores = self.audit.comparison
         for name in scores.methods:
             change = scores.changes.get(name, {}).get(metric)
@@ -207,7 +233,7 @@ class ForecastPage(Page):
             yield format_number(scores[name, metric].value, digits=scores.digits(metric)) + star
 
     def usage(self) -> tuple[str, list[list[str]]]:
-        """Commands and lines that apply the chosen recalibration."""
+        """Return commands and lines that apply the chosen recalibration."""
         if self.audit.chosen == RAW:
             arguments = "mean, std" if self.scores.levels is None else "quantiles, levels"
             lines = ["import trueup", f"print(trueup.metrics.evaluate_forecasts({arguments}, targets))"]
@@ -221,19 +247,19 @@ class ForecastPage(Page):
         return text, [[command], lines]
 
     def details(self) -> list[tuple[str, str]]:
-        """Rows, the choice and the settings."""
+        """Return rows, the rule of choice and the settings."""
         audit, scores = self.audit, self.scores
         folds = "" if audit.comparison is None else f"; recalibrations are cross-fitted in {audit.n_folds} folds"
         items = [*self.row_counts(f"{scores.rows:,}{folds}"), ("Forecasts", scores.caption().partition(", ")[2])]
         if audit.failure:
             items.append(("Recalibration", f"left out: {audit.failure}"))
         if audit.choice is not None:
-            rule = "folds; of those within one standard error of it, the simplest"
-            items.append(("Choice", f"least pinball loss over {audit.n_folds} {rule}"))
-        intervals = f"{format_percent(scores.level)}; of errors by 1,000 resamples, of means the normal ones; "
+            rule = "the simplest within one standard error of the lowest pinball loss"
+            items.append(("Choice", f"{rule} over {audit.n_folds} folds"))
+        intervals = "errors from 1,000 resamples, means by the normal approximation"
         return [
             *items,
-            ("Intervals", f"{intervals}changes are paired"),
-            ("Bands", "binomial, as calibrated forecasts of as many independent rows would show"),
+            ("Intervals", f"{format_percent(scores.level)}: {intervals}; changes are paired"),
+            ("Bands", "binomial, for calibrated forecasts and the same number of independent rows"),
             ("Seed", str(audit.seed)),
         ]

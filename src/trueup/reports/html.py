@@ -1,4 +1,4 @@
-"""Pieces of HTML for pages of reports and studies; text that is given comes out escaped."""
+"""HTML elements for the pages of reports and studies; all text is escaped."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from trueup._core.formatting import html_table
 
 
 def json_script(name: str, json_text: str) -> str:
-    """A script element that holds JSON, escaped whatever its strings hold.
+    r"""Return a script element that holds JSON, escaped so that no string can end it.
 
     >>> json_script("data", '{"name": "</script>"}')
-    '<script type="application/json" id="data">{"name": "\\\\u003c/script\\\\u003e"}</script>'
+    '<script type="application/json" id="data">{"name": "\\u003c/script\\u003e"}</script>'
     """
     for character in "<>&\u2028\u2029":
         json_text = json_text.replace(character, f"\\u{ord(character):04x}")
@@ -24,18 +24,18 @@ def json_script(name: str, json_text: str) -> str:
 
 
 def document(title: str, *body: str, policy: str) -> str:
-    """A whole page in the style of page.css, with a content security policy.
+    r"""Return a whole page in the style of page.css, with a content security policy.
 
     >>> page = document("a < b", "<p>Yes.</p>", policy="default-src 'none'")
-    >>> "<title>a &lt; b</title>" in page, page.endswith("</style></head><body><p>Yes.</p></body></html>\\n")
+    >>> "<title>a &lt; b</title>" in page, page.endswith("</style></head><body><p>Yes.</p></body></html>\n")
     (True, True)
     """
     style = files("trueup.reports").joinpath("page.css").read_text("utf-8")
-    allowed = escape(policy).replace("&#x27;", "&#39;")
+    escaped_policy = escape(policy).replace("&#x27;", "&#39;")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{allowed}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{escaped_policy}">'
         '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'
         f'<meta name="generator" content="trueup {escape(__version__)}">'
         f"<title>{escape(title)}</title><style>{style}</style></head><body>{''.join(body)}</body></html>\n"
@@ -43,12 +43,12 @@ def document(title: str, *body: str, policy: str) -> str:
 
 
 def footer() -> str:
-    """The foot of every page."""
-    return f"<footer>{paragraph(f'Made by trueup {__version__}. This page is complete: it loads nothing.')}</footer>"
+    """Return the footer of every page."""
+    return f"<footer>{paragraph(f'Made by trueup {__version__}. This page loads no other files.')}</footer>"
 
 
 def paragraph(content: str, kind: str = "") -> str:
-    """A paragraph; `kind` is its CSS class."""
+    """Return a paragraph; `kind` is its CSS class."""
     return f"<p{f' class={kind!r}' if kind else ''}>{escape(content)}</p>"
 
 
@@ -60,13 +60,13 @@ def table(
     sortable: bool = False,
     chosen: int | None = None,
 ) -> str:
-    """A table as `core.formatting.html_table` makes it, in a box of its own that scrolls when it is too wide."""
+    """Return the table of `html_table` in a box that scrolls if the table is too wide."""
     inner = html_table(head, rows, caption=caption, sortable=sortable, chosen=chosen)
     return f'<div class="scroll" role="region" aria-label="{escape(caption)}" tabindex="0">{inner}</div>'
 
 
 def figure(name: str, heading: str, summary: str, height: int, data: str) -> str:
-    """A chart, its summary sentence, and its numbers to unfold."""
+    """Return a chart with its summary sentence and a folded table of its numbers."""
     return (
         f'<figure aria-labelledby="{name}-heading">'
         f'<figcaption><strong id="{name}-heading">{escape(heading)}</strong></figcaption>'
@@ -79,23 +79,23 @@ def figure(name: str, heading: str, summary: str, height: int, data: str) -> str
 
 
 def legend(items: Iterable[tuple[str, str]]) -> str:
-    """A legend of charts; each entry is a CSS class and its text."""
+    """Return a legend of charts; each entry is a CSS class and its text."""
     entries = "".join(f'<li class="{kind}">{escape(words)}</li>' for kind, words in items)
     return f'<ul class="legend">{entries}</ul>'
 
 
 def definition_list(items: Iterable[tuple[str, str]], kind: str = "") -> str:
-    """A list of terms with their descriptions; `kind` is its CSS class."""
+    """Return a list of terms with their descriptions; `kind` is its CSS class."""
     pairs = "".join(f"<div><dt>{escape(term)}</dt><dd>{escape(words)}</dd></div>" for term, words in items)
     return f"<dl{f' class={kind}' if kind else ''}>{pairs}</dl>"
 
 
 def code(lines: Iterable[str]) -> str:
-    """Lines of code."""
+    """Return a block of code."""
     return '<pre tabindex="0"><code>' + html.escape("\n".join(lines)) + "</code></pre>"
 
 
 def section(name: str, heading: str, *parts: str) -> str:
-    """A section under a heading."""
-    opened = f'<section id="{name}" aria-labelledby="{name}-h"><h2 id="{name}-h">{escape(heading)}</h2>'
-    return f"{opened}{''.join(parts)}</section>"
+    """Return a section with a heading."""
+    start = f'<section id="{name}" aria-labelledby="{name}-h"><h2 id="{name}-h">{escape(heading)}</h2>'
+    return f"{start}{''.join(parts)}</section>"

@@ -1,4 +1,4 @@
-"""The report: one HTML file with the verdict of an audit, the evidence for it, and how it was computed."""
+"""The report page: one HTML file with the verdict of an audit, the evidence, and the methods used."""
 
 from __future__ import annotations
 
@@ -24,11 +24,22 @@ from trueup._core.bins import BINS
 from trueup._core.errors import InputError
 from trueup._core.formatting import format_percent
 from trueup._core.row_scores import event_name
+from trueup._core.types import ArrayLike
 from trueup.calibrators.compose import Fit
 from trueup.io.atomic import atomic_write
 from trueup.io.source import file_list, is_address
 from trueup.reports import html as markup
-from trueup.reports.audit import POOLED, RAW, Audit, Rows, fits_of, mean_metrics, method_title, methods_for, run_audit
+from trueup.reports.audit import (
+    MAX_LOGITS_FOR_AUTO,
+    RAW,
+    Audit,
+    Rows,
+    fits_of,
+    mean_metrics,
+    method_title,
+    methods_for,
+    run_audit,
+)
 from trueup.reports.figures import Panel, Section, chart, numbers, sections, summary
 from trueup.reports.html import definition_list, escape, paragraph
 from trueup.reports.style import DARK, label
@@ -42,26 +53,39 @@ A = TypeVar("A", bound="Audit | ForecastAudit")
 
 @dataclass(frozen=True, eq=False)
 class Report(Generic[A]):
-    """A page about an audit."""
+    """An audit with the settings of its page.
+
+    Parameters
+    ----------
+    audit
+        The audit.
+    title
+        Title of the page.
+    sections
+        Further sections for the end of the page: headings and HTML, which is not escaped.
+    class_names
+        Names of the classes.
+    origin
+        Source of the data, as terms and descriptions: the files, the command.
+    made
+        Time of the report.
+    """
 
     audit: A
     title: str = DEFAULT_TITLE
     _: KW_ONLY
     sections: tuple[tuple[str, str], ...] = ()
-    """Further headings with HTML, which is trusted, for the end of the page."""
     class_names: tuple[str, ...] | None = None
-    """Of the classes."""
     origin: Mapping[str, str] = field(default_factory=dict)
-    """What it was made from, term by term: the files, the command."""
     made: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def __post_init__(self) -> None:
         classes = getattr(self.audit.scores, "n_classes", None)
         if self.class_names is not None and len(self.class_names) != classes:
-            raise ValueError(f"class_names must have {classes} entries, one a class, got {len(self.class_names)}")
+            raise ValueError(f"class_names must have {classes} entries, one per class, got {len(self.class_names)}")
 
     def html(self) -> str:
-        """The whole page, which loads nothing."""
+        """Return the whole page; it loads no other files."""
         if isinstance(self.audit, Audit):
             return AuditPage(self).html()
         from trueup.reports.forecasts import ForecastPage
@@ -75,25 +99,31 @@ class Report(Generic[A]):
         return f"{markup.paragraph(self.title)}{self.audit._repr_html_()}"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the page to a file that is either complete or not there."""
+        """Write the page to a file; on failure, no partial file remains.
+
+        Parameters
+        ----------
+        path
+            Path of the HTML file.
+        """
         page = self.html()
         with atomic_write(Path(path)) as (draft,):
             draft.write_text(page, encoding="utf-8")
 
 
 def report(
-    val: tuple[Any, Any],
-    test: tuple[Any, Any] | None = None,
+    val: tuple[ArrayLike, ArrayLike],
+    test: tuple[ArrayLike, ArrayLike] | None = None,
     *,
     methods: Iterable[str] | Mapping[str, Fit] | None = None,
     event: int | str | None = None,
     class_names: Sequence[str] | None = None,
-    sample_weight: Any = None,
-    test_weights: Any = None,
-    groups: Any = None,
-    clusters: Any = None,
-    test_clusters: Any = None,
-    extra: Mapping[str, tuple[Any, Any]] | None = None,
+    sample_weight: ArrayLike | None = None,
+    test_weights: ArrayLike | None = None,
+    groups: ArrayLike | Mapping[str, ArrayLike] | None = None,
+    clusters: ArrayLike | None = None,
+    test_clusters: ArrayLike | None = None,
+    extra: Mapping[str, tuple[ArrayLike, ArrayLike]] | None = None,
     title: str | None = None,
     sections: Sequence[tuple[str, str]] = (),
     origin: Mapping[str, str] | None = None,
@@ -106,48 +136,59 @@ def report(
 ) -> Report[Audit]:
     """Fit calibration methods, score them, choose one, and lay out a page about it.
 
-    Every method is fitted to the calibration pair `val`. One is chosen there by cross-validation: the simplest whose
-    log-loss on held-out rows is within a standard error of the least. All are scored on the pair `test`; without it,
-    each row is scored by a calibrator that was fitted to the other folds. `.save("report.html")` writes the page, and
-    `.audit` holds the calibrators and all numbers.
+    Every method is fitted to the calibration rows `val`. Cross-validation chooses one there: the simplest whose
+    held-out log-loss is within a standard error of the lowest. All are scored on the rows `test`.
 
     Parameters
     ----------
-    val, test : pairs (logits, labels)
-        Rows that the methods are fitted to, and rows that they are scored on.
-    methods : names of METHODS or mapping of names to methods, optional
-        What to try, the simplest first. By default those that suit the size of the data, and `auto` up to 100,000
-        logits.
-    event : int or str, optional
-        A class, by its number or one of `class_names`: the report is then about the probability of that class. Two
-        classes are always an event, class 1.
-    class_names : sequence of str, optional
+    val
+        Calibration rows: logits (n, classes) and labels (n,).
+    test
+        Test rows. Without them, each calibration row is scored by a calibrator fitted to the other folds.
+    methods
+        Names of METHODS, or methods by name, the simplest first. The default depends on the size of the data and
+        includes `auto` up to 100,000 logits.
+    event
+        A class, by its number or its name among `class_names`; the report is then about the probability of that class.
+        With two classes the event is always class 1.
+    class_names
         Names of the classes.
-    weights, test_weights : arrays (n,), optional
-        One weight per row of each pair.
-    groups : array (n,) or mapping of such, optional
-        Subgroups of the scored rows to report on.
-    clusters, test_clusters : arrays (n,), optional
-        Which rows are correlated: folds keep them together, and intervals and tests resample clusters.
-    extra : mapping of names to pairs, optional
-        Test predictions made elsewhere, scored in the same table.
-    title : str, optional
+    sample_weight
+        Weights of the calibration rows, shape (n,).
+    test_weights
+        Weights of the test rows.
+    groups
+        Groups of the scored rows to report on: one array (n,), or several by name.
+    clusters
+        Cluster of each calibration row, shape (n,), where rows are correlated. Folds keep clusters intact; intervals
+        and tests resample clusters.
+    test_clusters
+        Cluster of each test row.
+    extra
+        Further test predictions by name, scored in the same table.
+    title
         Title of the page.
-    sections : sequence of (heading, HTML), optional
-        Further sections at the end of the page; the HTML is trusted.
-    origin : mapping, optional
-        What the page was made from, term by term, such as files and the command.
-    bins, folds, level, seed
-        Number of bins and folds, level of the intervals, seed of the resampling.
-    on_step : callable, optional
+    sections
+        Further sections for the end of the page: headings and HTML, which is not escaped.
+    origin
+        Source of the data, as terms and descriptions: the files, the command.
+    bins
+        Number of bins.
+    n_folds
+        Number of folds.
+    level
+        Level of the intervals.
+    seed
+        Seed of the resampling.
+    on_step
         Called as `on_step(name, done, total)` before each method is fitted.
-    progress : bool
+    progress
         Whether to show a progress bar.
 
     Returns
     -------
     Report
-        The page, with the audit that it is about.
+        The page: `.save("report.html")` writes it, and `.audit` holds the calibrators and all numbers.
 
     Examples
     --------
@@ -166,7 +207,7 @@ def report(
         raise InputError("n_folds", "be a whole number of at least 2", repr(n_folds))
     of_event = None
     if event is not None:
-        from trueup.convert import as_event  # most audits are of no event
+        from trueup.convert import as_event  # rarely needed
 
         of_event = partial(as_event, event=event, class_names=class_names)
     val_rows = Rows.of(val, sample_weight, clusters, event=of_event, min_rows=2 * n_folds)
@@ -174,7 +215,7 @@ def report(
     others = {name: pair if of_event is None else of_event(*pair) for name, pair in (extra or {}).items()}
     n, classes = val_rows.logits.shape
     if methods is None:
-        methods = [*methods_for(n, classes), *(["auto"] if n * classes <= POOLED else [])]
+        methods = [*methods_for(n, classes), *(["auto"] if n * classes <= MAX_LOGITS_FOR_AUTO else [])]
     result = run_audit(
         val_rows,
         test_rows,
@@ -186,8 +227,8 @@ def report(
         progress=progress,
     )
     if result.scores.is_event:
-        named = event_name(event, np.shape(val[0])[1], class_names)
-        result = replace(result, scores=replace(result.scores, event_name=named))
+        name = event_name(event, np.shape(val[0])[1], class_names)
+        result = replace(result, scores=replace(result.scores, event_name=name))
     return Report(
         result,
         DEFAULT_TITLE if title is None else title,
@@ -198,7 +239,7 @@ def report(
 
 
 def describe_file(path: str | os.PathLike[str]) -> str:
-    """A file by its name, size and SHA-256, so that a reader can tell which it was; an address by its name alone."""
+    """Return a file's name, size and SHA-256, which identify it; an address is returned as it is."""
     name = os.fspath(path)
     if is_address(name):
         return name
@@ -212,10 +253,10 @@ def describe_file(path: str | os.PathLike[str]) -> str:
 
 
 class Page(ABC):
-    """A page while it is put together; its charts are collected for the end."""
+    """A page under construction; the data of its charts are written at the end."""
 
-    about: str
-    """What the page says of what, in front of its title."""
+    kind: str
+    """First word of the default title."""
 
     def __init__(self, report: Report[Any]) -> None:
         self.report, self.audit, self.scores = report, report.audit, report.audit.scores
@@ -223,37 +264,37 @@ class Page(ABC):
 
     @abstractmethod
     def facts(self) -> list[tuple[str, str]]:
-        """The most important numbers, for the head."""
+        """Return the most important numbers, for the header."""
 
     def notes(self) -> list[str]:
-        """What to know of the rows, for the head."""
+        """Return notes on the rows, for the header."""
         if self.scores.effective_rows is None:
             return []
         return [
-            "Rows count by their weights, which have a mean of 1, in every figure of this page: "
-            f"{self.scores.rows:,} rows tell as much as {self.scores.effective_rows:,.0f} of equal weight."
+            "All figures of this page weight the rows; the weights have a mean of 1. "
+            f"The {self.scores.rows:,} rows are equivalent to {self.scores.effective_rows:,.0f} rows of equal weight."
         ]
 
     def tables(self) -> str:
-        """A section of numbers behind the figures."""
+        """Return a section with the numbers behind the figures."""
         return ""
 
     @abstractmethod
     def usage(self) -> tuple[str, list[list[str]]]:
-        """A text on what to do next, or on how to use what was fitted, and blocks of code."""
+        """Return a text and blocks of code that show how to use the calibrator, or what to do next."""
 
     @abstractmethod
     def details(self) -> list[tuple[str, str]]:
-        """How it was computed, term by term."""
+        """Return the settings of the computation, as terms and descriptions."""
 
     def row_counts(self, cross_fitted: str) -> list[tuple[str, str]]:
-        """How many rows there are, with these words where they were cross-fitted."""
+        """Return the numbers of rows; `cross_fitted` is the text for cross-fitted rows."""
         if self.audit.cross_fitted:
             return [("Rows", cross_fitted)]
         return [("Calibration rows", f"{self.audit.calibration_rows:,}"), ("Test rows", f"{self.scores.rows:,}")]
 
     def html(self) -> str:
-        """The whole page."""
+        """Return the whole page."""
         from plotly.offline import get_plotlyjs
 
         shown = list(sections(self.audit, self.report.class_names))
@@ -281,18 +322,18 @@ class Page(ABC):
         return markup.document(self.report.title, body, *elements, policy=policy)
 
     def header(self) -> str:
-        """The title, the verdict and the most important numbers."""
+        """Return the title, the verdict and the most important numbers."""
         title = escape(self.report.title)
-        heading = title if self.report.title == f"{self.about} report" else f"<span>{self.about} of</span> {title}"
+        heading = title if self.report.title == f"{self.kind} report" else f"<span>{self.kind} of</span> {title}"
         return (
             f"<header><h1>{heading}</h1>{paragraph(self.report.audit.verdict(), 'verdict')}"
             f"{definition_list(self.facts(), 'facts')}{''.join(map(paragraph, self.notes()))}"
-            "<noscript><p>The charts need JavaScript; the tables under them hold the same numbers.</p></noscript>"
+            "<noscript><p>The charts need JavaScript; the tables below them contain the same numbers.</p></noscript>"
             "</header>"
         )
 
     def how(self) -> str:
-        """How it was computed, when, from what and with what."""
+        """Return the section on the computation: time, data, settings and versions."""
         made = "Made", f"{self.report.made.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
         packages = ", ".join(f"{name} {version(name)}" for name in ("numpy", "scipy", "plotly"))
         versions = "Versions", f"trueup {__version__}, Python {platform.python_version()}, {packages}"
@@ -300,83 +341,83 @@ class Page(ABC):
         return markup.section("how", "How it was computed", definition_list(items, "how"))
 
     def section(self, section: Section) -> str:
-        """A figure's section: what to know, the charts, their summaries and their numbers."""
+        """Return a figure's section: its text, charts, summaries and numbers."""
         legend = markup.legend(section.legend) if section.legend else ""
         panels = "".join(map(self.panel, section.panels))
-        if section.legend:  # charts that share a legend stand side by side
+        if section.legend:  # charts with a common legend are placed side by side
             panels = f'<div class="pair{" one" if len(section.panels) == 1 else ""}">{panels}</div>'
         parts = paragraph(section.text), section.html, legend, panels
         return markup.section(section.name, section.title, *parts)
 
     def panel(self, panel: Panel) -> str:
-        """A chart with its words and numbers."""
+        """Return a chart with its summary and numbers."""
         drawn = chart(panel.record, **panel.options)
         self.charts[panel.name] = drawn.to_json()
         data = markup.table(panel.title, *numbers(panel.record))
-        words = panel.summary or summary(panel.record)
-        return markup.figure(panel.name, panel.title, words, drawn.layout.height, data)
+        text = panel.summary or summary(panel.record)
+        return markup.figure(panel.name, panel.title, text, drawn.layout.height, data)
 
 
 class AuditPage(Page):
-    """The page about an audit."""
+    """The page of an audit."""
 
-    about = "Calibration"
+    kind = "Calibration"
 
     def facts(self) -> list[tuple[str, str]]:
-        """Mean confidence, accuracy and calibration error, before and after."""
+        """Return mean confidence, accuracy and calibration error, before and after."""
         scores, chosen = self.scores, self.audit.chosen
         facts = [(label(metric), format_percent(scores[RAW, metric].value, 1)) for metric in mean_metrics(scores)]
         facts.append(("Calibration error (ECE)", f"{scores[RAW, 'ece'].value:.3f}"))
         if chosen == RAW:
-            return [*facts, ("ECE if it were calibrated", f"{scores.tests[RAW].expected:.3f}")]
+            return [*facts, ("Expected ECE if calibrated", f"{scores.tests[RAW].expected:.3f}")]
         facts.append(("ECE after calibration", f"{scores[chosen, 'ece'].value:.3f}"))
         if (fitted := getattr(self.audit.calibrators.get("temperature"), "temperature", None)) is not None:
             facts.append(("Fitted temperature", f"{float(fitted):.3f}"))
         return facts
 
     def notes(self) -> list[str]:
-        """Also that rows are in clusters."""
+        """Return notes on weights and clusters."""
         notes, scores, name = super().notes(), self.scores, self.scores.cluster_name
         if scores.clusters is not None:
             notes.append(
-                f"The {scores.rows:,} rows are of {scores.clusters:,} clusters ({name}) and not independent: intervals "
-                f"and tests of this page are by {name}, and folds keep the rows of one {name} together. Promises of an "
-                "error rate, which count independent rows, are left out."
+                f"The {scores.rows:,} rows belong to {scores.clusters:,} clusters ({name}) and are not independent. "
+                f"Intervals and tests are by {name}, and all rows of one {name} are in the same fold. Promises of an "
+                "error rate need independent rows and are left out."
             )
         return notes
 
     def usage(self) -> tuple[str, list[list[str]]]:
-        """Commands and lines that apply the chosen calibrator."""
+        """Return commands and lines that apply the chosen calibrator."""
         if self.audit.chosen == RAW:
-            text = "No calibrator is needed. These lines evaluate the network again on new data:"
+            text = "No calibrator was chosen. These lines evaluate the network again on new data:"
             return text, [["import trueup", "scores = trueup.evaluate(logits, labels)", "print(scores)"]]
         text = "The command fits the calibrator and writes it to a file; the three lines apply it to logits:"
         load = 'calibrator = trueup.load("calibrator.safetensors")'
-        lines = ["import trueup", load, "logits = calibrator(logits)  # their softmax is the calibrated probability"]
+        lines = ["import trueup", load, "logits = calibrator(logits)  # softmax gives the calibrated probabilities"]
         return text, [[f"trueup fit VAL -m {self.audit.chosen} -o calibrator.safetensors"], lines]
 
     def details(self) -> list[tuple[str, str]]:
-        """Rows, settings, the choice, and what failed."""
+        """Return rows, settings, the rule of choice, failures and warnings."""
         audit, scores = self.audit, self.scores
         rows = (
-            f"{audit.calibration_rows:,}, cross-fitted: each was scored by a calibrator fitted on the other folds. "
-            "The choice was made on the same rows, which favours the chosen method a little."
+            f"{audit.calibration_rows:,}, cross-fitted: each was scored by a calibrator fitted to the other folds. "
+            "The same rows chose the method, which favours it slightly."
         )
         folds, unused = " of the calibration rows", " The test rows were not used."
         if audit.cross_fitted:
             folds = unused = ""
-        choice = f"least log-loss over {audit.n_folds} folds{folds}; of those within one standard error, the simplest."
-        drawn = "each prediction is right with the probability of its confidence"
+        choice = f"the simplest method within one standard error of the lowest log-loss over {audit.n_folds} folds"
+        simulation = "each prediction is right with the probability of its confidence"
         if scores.is_event:
-            drawn = "the event happens with its predicted probability"
+            simulation = "the event happens with its predicted probability"
         fitted = audit.calibrators.get(audit.chosen)
         return [
             *self.row_counts(rows),
             ("Event", str(scores.event_name)) if scores.is_event else ("Classes", f"{scores.n_classes:,}"),
             ("Bins", f"{audit.bins} of equal width"),
-            ("Choice", choice + unused),
+            ("Choice", f"{choice}{folds}.{unused}"),
             ("Intervals", f"{format_percent(scores.level)}, from 1,000 bootstrap resamples; changes are paired"),
-            ("Bands", f"from 1,000 resamples in which {drawn}"),
+            ("Bands", f"from 1,000 simulations in which {simulation}"),
             *(() if fitted is None else (("Calibrator", repr(fitted)),)),
             ("Seed", str(audit.seed)),
             ("Seconds of fitting", f"{sum(audit.seconds.values()):.1f} in total"),

@@ -1,6 +1,6 @@
-"""A figure described once, as marks on axes: matplotlib and plotly draw the same description.
+"""A figure as a list of marks on axes, which both matplotlib and plotly draw.
 
-Colours are those of `style`; each backend gives them its shade, so that figures fit dark pages and print.
+Colours come from `style`. Each backend adapts them, so that figures suit dark pages and print.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from plotly.graph_objects import Figure
 
-_PIXELS_PER_INCH = 117  # of the page's charts, beside drawings one column wide
+_PIXELS_PER_INCH = 117  # converts a chart's height on the page to that of a drawing one column wide
 _DASHES = dict(zip(("solid", "dash", "dot"), style.DASHES, strict=False))
 _MARKERS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "triangle-down": "v"}
 _SMALL = {"color": style.MUTED, "size": 12}
@@ -26,21 +26,22 @@ _SMALL = {"color": style.MUTED, "size": 12}
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Mark:
-    """What all marks have."""
+    """The fields of all marks."""
 
     color: str
     name: str = ""
-    """In the legend; a mark without a name is not listed there."""
+    """Name in the legend; a mark without a name has no entry."""
     listed: bool = True
-    """Whether the legend has a mark with a name."""
+    """Whether the legend lists the name."""
     hover: str = ""
-    """Plotly's template for a point's text, with `data`, one row per point, as %{customdata[k]}."""
+    """Plotly's template for a point's text; %{customdata[k]} is column k of `data`."""
     data: np.ndarray | Sequence[Any] | None = None
+    """One row of values per point."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Bars(Mark):
-    """Bars of length `size` from `base`, centred at `at`; horizontal ones stand on the y-axis."""
+    """Bars of length `size` from `base`, centred at `at`; horizontal bars have their centres on the y-axis."""
 
     at: np.ndarray
     size: np.ndarray
@@ -48,7 +49,7 @@ class Bars(Mark):
     base: np.ndarray | float = 0.0
     horizontal: bool = False
     labels: Sequence[str] = ()
-    """Above the bars."""
+    """Texts above the bars."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -74,21 +75,21 @@ class Area(Mark):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Dots(Mark):
-    """Points, with horizontal intervals if these are known."""
+    """Points, with horizontal intervals if given."""
 
     x: np.ndarray | Sequence[float]
     y: np.ndarray | Sequence[float]
     marker: str = "circle"
-    """A symbol of plotly; those that end in "-open" are hollow."""
+    """Name of a plotly symbol; those that end in "-open" are hollow."""
     size: np.ndarray | float = 9.0
     interval: tuple[np.ndarray, np.ndarray] | None = None
     texts: Sequence[str] = ()
-    """For `hover`, as %{text}."""
+    """Texts for %{text} in `hover`."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Rule(Mark):
-    """A straight line across all panels at one value of x, or of y."""
+    """A straight line across all panels at one value of x or y."""
 
     at: float
     dash: str = "solid"
@@ -97,7 +98,7 @@ class Rule(Mark):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Text(Mark):
-    """Words at a share of the width, at one value of y."""
+    """A text at a share of the width and a value of y."""
 
     x: float
     y: float
@@ -106,51 +107,57 @@ class Text(Mark):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Axis:
-    """An axis: its title, range and ticks."""
+    """Title, range and ticks of an axis."""
 
     title: str = ""
     range: tuple[float, float | None] | None = None
-    """An end of None follows from the marks; a logarithmic axis has no range."""
+    """Ends of the axis; None fits an end to the marks. A logarithmic axis has no range."""
     percent: bool = False
+    """Whether ticks are percentages."""
     log: bool = False
+    """Whether the scale is logarithmic."""
     ticks: np.ndarray | Sequence[float] | None = None
+    """Positions of the ticks."""
     rows: Sequence[str] | None = None
-    """Names of rows at 0, 1, …, from the top."""
+    """Names of the rows at 0, 1, …, from the top."""
     notes: Sequence[str] = ()
-    """In brackets behind the names of rows."""
+    """Notes in brackets after the names of the rows."""
     bold: frozenset[int] = frozenset()
-    """Rows whose names are printed bold on a page."""
+    """Rows with bold names on a page."""
     names_above: bool = False
-    """Whether a page, which may be narrow, has the names above the rows instead of on the left."""
+    """Whether a page shows the names above the rows instead of on the left, for narrow screens."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Plot:
-    """A figure: marks on a pair of axes, perhaps with a second panel below that has the same x-axis."""
+    """Marks on a pair of axes, with an optional second panel below that has the same x-axis."""
 
     title: str
-    """Of a drawing; a page has its own."""
+    """Title of a matplotlib drawing; a page adds its own headings."""
     marks: Sequence[Mark]
     x: Axis
     y: Axis
     height: int = 300
-    """In pixels of a page; it follows from the number of rows where the y-axis has any."""
+    """Height on a page in pixels; with rows on the y-axis, their number sets the height."""
     stacked: bool = False
+    """Whether bars are stacked."""
     legend: tuple[str, int] = ("best", 1)
-    """Where a drawing has it, and its columns; charts have it above."""
+    """Location and columns of the legend in a drawing; plotly charts have it above."""
     legend_title: str = ""
+    """Title of the legend in a drawing."""
     empty: str = ""
-    """Why there is nothing to see."""
+    """Reason for an empty plot."""
     below: Plot | None = None
+    """Second panel."""
     layout: Mapping[str, Any] = field(default_factory=dict)
-    """Of plotly alone."""
+    """Further layout for plotly only."""
 
 
 # matplotlib
 
 
 def draw_plot(plot: Plot, ax: Axes | None = None, *, title: str | None = None) -> Axes:
-    """Draw on the axes given, or on those of a new figure, one column of a paper wide."""
+    """Draw on `ax`, or on the axes of a new figure one column wide."""
     rows = plot.y.rows
     inches = plot.height / _PIXELS_PER_INCH if rows is None else 0.95 + 0.15 * max(len(rows), 3)
     ax = style.axes_for(ax, height=inches)
@@ -225,8 +232,8 @@ def _draw_mark(ax: Axes, mark: Mark) -> None:
             look |= {"markerfacecolor": ax.get_facecolor()} if mark.marker.endswith("-open") else {}
             ax.plot(mark.x, mark.y, linestyle="", markersize=0.45 * float(mark.size), **look)
     elif isinstance(mark, Text):
-        where: dict[str, Any] = {"transform": ax.get_yaxis_transform(), "va": "center", "fontsize": style.SMALL_SIZE}
-        ax.text(mark.x, mark.y, mark.text, ha="left" if mark.x < 0.5 else "right", color=color, **where)
+        look |= {"transform": ax.get_yaxis_transform(), "va": "center", "fontsize": style.SMALL_SIZE, "color": color}
+        ax.text(mark.x, mark.y, mark.text, ha="left" if mark.x < 0.5 else "right", **look)
 
 
 def _set_axis(ax: Axes, axis: Axis, which: str) -> None:
@@ -238,7 +245,7 @@ def _set_axis(ax: Axes, axis: Axis, which: str) -> None:
         ax.set_ylim(max(len(axis.rows), 1) - 0.4, -0.6)
         small = len(axis.rows) > 12 or axis.notes
         ax.tick_params(axis="y", labelsize=style.SMALL_SIZE if small else style.TICK_SIZE, length=0)
-        ax.xaxis.label.set(x=1.0, horizontalalignment="right")  # names leave no room to centre it
+        ax.xaxis.label.set(x=1.0, horizontalalignment="right")  # row names leave too little room to centre the label
         ax.locator_params(axis="x", nbins=5)
     if axis.range is not None:
         ax.set(**{f"{which}lim": axis.range})
@@ -261,7 +268,7 @@ def _row_names(axis: Axis, shorten: Any) -> list[str]:
 
 
 def plotly_figure(plot: Plot, *, legend: bool = True) -> Figure:
-    """A plotly figure: light axes, horizontal grid, no background, the legend, if any, above."""
+    """Return a plotly figure with light axes, a horizontal grid, no background, and the legend above."""
     from plotly.graph_objects import Figure
 
     font = {"family": style.FONT, "size": 12, "color": style.INK}
@@ -320,18 +327,15 @@ def _plotly_axis(axis: Axis) -> dict[str, Any]:
 
 
 def plain_text(text: str, max_length: int = 40) -> str:
-    """Text as plotly shows it, since plotly reads markup in what it is given."""
+    """Escape and shorten a text for plotly, which interprets markup."""
     return html.escape(text if len(text) <= max_length else text[: max_length - 1] + "…", quote=False)
 
 
 def _names_above(axis: Axis) -> list[dict[str, Any]]:
     names = _row_names(axis, lambda name: plain_text(name, 48))
-    place = {"x": 0, "xref": "paper", "xanchor": "left", "yshift": 15, "showarrow": False}
-    look = {"font": {"color": style.INK, "size": 12.5}, "bgcolor": style.PAPER, "borderpad": 1}
-    return [
-        place | look | {"y": row, "text": f"<b>{name}</b>" if row in axis.bold else name}
-        for row, name in enumerate(names)
-    ]
+    look = {"x": 0, "xref": "paper", "xanchor": "left", "yshift": 15, "showarrow": False}
+    look |= {"font": {"color": style.INK, "size": 12.5}, "bgcolor": style.PAPER, "borderpad": 1}
+    return [look | {"y": row, "text": f"<b>{name}</b>" if row in axis.bold else name} for row, name in enumerate(names)]
 
 
 def interval_dots(
@@ -343,7 +347,7 @@ def interval_dots(
     data: np.ndarray,
     **options: Any,
 ) -> list[Mark]:
-    """Dots with intervals, one a row, as a mark for each kind of row: its name, its rows, its colour and marker."""
+    """Return dots with intervals, one per row; each kind of row (name, members, colour, marker) is one mark."""
     marks: list[Mark] = []
     for name, members, color, marker in kinds:
         if len(k := np.flatnonzero(members)):
@@ -354,8 +358,8 @@ def interval_dots(
 
 
 def _annotation(mark: Text) -> dict[str, Any]:
-    place = {"x": mark.x, "xref": "paper", "xanchor": "left" if mark.x < 0.5 else "right", "y": mark.y}
-    return place | {"text": mark.text, "showarrow": False, "font": {"color": mark.color, "size": 11}}
+    position = {"x": mark.x, "xref": "paper", "xanchor": "left" if mark.x < 0.5 else "right", "y": mark.y}
+    return position | {"text": mark.text, "showarrow": False, "font": {"color": mark.color, "size": 11}}
 
 
 def _shape(rule: Rule) -> dict[str, Any]:
@@ -381,8 +385,8 @@ def _trace(mark: Mark) -> dict[str, Any]:
             trace |= {"text": list(mark.labels), "textposition": "outside", "textangle": 0, "textfont": font}
             trace["cliponaxis"] = False
     elif isinstance(mark, Area):
-        around = np.concatenate([mark.x, mark.x[::-1]]), np.concatenate([mark.low, mark.high[::-1]])
-        trace |= {"mode": "lines", "x": around[0], "y": around[1], "fill": "toself", "fillcolor": mark.color}
+        x, y = np.concatenate([mark.x, mark.x[::-1]]), np.concatenate([mark.low, mark.high[::-1]])
+        trace |= {"mode": "lines", "x": x, "y": y, "fill": "toself", "fillcolor": mark.color}
         trace |= {"line": {"width": 0}, "opacity": 1 if mark.color == style.BAND else 0.15}
     elif isinstance(mark, Line):
         trace |= {"mode": "lines+markers" if mark.markers else "lines", "x": mark.x, "y": mark.y}

@@ -1,7 +1,7 @@
-"""How figures look: colours, names of metrics, the style of plotly charts and helpers for matplotlib axes.
+"""Style of figures: colours, names of metrics, and helpers for matplotlib axes.
 
-The eight colours of Okabe and Ito, "Color universal design" (2008). Colour never speaks alone: markers, dashes and
-hatches say the same.
+The colours are those of Okabe and Ito, "Color universal design" (2008). Markers, dashes and hatches repeat what a
+colour means, so that no figure depends on colour alone.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 GREY = "#8C8C8C"
-"""Not of the eight: for the background, such as the diagonal."""
+"""For background lines such as the diagonal."""
 
 SERIES = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
-"""In the order in which curves take them; without yellow, which is lost on white."""
+"""Colours of curves, in order; yellow is left out because it is hard to see on white."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _GAPS = (4.0, 1.5), (1.0, 1.2), (5.0, 1.5, 1.0, 1.5), (3.0, 1.0, 1.0, 1.0, 1.0, 1.0), (7.0, 2.0), (2.0, 2.0)
 DASHES: tuple[str | tuple[int, tuple[float, ...]], ...] = ("-", *((0, gaps) for gaps in _GAPS))
 HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "||||", "----")
-"""One for each colour of `SERIES`, as are markers and dashes, in matplotlib's notation."""
+"""Hatches in matplotlib's notation; like `MARKERS` and `DASHES`, one per colour of `SERIES`."""
 
 RIGHT, WRONG = BLUE, VERMILION
 BETTER, WORSE = GREEN, VERMILION
@@ -47,7 +47,7 @@ _NEITHER = frozenset({"confidence", "entropy", "normalised_entropy", "temperatur
 
 
 def label(metric: str) -> str:
-    """A metric's name on an axis, with its unit if it has one.
+    """Return a metric's name for an axis, with its unit if it has one.
 
     >>> label("nll"), label("thresholded_sce")
     ('NLL (nats)', 'Thresholded sce')
@@ -56,7 +56,7 @@ def label(metric: str) -> str:
 
 
 def better(metric: str) -> int:
-    """1 if higher is better, −1 if lower is better, 0 if neither.
+    """Return 1 if higher is better, −1 if lower is better, 0 if neither.
 
     >>> better("accuracy"), better("ece"), better("entropy")
     (1, -1, 0)
@@ -65,27 +65,26 @@ def better(metric: str) -> int:
 
 
 INK, MUTED, LINE, PAPER = "#1c2024", "#60646c", "#e3e5e8", "#ffffff"
-"""Of text, lesser text, grid lines and the background."""
+"""Colours of text, secondary text, grid lines and the background."""
 BAND = "rgba(96,100,108,0.17)"
 GAP_OVER, GAP_UNDER = "rgba(213,94,0,0.28)", "rgba(86,180,233,0.38)"
 
 DARK = {INK: "#eceef0", MUTED: "#a0a6ae", LINE: "#2e3236", PAPER: "#121416", BAND: "rgba(160,166,174,0.22)"}
 DARK |= {GAP_OVER: "rgba(240,136,62,0.38)", GAP_UNDER: "rgba(86,180,233,0.34)", BLUE: "#4fa8e0", VERMILION: "#f0883e"}
 DARK |= {GREEN: "#2fc498", PURPLE: "#d993b9", BLACK: "#eceef0", GREY: "#8b929a"}
-"""What each colour becomes on a dark page: a page's script replaces the strings that equal a key, wherever they are."""
+"""Colour → its replacement on a dark page; the page's script replaces all strings that equal a key."""
 
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif'
 
 
 COLUMN = 3.3
-"""Inches: the width of one column of a paper."""
-# In matplotlib's own relative sizes, so that drawings follow the reader's settings; at a font size of 10 points they
-# are 8.3, 6.9 and 5.8, legible in a column.
+"""Width of one column of a paper, in inches."""
+# Relative font sizes follow the user's matplotlib settings. At a font size of 10 points they are 8.3, 6.9 and 5.8.
 TITLE_SIZE, TICK_SIZE, SMALL_SIZE = "small", "x-small", "xx-small"
 
 
 def axes_for(ax: Axes | None, *, height: float = 2.6) -> Axes:
-    """The axes given, or those of a new figure of one column that pyplot does not know of, so that nothing leaks."""
+    """Return `ax`, or the axes of a new figure one column wide; pyplot does not register it, so no memory leaks."""
     if ax is not None:
         return ax
     try:
@@ -109,14 +108,14 @@ def set_labels(ax: Axes, title: str | None, x: str, y: str) -> None:
 
 
 def text_color(ax: Axes) -> Any:
-    """The colour of these axes' text: black, unless they are drawn on a dark background."""
+    """Return the colour of the axes' text: black, or a light colour on a dark background."""
     return ax.xaxis.label.get_color()
 
 
 def legend(ax: Axes, *, other: Axes | None = None, loc: str = "best", ncols: int = 1, **options: Any) -> None:
-    """Add a legend in small print of the artists of these axes, and of `other` axes with the same frame.
+    """Add a small legend for the artists of these axes, and of `other` axes with the same frame.
 
-    It lies where it covers least, or at the upper or lower end of the axes, which are extended for it.
+    With `loc="best"` it covers as little as possible; with an upper or lower location the y-axis is extended for it.
     """
     both = [axes for axes in (ax, other) if axes is not None]
     entries = [entry for axes in both for entry in zip(*axes.get_legend_handles_labels(), strict=True)]
@@ -127,43 +126,43 @@ def legend(ax: Axes, *, other: Axes | None = None, loc: str = "best", ncols: int
             _extend_y(axes, math.ceil(len(entries) / ncols), upper=loc.startswith("upper"))
     look = {"loc": loc, "ncols": ncols, "fontsize": SMALL_SIZE, "title_fontsize": SMALL_SIZE} | options
     look |= {"handlelength": 1.8, "labelspacing": 0.35, "columnspacing": 1.2, "borderpad": 0.35, "framealpha": 0.85}
-    drawn = both[-1].legend(*zip(*entries, strict=True), **look)  # on the axes drawn last, lest curves cross it
+    drawn = both[-1].legend(*zip(*entries, strict=True), **look)  # on top of all curves
     drawn.get_frame().set_linewidth(0.4)
 
 
 def _extend_y(ax: Axes, lines: int, *, upper: bool) -> None:
-    """Extend the y-axis at one end by the height of a legend of so many lines."""
+    """Extend the y-axis at one end by the height of a legend with this number of lines."""
     from matplotlib.font_manager import FontProperties
 
     points, whole = (box.height / ax.figure.dpi * 72 for box in (ax.get_window_extent(), ax.figure.bbox))
-    points = min(points, max(whole - 54, points / 2))  # what title and labels will leave, once they are laid out
+    points = min(points, max(whole - 54, points / 2))  # the height that remains below the title and above the labels
     share = min(0.6, (1.45 * lines + 1.6) * FontProperties(size=SMALL_SIZE).get_size_in_points() / max(points, 1.0))
-    (_, low), (_, high) = ax.transData.transform([(1.0, end) for end in ax.get_ylim()])  # even, whatever the scale
+    (_, low), (_, high) = ax.transData.transform([(1.0, end) for end in ax.get_ylim()])  # also for a log scale
     more = (high - low) * share / (1 - share)
     end = float(ax.transData.inverted().transform((0.0, high + more if upper else low - more))[1])
     ax.set_ylim(*((ax.get_ylim()[0], end) if upper else (end, ax.get_ylim()[1])))
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """Colour, dash and marker of the curve with this index; all three differ between neighbours."""
+    """Return colour, dash and marker of the curve with this index; neighbours differ in all three."""
     turn, at = divmod(index, len(SERIES))
     look = {"color": SERIES[at], "linestyle": DASHES[(at + turn) % len(DASHES)], "markersize": 3.5, "linewidth": 1.2}
     return look | {"marker": MARKERS[(at + 2 * turn) % len(MARKERS)]}
 
 
 def fill_style(index: int) -> dict[str, Any]:
-    """Colour and hatch of the area with this index."""
+    """Return colour and hatch of the area with this index."""
     turn, at = divmod(index, len(SERIES))
     return {"facecolor": SERIES[at] + "40", "edgecolor": SERIES[at], "hatch": HATCHES[(at + turn) % len(HATCHES)]}
 
 
 def write_empty(ax: Axes, why: str) -> None:
-    """Write in the middle of the axes why they are empty."""
+    """Write the reason for an empty plot in the middle of the axes."""
     ax.text(0.5, 0.5, why, transform=ax.transAxes, ha="center", va="center", fontsize=TICK_SIZE, color=GREY)
 
 
 def shorten(name: str, max_length: int = 20) -> str:
-    """Shorten a name to fit beside a bar; both its ends stay, since names are often numbered.
+    """Shorten a name to fit next to a bar; both ends stay, because names are often numbered.
 
     >>> shorten("a name that is much too long, number 12")
     'a name tha…number 12'
@@ -174,7 +173,7 @@ def shorten(name: str, max_length: int = 20) -> str:
 
 
 def second_axis(ax: Axes, other: Axes, name: str) -> None:
-    """Label the axis on the right, and list the curves of both in one legend above them."""
+    """Label the right-hand axis, and list the curves of both axes in one legend above them."""
     other.set_ylabel(name, fontsize=TITLE_SIZE)
     other.tick_params(labelsize=TICK_SIZE)
     other.spines["top"].set_visible(False)
@@ -183,9 +182,9 @@ def second_axis(ax: Axes, other: Axes, name: str) -> None:
 
 
 def split_axes(ax: Axes) -> Axes:
-    """Give the lower half of these axes' place to new ones with the same x-axis, and return those."""
+    """Move the axes to the upper half of their area, and return new ones for the lower half with the same x-axis."""
     figure, cell = ax.figure, ax.get_subplotspec()
-    if cell is None:  # placed by hand
+    if cell is None:  # axes with a position and no grid
         x, y, width, height = ax.get_position(original=True).bounds
         ax.set_position((x, y + 0.55 * height, width, 0.45 * height))
         return figure.add_axes((x, y, width, 0.45 * height), sharex=ax)

@@ -1,7 +1,6 @@
-"""The figures of a report, one file each: a frozen record of numbers, its computation, its drawings and its words.
+"""The figures of a report, one file per figure: a frozen record of numbers, its computation, drawing and summary.
 
-What a figure gives to the page, a section with one or several charts, is here; a figure's file is imported when it has
-something to show.
+Each file also makes the figure's section of the page. It is imported only when the page needs it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from trueup.reports.forecasts import ForecastAudit
 
 Table = tuple[list[str], list[list[str]]]
-"""The head and the rows."""
+"""Head and rows of a table."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,13 +32,13 @@ class Panel:
     """One chart of a section."""
 
     name: str
-    """Its id on the page."""
+    """HTML id."""
     title: str
     record: Any
     options: Mapping[str, Any] = field(default_factory=dict)
-    """For `chart`."""
+    """Options of `chart`."""
     summary: str = ""
-    """Instead of the summary of the record alone."""
+    """Text that replaces the record's own summary."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,15 +46,15 @@ class Section:
     """A section of the page."""
 
     name: str
-    """Its id on the page."""
+    """HTML id."""
     title: str
     text: str
-    """What a reader needs to know to read the charts."""
+    """Explanation of the charts."""
     panels: tuple[Panel, ...]
     legend: tuple[tuple[str, str], ...] = ()
-    """Of all charts together: CSS classes and their text."""
+    """Common legend of the charts: CSS classes and their text."""
     html: str = ""
-    """More to show above the charts, trusted."""
+    """Further HTML above the charts; it is not escaped."""
 
 
 class Stage(NamedTuple):
@@ -69,7 +68,7 @@ class Stage(NamedTuple):
 
 
 def stages(audit: Audit | ForecastAudit) -> list[Stage]:
-    """The predictions as they are and, if a method was chosen, after it."""
+    """Return the original predictions and, if a method was chosen, those after it."""
     chosen, arrays = audit.chosen, audit.pairs if isinstance(audit, Audit) else audit.triples
     first, title = ("Uncalibrated", method_title(chosen)) if isinstance(audit, Audit) else ("As forecast", audit.title)
     before = Stage("before", first, RAW, arrays[RAW])
@@ -78,14 +77,14 @@ def stages(audit: Audit | ForecastAudit) -> list[Stage]:
 
 
 def panels(name: str, audit: Audit | ForecastAudit, records: Sequence[Any], **options: Any) -> tuple[Panel, ...]:
-    """The charts of stages next to each other, which share their options and have no legends of their own."""
+    """Return the charts of all stages, side by side, with common options and without legends."""
     options |= {"legend": False}
     pairs = zip(stages(audit), records, strict=True)
     return tuple(Panel(f"{name}-{stage.name}", stage.title, record, options) for stage, record in pairs)
 
 
 class Words(NamedTuple):
-    """The words for predictions and outcomes."""
+    """Terms for predictions and outcomes."""
 
     score: str
     outcome: str
@@ -98,7 +97,7 @@ class Words(NamedTuple):
 
 
 def words_for(event: bool) -> Words:
-    """The words for the probability of an event, or for the confidence of a prediction."""
+    """Return the terms for the probability of an event, or for the confidence of a prediction."""
     if event:
         names = "predicted probability", "observed frequency", "predicted too high", "predicted too low"
         return Words(*names, "happened", "did not", "mean predicted", "observed")
@@ -107,25 +106,25 @@ def words_for(event: bool) -> Words:
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """A share in per cent, or a dash."""
+    """Return a share as a percentage, or a dash for NaN."""
     return "–" if np.isnan(share) else format_percent(share, digits)
 
 
 def band_title(level: float) -> str:
-    """The name of the band of a calibrated network in legends and tables."""
+    """Return the name of the band of a calibrated network in legends and tables."""
     return f"{format_percent(level)} band if calibrated"
 
 
 def lower_title(title: str) -> str:
-    """A method's title inside a sentence: no capital, unless it is somebody's name."""
+    """Return a method's title for use inside a sentence: lower case, except names of people and abbreviations."""
     keep = title.split()[0] in ("Platt", "Dirichlet", "Bayesian", "Neural", "I-Max", "Venn–Abers")
     return title if keep else title[:1].lower() + title[1:]
 
 
 def _figures(audit: Audit | ForecastAudit) -> list[str]:
-    """The modules whose figures suit an audit, in the order of the page.
+    """Return the modules of the figures for an audit, in the order of the page.
 
-    Each has a record and its `section`, `plot`, `summary` and `numbers`.
+    Each has a record class, and functions `section`, `plot`, `summary` and `numbers`.
     """
     if not isinstance(audit, Audit):
         return ["pit_histogram", "coverage_curve"]
@@ -138,7 +137,7 @@ def _figures(audit: Audit | ForecastAudit) -> list[str]:
 
 
 def sections(audit: Audit | ForecastAudit, class_names: Sequence[str] | None) -> Iterator[Section]:
-    """The sections of the page about an audit, in order."""
+    """Yield the sections of an audit's page, in order."""
     for name in _figures(audit):
         options = {"class_names": class_names} if name == "class_errors" else {}
         section = import_module(f"{__name__}.{name}").section(audit, **options)
@@ -147,11 +146,29 @@ def sections(audit: Audit | ForecastAudit, class_names: Sequence[str] | None) ->
 
 
 def draw(record: Any, ax: Axes | None = None, *, title: str | None = None, **options: Any) -> Axes:
-    """Draw a record on the axes given, or on those of a new figure, one column of a paper wide.
+    """Draw a record with matplotlib.
 
-    The figure is `draw(record).figure`; `figure.savefig("name.pdf")` writes it. pyplot does not hold it, and no
-    setting of matplotlib is changed. `title=""` draws none.
+    The figure is `draw(record).figure`, and `figure.savefig("name.pdf")` writes it. pyplot does not register it, and
+    no setting of matplotlib is changed.
 
+    Parameters
+    ----------
+    record
+        A record of `trueup.reports`, such as `reliability(logits, labels)`.
+    ax
+        Axes to draw on; by default those of a new figure one column wide.
+    title
+        Title; by default that of the record. An empty string draws none.
+    **options
+        Options of the figure.
+
+    Returns
+    -------
+    Axes
+        The axes.
+
+    Examples
+    --------
     >>> from trueup.reports import reliability
     >>> ax = draw(reliability([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0], [3.0, 0.0, 0.0]], [0, 1, 1]))
     >>> ax.get_xlabel(), ax.get_ylabel()
@@ -161,8 +178,24 @@ def draw(record: Any, ax: Axes | None = None, *, title: str | None = None, **opt
 
 
 def chart(record: Any, *, legend: bool = True, **options: Any) -> Figure:
-    """An interactive plotly figure of a record, without a title of its own.
+    """Return an interactive plotly figure of a record, without a title.
 
+    Parameters
+    ----------
+    record
+        A record of `trueup.reports`.
+    legend
+        Whether to show the legend.
+    **options
+        Options of the figure.
+
+    Returns
+    -------
+    Figure
+        The plotly figure.
+
+    Examples
+    --------
     >>> from trueup.reports import reliability
     >>> chart(reliability([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0], [3.0, 0.0, 0.0]], [0, 1, 1])).layout.xaxis.title.text
     'Confidence'
@@ -171,8 +204,22 @@ def chart(record: Any, *, legend: bool = True, **options: Any) -> Figure:
 
 
 def summary(record: Any, **options: Any) -> str:
-    """What a record shows, in a sentence or two.
+    """Summarise a record in a few sentences.
 
+    Parameters
+    ----------
+    record
+        A record of `trueup.reports`.
+    **options
+        Options of the figure.
+
+    Returns
+    -------
+    str
+        The sentences.
+
+    Examples
+    --------
     >>> from trueup.reports import reliability
     >>> summary(reliability([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0], [3.0, 0.0, 0.0]], [0, 1, 1]))
     'Over 3 rows, confidence and accuracy differ by 0.497 on average (ECE). ...'
@@ -181,8 +228,20 @@ def summary(record: Any, **options: Any) -> str:
 
 
 def numbers(record: Any) -> Table:
-    """The numbers of a record as a table's head and rows.
+    """Return the numbers of a record as a table's head and rows.
 
+    Parameters
+    ----------
+    record
+        A record of `trueup.reports`.
+
+    Returns
+    -------
+    tuple[list[str], list[list[str]]]
+        Head and rows.
+
+    Examples
+    --------
     >>> from trueup.reports import reliability
     >>> head, rows = numbers(reliability([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0], [3.0, 0.0, 0.0]], [0, 1, 1], bins=2))
     >>> rows
@@ -192,8 +251,8 @@ def numbers(record: Any) -> Table:
 
 
 def _figure_of(record: Any) -> ModuleType:
-    """The module of a record, which has imported it."""
+    """Return the module that defines a record's class."""
     module = type(record).__module__
     if not module.startswith(f"{__name__}."):
-        raise TypeError(f"record must be one of trueup.reports's records, got {type(record).__name__}")
+        raise TypeError(f"record must be a record of trueup.reports, got {type(record).__name__}")
     return import_module(module)

@@ -1,4 +1,4 @@
-"""The methods compared: one metric with its intervals, and the table of them all."""
+"""Comparison of methods: one metric with its intervals, and the table of all metrics."""
 
 from __future__ import annotations
 
@@ -21,29 +21,50 @@ _COLUMNS = {"nll": "Log‑loss", "brier": "Brier score", "sce": "Class‑wise er
 _EVENT_COLUMNS = {"nll": "Log‑loss", "event_brier": "Brier score", "miscalibration": "Miscalibration"}
 _EVENT_COLUMNS |= {"discrimination": "Discrimination", "auroc": "AUROC"}
 _EVENT_COLUMNS |= {"calibration_slope": "Slope", "calibration_intercept": "Intercept"}
-"""Metric → its head, behind the method's mean and its ECE."""
+"""Metric → its column head, after the columns of the mean and the ECE."""
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """One metric of several methods on the same rows, with intervals, and how much each differs from the first."""
+    """One metric of several methods on the same rows, with intervals and paired changes from the first method."""
 
     metric: str
+    """Name of the metric."""
     methods: tuple[str, ...]
+    """Names of the methods; the arrays have one entry per method."""
     value: np.ndarray
+    """Value of the metric."""
     low: np.ndarray
-    """Ends of the interval of the true metric, which for binned errors may lie below the value; NaN if unknown."""
+    """Lower end of the interval of the true metric; for binned errors the interval may lie below the value."""
     high: np.ndarray
+    """Upper end of the interval; NaN if unknown."""
     change: np.ndarray
-    """The difference from the first method, paired; NaN for the first itself."""
+    """Paired difference from the first method; NaN for the first itself."""
     change_low: np.ndarray
+    """Lower end of the interval of the difference."""
     change_high: np.ndarray
+    """Upper end of the interval of the difference."""
     level: float
+    """Level of the intervals."""
 
 
 def comparison(scores: Scores, metric: str = "ece") -> Comparison:
-    """One metric of a table of methods, with its intervals, and the paired changes from the first method.
+    """Return one metric of a table of methods with its intervals and paired changes from the first method.
 
+    Parameters
+    ----------
+    scores
+        Table of methods, from `compare`.
+    metric
+        Name of the metric.
+
+    Returns
+    -------
+    Comparison
+        The record.
+
+    Examples
+    --------
     >>> from trueup.metrics.table import compare
     >>> logits, labels = np.log([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]]), [0, 0, 1, 0]
     >>> record = comparison(compare(raw=(logits, labels), halved=(logits / 2, labels)), "nll")
@@ -62,23 +83,23 @@ def comparison(scores: Scores, metric: str = "ece") -> Comparison:
 
 
 def section(audit: Audit) -> Section:
-    """The table of methods, and their calibration errors as a chart."""
+    """Return the section: the table of methods, and a chart of their calibration errors."""
     rows = "held-out rows" if audit.cross_fitted else "the test rows"
     event, methods, record = audit.scores.is_event, audit.scores.methods, comparison(audit.scores)
     titles = {name: method_title(name) for name in methods}
     options = {"titles": titles, "chosen": audit.chosen}
     panel = Panel("methods-chart", "Calibration error of each method", record, options, summary(record, titles=titles))
     texts = [
-        f"The table shows each on {rows}. The change of ECE is paired, row by row, against the uncalibrated network. "
-        f"It is statistically significant where its {format_percent(audit.scores.level)} interval excludes 0; by "
-        "chance alone, one method in twenty would be."
+        f"The table shows each on {rows}. The change of ECE is the paired difference from the uncalibrated network. "
+        f"It is statistically significant if its {format_percent(audit.scores.level)} interval excludes 0; by "
+        "chance alone, that happens for one method in twenty."
     ]
     if event:
         observed = format_percent(audit.scores[RAW, "observed"].value, 1)
         texts.append(
             f"The event is {audit.scores.event_name}; it happens in {observed} of the rows. The Brier score is its "
-            "uncertainty plus miscalibration minus discrimination. A slope below 1 says that predictions are too "
-            "extreme; where the slope is 1, an intercept below 0 that they are too high."
+            "uncertainty plus miscalibration minus discrimination. A slope below 1 means that predictions are too "
+            "extreme. With a slope of 1, an intercept below 0 means that they are too high."
         )
     cells, chosen = [_cells(audit, name) for name in methods], methods.index(audit.chosen)
     head = ["Method", "Mean predicted" if event else "Accuracy", "ECE", "Change of ECE"]
@@ -90,18 +111,18 @@ def section(audit: Audit) -> Section:
     return Section(
         name="methods",
         title="Which method is best?",
-        text="Every method is fitted on the calibration rows. The choice is made there too, by cross-validation: "
+        text="Every method is fitted to the calibration rows, and cross-validation chooses one there. "
         f"{method_title(audit.chosen)} is the simplest whose log-loss on held-out folds is within a standard error of "
-        "the best.",
+        "the lowest.",
         html="".join(parts),
         panels=(panel,) if len(methods) > 1 else (),
     )
 
 
 def plot(record: Comparison, *, titles: Mapping[str, str] | None = None, chosen: str | None = None) -> Plot:
-    """A dot with its interval for each method, the first on top and the others from the best to the worst."""
+    """Plot a dot with its interval for each method: the first on top, the others from the best to the worst."""
     better = style.better(record.metric)
-    # The first stays on top, as what the others are compared with.
+    # The first stays on top, because the others are compared with it.
     order = np.append(0, 1 + np.argsort(-(better or -1) * record.value[1:], kind="stable"))[: len(record.methods)]
     names = [(titles or {}).get(record.methods[k], record.methods[k]) for k in order]
     value, low, high = (column[order] for column in (record.value, record.low, record.high))
@@ -119,7 +140,7 @@ def plot(record: Comparison, *, titles: Mapping[str, str] | None = None, chosen:
     hover = "%{text}<br>%{x:.4f}, true value %{customdata[0]:.4f} to %{customdata[1]:.4f}"
     texts, ends = [plain_text(name) for name in names], np.stack([low, high], axis=1)
     marks = interval_dots(kinds, value, (low, high), texts=texts, data=ends, hover=hover)
-    marks[0] = replace(marks[0], listed=False)  # its name is that of its row
+    marks[0] = replace(marks[0], listed=False)  # the row already has its name
     if len(record.methods) > 1:
         marks.append(Rule(at=float(record.value[0]), color=style.INK, dash="dot"))
     undefined = np.flatnonzero(np.isnan(value))
@@ -158,12 +179,12 @@ def _change(change: Interval) -> TableCell:
 
 
 def summary(record: Comparison, *, titles: Mapping[str, str] | None = None) -> str:
-    """The best method, and how many lower the metric significantly."""
+    """Return the best method and the number of methods that lower the metric significantly."""
     label, titles = style.label(record.metric), titles or {}
     best, first = (record.methods[k] for k in (int(np.nanargmin(record.value)), 0))
     lower = int((record.change_high < 0).sum())
     return (
-        f"{titles.get(best, best)} has the least {label}, {np.nanmin(record.value):.4f}; "
+        f"{titles.get(best, best)} has the lowest {label}, {np.nanmin(record.value):.4f}; "
         f"{titles.get(first, first).lower()} gives {record.value[0]:.4f}. "
         f"{lower} of the {len(record.methods) - 1} others lower it by a statistically significant amount: their paired "
         f"{format_percent(record.level)} bootstrap interval lies below 0. Noise makes a calibration error look larger "
@@ -172,7 +193,7 @@ def summary(record: Comparison, *, titles: Mapping[str, str] | None = None) -> s
 
 
 def numbers(record: Comparison) -> Table:
-    """A row for each method."""
+    """Return one row per method."""
     rows = []
     for k, name in enumerate(record.methods):
         value = format_number(record.value[k]), format_interval(record.low[k], record.high[k])

@@ -1,4 +1,4 @@
-"""The histogram of confidences, right and wrong predictions apart."""
+"""Histogram of confidences, with separate counts of right and wrong predictions."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from trueup._core.arrays import as_arrays
 from trueup._core.bins import Bins
 from trueup._core.formatting import format_percent
 from trueup._core.row_scores import is_event
+from trueup._core.types import ArrayLike
 from trueup.reports import style
 from trueup.reports.audit import Audit
 from trueup.reports.figures import Section, Table, panels, percent, stages, words_for
@@ -19,27 +20,54 @@ from trueup.reports.plot import Axis, Bars, Mark, Plot, Rule
 
 @dataclass(frozen=True, eq=False)
 class ConfidenceHistogram:
-    """How many predictions have which confidence, right and wrong ones apart."""
+    """Numbers of right and wrong predictions in bins of confidence."""
 
     edges: np.ndarray
+    """Edges of the bins; one more than there are bins."""
     right: np.ndarray
+    """Number of right predictions in each bin, or the sum of their weights."""
     wrong: np.ndarray
-    """Numbers of rows, or their weights, as are those of `right`."""
+    """Number of wrong predictions in each bin, or the sum of their weights."""
     mean: float
     """Mean confidence."""
     accuracy: float
+    """Share of right predictions."""
     event: bool = False
-    """Whether it is the probability of class 1, and where that happened, instead of confidence and right ones."""
+    """Whether bins are of the probability of class 1; then "right" counts the rows of class 1."""
 
 
 def confidence_histogram(
-    logits: Any, labels: Any, *, bins: int = 20, top_label: bool = False, sample_weight: Any = None
+    logits: ArrayLike,
+    labels: ArrayLike,
+    *,
+    bins: int = 20,
+    top_label: bool = False,
+    sample_weight: ArrayLike | None = None,
 ) -> ConfidenceHistogram:
-    """How many predictions of each confidence were right, and how many wrong.
+    """Count right and wrong predictions in bins of confidence.
 
-    Of two classes it is the probability of class 1, and where that happened; `top_label=True` takes the predicted
-    class. With `sample_weight`, one a row, they are sums of weights.
+    With two classes, the bins are of the probability of class 1, and rows with and without class 1 are counted.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes).
+    labels
+        Classes, shape (n,).
+    bins
+        Number of bins.
+    top_label
+        Whether to use the predicted class also with two classes.
+    sample_weight
+        Weights of the rows, shape (n,).
+
+    Returns
+    -------
+    ConfidenceHistogram
+        The record.
+
+    Examples
+    --------
     >>> record = confidence_histogram(np.log([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]]), [0, 1, 1], bins=4)
     >>> record.right, record.wrong, f"{record.mean:.4f} {record.accuracy:.4f}"
     (array([1., 0., 1., 0.]), array([1., 0., 0., 0.]), '0.3333 0.6667')
@@ -52,23 +80,27 @@ def confidence_histogram(
 
 
 def section(audit: Audit) -> Section:
-    """The histogram before and after calibration, on the same scale."""
+    """Return the section: the histogram before and after calibration, on the same scale."""
     records = [confidence_histogram(*stage.arrays, sample_weight=audit.sample_weight) for stage in stages(audit)]
     top = max(float((record.right + record.wrong).max() / (record.right + record.wrong).sum()) for record in records)
-    event, named = records[0].event, audit.scores.event_name
+    event = records[0].event
     words = words_for(event)
-    about = f"How many rows have which predicted probability of {named}, and in how many of them it happened."
+    text = "The number of predictions at each confidence, and how many of them are wrong."
+    if event:
+        text = (
+            f"The number of rows at each predicted probability of {audit.scores.event_name}, and how often it happened."
+        )
     return Section(
         name="confidence",
         title="What does it predict?" if event else "How confident is it?",
-        text=about if event else "How many predictions have which confidence, and how many of each are wrong.",
+        text=text,
         legend=(("right", words.right), ("wrong", words.wrong), ("says", words.mean), ("hits", words.rate)),
         panels=panels("confidence", audit, records, top=top),
     )
 
 
 def plot(record: ConfidenceHistogram, *, top: float | None = None) -> Plot:
-    """Stacked bars, with lines at the mean confidence and the accuracy; the y-axis ends above the share `top`."""
+    """Plot stacked bars, with lines at the mean confidence and the accuracy; the y-axis ends above the share `top`."""
     middle, width = (record.edges[1:] + record.edges[:-1]) / 2, np.diff(record.edges)
     total = float((record.right + record.wrong).sum())
     words = words_for(record.event)
@@ -95,24 +127,24 @@ def plot(record: ConfidenceHistogram, *, top: float | None = None) -> Plot:
 
 
 def summary(record: ConfidenceHistogram) -> str:
-    """Mean confidence and accuracy, and the predictions of highest confidence."""
+    """Return the mean confidence, the accuracy, and the share of the most confident predictions."""
     total = record.right + record.wrong
-    last = total[-1] / max(total.sum(), 1.0)
+    top_share = total[-1] / max(total.sum(), 1.0)
     wrong = record.wrong[-1] / max(total[-1], 1.0)
     if record.event:
-        end = f"; in {percent(1 - wrong)} of those it happened." if total[-1] else "."
+        end = f"; the event happened in {percent(1 - wrong)} of them." if total[-1] else "."
     else:
-        end = f"; {percent(wrong)} of those are wrong."
+        end = f"; {percent(wrong)} of them are wrong."
     words = words_for(record.event)
     return (
         f"The mean {words.score} is {percent(record.mean)} (dotted line), the {words.outcome} "
-        f"{percent(record.accuracy)} (solid line). {percent(last, 0)} of the rows have a {words.score} above "
+        f"{percent(record.accuracy)} (solid line). {percent(top_share, 0)} of the rows have a {words.score} above "
         f"{100 * record.edges[-2]:.3g} %{end}"
     )
 
 
 def numbers(record: ConfidenceHistogram) -> Table:
-    """A row for each bin that holds any."""
+    """Return one row per bin that is not empty."""
     rows = [
         [f"{100 * a:.3g} % – {100 * b:.3g} %", f"{right:,.0f}", f"{wrong:,.0f}"]
         for a, b, right, wrong in zip(record.edges[:-1], record.edges[1:], record.right, record.wrong, strict=True)

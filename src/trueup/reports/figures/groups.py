@@ -1,4 +1,4 @@
-"""Where is it wrong? Observed − predicted rate in groups of rows, with intervals that hold for all at once."""
+"""Errors by group: observed − predicted rate in groups of rows, with simultaneous intervals."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from trueup.reports.audit import Audit
 from trueup.reports.figures import Panel, Section, Table, percent, stages, words_for
 from trueup.reports.plot import Axis, Bars, Mark, Plot, Rule, interval_dots, plain_text
 
-MOST = 25
-"""Groups that are drawn; the others are counted."""
+MAX_GROUPS_DRAWN = 25
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,21 +25,27 @@ class GroupErrors:
     """Observed − predicted rate in the groups of one column."""
 
     column: str
+    """Name of the column."""
     names: tuple[str, ...]
-    """The strongest evidence of an error first; the arrays have one entry a group."""
+    """Names of the groups, the strongest evidence of an error first; the arrays have one entry per group."""
     rows: np.ndarray
+    """Number of rows."""
     predicted: np.ndarray
+    """Mean prediction."""
     observed: np.ndarray
+    """Mean outcome."""
     low: np.ndarray
-    """Ends of the intervals of observed − predicted, which hold for all groups of all columns at once."""
+    """Lower end of the interval of observed − predicted; the intervals hold for all groups of all columns at once."""
     high: np.ndarray
+    """Upper end of the interval."""
     detectable: np.ndarray
-    """The least error that such a group would have shown with a probability of 80 %."""
+    """Smallest error that a group of this size shows with a probability of 80 %."""
     level: float
+    """Level of the intervals."""
     heterogeneity: float
-    """The p-value of one recalibration being right for all groups; NaN of a single group."""
+    """P-value of a test that one recalibration is right for all groups; NaN for a single group."""
     event: bool = True
-    """Whether it is the probability of class 1 and how often that happens, instead of confidence and accuracy."""
+    """Whether predictions are probabilities of class 1; otherwise they are confidences, and outcomes are accuracies."""
 
     @property
     def difference(self) -> np.ndarray:
@@ -49,20 +54,38 @@ class GroupErrors:
 
     @property
     def too_high(self) -> np.ndarray:
-        """Where predictions are shown to be too high."""
+        """Which groups are shown to have too high predictions."""
         return self.high < 0
 
     @property
     def too_low(self) -> np.ndarray:
-        """Where predictions are shown to be too low."""
+        """Which groups are shown to have too low predictions."""
         return self.low > 0
 
 
 def group_errors(
     table: GroupTable, column: str | None = None, *, event: bool = True, order: Iterable[str] | None = None
 ) -> GroupErrors:
-    """The groups of one column of a table, the strongest evidence first, or in the order of names given.
+    """Return the groups of one column of a table, the strongest evidence first.
 
+    Parameters
+    ----------
+    table
+        Table of groups, from `evaluate_groups`.
+    column
+        Name of the column, if there are several.
+    event
+        Whether predictions are probabilities of class 1 rather than confidences.
+    order
+        Names of the groups in another order.
+
+    Returns
+    -------
+    GroupErrors
+        The record.
+
+    Examples
+    --------
     >>> from trueup.metrics.groups import evaluate_groups
     >>> table = evaluate_groups([0.2, 0.2, 0.3, 0.9], [0, 0, 1, 1], ["a", "a", "b", "b"])
     >>> record = group_errors(table)
@@ -99,17 +122,17 @@ def group_errors(
 
 
 def section(audit: Audit) -> Section | None:
-    """The groups before and after calibration, column after column, on the same scale; none if there are no groups."""
+    """Return the section: the groups of each column before and after calibration; None without groups."""
     tables = audit.scores.group_tables
     shown = [stage for stage in stages(audit) if stage.method in tables and tables[stage.method].rows]
     if not shown:
         return None
     event = audit.scores.is_event
-    what = "the accuracy and the mean confidence"
+    rates = "the accuracy and the mean confidence"
     if event:
-        what = "how often the event happened and its mean predicted probability"
+        rates = "the event's observed rate and its mean predicted probability"
     panels = []
-    evidence: dict[tuple[str, str], float] = {}  # the strongest, before or after
+    evidence: dict[tuple[str, str], float] = {}  # the smaller p-value of before and after
     for stage in shown:
         for row in tables[stage.method].rows:
             key = row.column, str(row.group)
@@ -117,31 +140,33 @@ def section(audit: Audit) -> Section | None:
     for k, column in enumerate(dict.fromkeys(row.column for row in tables[shown[0].method].rows)):
         order = [group for of, group in sorted(evidence, key=evidence.__getitem__) if of == column]
         records = [group_errors(tables[stage.method], column, event=event, order=order) for stage in shown]
-        reach = max(float(np.abs([record.low[:MOST], record.high[:MOST]]).max()) for record in records)
+        shown_ends = (np.abs([record.low, record.high])[:, :MAX_GROUPS_DRAWN] for record in records)
+        limit = max(float(ends.max()) for ends in shown_ends)
         for stage, record in zip(shown, records, strict=True):
             title = f"{stage.title}, by {column}" if column else stage.title
-            panels.append(Panel(f"groups-{k}-{stage.name}", title, record, {"reach": reach, "legend": False}))
+            panels.append(Panel(f"groups-{k}-{stage.name}", title, record, {"limit": limit, "legend": False}))
     words, level = words_for(event), format_percent(audit.scores.level)
     return Section(
         name="groups",
         title="Where is it wrong?",
-        text=f"A dot is the difference between {what} in a group of rows; its line is an interval, and all "
+        text=f"A dot is the difference between {rates} in a group of rows; its line is an interval. All "
         f"intervals of a chart hold at once with a probability of {level}. A group whose line misses 0 is shown to be "
-        "wrong on average. The grey bar is the error that a group of this size could hide: a smaller one would often "
-        "have been missed. The groups with the strongest evidence come first.",
-        legend=(("wrong", words.over), ("right", words.under), ("band", "too small to be seen at this size")),
+        "wrong on average. The grey bar shows errors too small to be detected reliably in a group of this size. "
+        "The groups with the strongest evidence come first.",
+        legend=(("wrong", words.over), ("right", words.under), ("band", "too small to be detected at this size")),
         panels=tuple(panels),
     )
 
 
-def plot(record: GroupErrors, *, most: int = MOST, reach: float | None = None) -> Plot:
-    """A dot with its interval for each of the first `most` groups; the x-axis goes to ±`reach`."""
+def plot(record: GroupErrors, *, most: int = MAX_GROUPS_DRAWN, limit: float | None = None) -> Plot:
+    """Plot a dot with its interval for each of the first `most` groups; the x-axis ends beyond ±`limit`."""
     shown = min(most, len(record.names))
-    far = np.abs([record.low[:shown], record.high[:shown]]).max(initial=0.01) if reach is None else max(reach, 0.01)
-    far = 1.06 * float(far)
-    unseen, row = np.minimum(record.detectable[:shown], far), np.arange(shown)
-    band: dict[str, Any] = {"width": 0.72, "horizontal": True, "color": style.BAND, "name": "too small to be seen"}
-    marks: list[Mark] = [Bars(at=row, size=2 * unseen, base=-unseen, **band), Rule(at=0.0, color=style.INK)]
+    if limit is None:
+        limit = float(np.abs([record.low[:shown], record.high[:shown]]).max(initial=0.0))
+    limit = 1.06 * max(limit, 0.01)
+    hidden, row = np.minimum(record.detectable[:shown], limit), np.arange(shown)
+    band: dict[str, Any] = {"width": 0.72, "horizontal": True, "color": style.BAND, "name": "too small to be detected"}
+    marks: list[Mark] = [Bars(at=row, size=2 * hidden, base=-hidden, **band), Rule(at=0.0, color=style.INK)]
     words, wrong = words_for(record.event), record.too_high | record.too_low
     kinds = [
         (words.over, record.too_high[:shown], style.VERMILION, "square"),
@@ -152,7 +177,7 @@ def plot(record: GroupErrors, *, most: int = MOST, reach: float | None = None) -
     hover = (
         "%{text}: %{customdata[0]:,} rows<br>observed %{customdata[2]:.1%}, predicted %{customdata[1]:.1%}<br>"
         "difference %{x:+.1%}, interval %{customdata[3]:+.1%} to %{customdata[4]:+.1%}<br>"
-        "less than %{customdata[5]:.1%} could be missed"
+        "an error below %{customdata[5]:.1%} could be missed"
     )
     dots: dict[str, Any] = {"texts": [*map(plain_text, record.names)], "data": np.stack(columns, axis=1)}
     marks += interval_dots(kinds, record.difference, (record.low, record.high), **dots, hover=hover, size=8.0)
@@ -162,7 +187,7 @@ def plot(record: GroupErrors, *, most: int = MOST, reach: float | None = None) -
     return Plot(
         title=f"By {record.column or 'group'}{part}",
         marks=marks,
-        x=Axis(title=title, range=(-far, far), percent=True),
+        x=Axis(title=title, range=(-limit, limit), percent=True),
         y=Axis(title="" if shown else "Group", rows=record.names[:shown], notes=counts),
         legend=("lower right", 2),
         empty="" if shown else "no groups",
@@ -170,50 +195,51 @@ def plot(record: GroupErrors, *, most: int = MOST, reach: float | None = None) -
 
 
 def summary(record: GroupErrors) -> str:
-    """The groups that are shown to be wrong, the worst one, what could be missed, and whether the groups differ."""
+    """Return the groups shown to be wrong, the worst one, the detectable errors, and whether the groups differ."""
     if not record.names:
-        return "There are no groups to judge."
+        return "There are no groups."
     wrong = record.too_high | record.too_low
-    many = len(record.names)
+    n_groups = len(record.names)
     if wrong.any():
         sure = np.where(wrong, np.maximum(record.low, -record.high), -np.inf)
         k = int(sure.argmax())
-        count = "The one group" if many == 1 else f"{int(wrong.sum()):,} of {many:,} groups"
+        count = "The one group" if n_groups == 1 else f"{int(wrong.sum()):,} of {n_groups:,} groups"
         text = f"{count} {'is' if wrong.sum() == 1 else 'are'} shown to be wrong on average. "
         text += f"The worst is {record.names[k]}: {_rates(record, k)}, off by at least {percent(sure[k])}."
-    elif many == 1:
+    elif n_groups == 1:
         text = f"The one group is not shown to be wrong on average: {_rates(record, 0)}."
     else:
-        text = f"None of {many:,} groups is shown to be wrong on average."
+        text = f"None of {n_groups:,} groups is shown to be wrong on average."
     small, large = int(record.detectable.argmax()), int(record.detectable.argmin())
-    least = f"an error below {percent(record.detectable[large])} could have been missed"
-    if many > 1 and percent(record.detectable[small]) != percent(record.detectable[large]):
-        least += f" in {record.names[large]} ({count_rows(record.rows[large])}), one below "
-        least += f"{percent(record.detectable[small])} in {record.names[small]} ({count_rows(record.rows[small])})"
-    text += f" {least[0].upper()}{least[1:]}."
+    text += f" An error below {percent(record.detectable[large])} could have been missed"
+    if n_groups > 1 and percent(record.detectable[small]) != percent(record.detectable[large]):
+        text += f" in {record.names[large]} ({count_rows(record.rows[large])}), one below "
+        text += f"{percent(record.detectable[small])} in {record.names[small]} ({count_rows(record.rows[small])})"
+    text += "."
     p = record.heterogeneity
     if not np.isnan(p):
-        chance = f"p {'=' if p > 0.001 else '≤'} {max(p, 0.001):.3f}"
-        differ = "Chance could explain how the groups differ once all are corrected alike"
+        p_value = f"p {'=' if p > 0.001 else '≤'} {max(p, 0.001):.3f}"
+        differ = "Once all groups are corrected alike, chance could explain their differences"
         if p <= 0.05:
             differ = "The groups differ by more than chance: one correction would not be right for all of them"
-        text += f" {differ} ({chance})."
-    if many > MOST:
-        text += f" The chart shows {MOST} groups; {many - MOST:,} with weaker evidence are not drawn."
+        text += f" {differ} ({p_value})."
+    if n_groups > MAX_GROUPS_DRAWN:
+        rest = n_groups - MAX_GROUPS_DRAWN
+        text += f" The chart shows {MAX_GROUPS_DRAWN} groups; {rest:,} with weaker evidence are not drawn."
     return text
 
 
 def _rates(record: GroupErrors, k: int) -> str:
-    happened, claimed = percent(record.observed[k]), percent(record.predicted[k])
+    outcome, prediction = percent(record.observed[k]), percent(record.predicted[k])
     if record.event:
-        return f"{happened} happened where {claimed} were predicted"
-    return f"{happened} were right where it said {claimed}"
+        return f"{outcome} happened where {prediction} were predicted"
+    return f"{outcome} were right at a mean confidence of {prediction}"
 
 
 def numbers(record: GroupErrors, most: int = 200) -> Table:
-    """A row for each of the first `most` groups."""
-    claim, outcome = ("Predicted", "Observed") if record.event else ("Mean confidence", "Accuracy")
-    head = [record.column or "Group", "Rows", claim, outcome, "Difference", f"{format_percent(record.level)} interval"]
+    """Return one row for each of the first `most` groups."""
+    means = ("Predicted", "Observed") if record.event else ("Mean confidence", "Accuracy")
+    head = [record.column or "Group", "Rows", *means, "Difference", f"{format_percent(record.level)} interval"]
     rows = []
     for k in range(min(most, len(record.names))):
         rates = percent(record.predicted[k]), percent(record.observed[k]), _points(record.difference[k])

@@ -1,4 +1,4 @@
-"""Why this method: the held-out loss of each candidate, its weight in the choice, and what more rows would show."""
+"""Choice of a method: the held-out loss of each candidate, its weight, and the loss that more rows would detect."""
 
 from __future__ import annotations
 
@@ -23,32 +23,45 @@ _MIXED = "mixed_"
 
 @dataclass(frozen=True, eq=False)
 class MethodChoice:
-    """What was chosen among methods by their loss on held-out rows."""
+    """The choice of one method, or a mixture, by log-loss on held-out rows."""
 
     chosen: str
-    """A method, or "mixture"."""
+    """Name of a method, or "mixture"."""
     methods: tuple[str, ...]
-    """Those that could be compared, the least loss first."""
+    """Candidates with a held-out loss, the lowest first; the arrays have one entry per candidate."""
     loss: np.ndarray
     """Mean log-loss on held-out rows."""
     error: np.ndarray
-    """Standard error of its difference from that of what was chosen."""
+    """Standard error of the paired difference from the chosen method's loss."""
     weight: np.ndarray
-    """Share in what was chosen; 0 of the others."""
+    """Weight in the chosen mixture; 0 for candidates outside it."""
     chosen_loss: float
+    """Mean log-loss of the chosen method or mixture."""
     detectable: float
-    """The smallest mean improvement that these rows could have shown in four of five cases."""
+    """Smallest mean improvement that these rows detect with 80 % power."""
     dropped: tuple[tuple[str, str], ...]
-    """Methods without a held-out loss, and why."""
+    """Methods without a held-out loss, and the reason."""
     too_few_rows: tuple[str, ...]
-    """Methods that so few rows were not given to."""
+    """Methods that were not tried because there were too few rows."""
 
 
 def method_choice(choice: Choice, *, n_classes: int | None = None) -> MethodChoice:
-    """The record of an automatic choice, as a calibrator or an audit carries it.
+    """Return the record of an automatic choice.
 
-    With `n_classes`, the number of classes, it names the methods that were left out because there were too few rows.
+    Parameters
+    ----------
+    choice
+        The `choice` of a calibrator or an audit.
+    n_classes
+        Number of classes; with it, the record names the methods that were not tried because there were too few rows.
 
+    Returns
+    -------
+    MethodChoice
+        The record.
+
+    Examples
+    --------
     >>> from trueup.calibrators.compose import choose
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(1000, 3))
@@ -73,7 +86,7 @@ def method_choice(choice: Choice, *, n_classes: int | None = None) -> MethodChoi
 
 
 def _too_few_rows(choice: Choice, classes: int) -> tuple[str, ...]:
-    """What the automatic choice would try with more rows, if its candidates were those for few."""
+    """Return the further candidates that the automatic choice would try with more rows."""
     tried = tuple(name for name in choice.scores if not name.startswith(_MIXED))
     if tried == CANDIDATES["few rows, two classes"] and classes == 2:
         more = CANDIDATES["two classes"]
@@ -86,57 +99,57 @@ def _too_few_rows(choice: Choice, classes: int) -> tuple[str, ...]:
 
 
 def section(audit: Audit) -> Section:
-    """The methods on held-out rows, what more rows would show, and what the automatic choice, if it is there, mixes."""
+    """Return the section: the methods on held-out rows, and the mixture of the automatic choice if it was tried."""
     panels = [Panel("choice-chart", "Methods on held-out rows", method_choice(audit.choice))]
     pooled: Choice | None = getattr(audit.calibrators.get(AUTO), "choice", None)
     if pooled is not None:
         record = method_choice(pooled, n_classes=audit.scores.n_classes)
-        panels.append(Panel("pool-chart", "What the automatic choice mixes", record))
+        panels.append(Panel("pool-chart", "The mixture of the automatic choice", record))
     return Section(
         name="choice",
         title="Why this method?",
-        text="Each candidate is fitted to folds of the calibration rows and judged by its log-loss on the rows left "
-        "out. A dot is how much more it loses there than what was chosen, a line one standard error of that, paired "
-        "row by row: a candidate whose line reaches 0 is within a standard error of it. Of the methods within a "
-        "standard error of the best, the simplest is taken. The percentages are the weights in what was chosen.",
+        text="Each candidate is fitted to folds of the calibration rows and scored by its log-loss on the held-out "
+        "rows. A dot is its loss minus that of the choice; a line is one standard error of this paired difference. "
+        "The choice is the simplest method within a standard error of the lowest loss. The percentages are weights in "
+        "a mixture.",
         panels=tuple(panels),
     )
 
 
 def plot(record: MethodChoice) -> Plot:
-    """A dot with its error for each candidate, the weight of each behind its name."""
+    """Plot a dot with its standard error for each candidate, with its weight after its name."""
     names = [candidate_title(name) for name in record.methods]
-    behind, error, used = record.loss - record.chosen_loss, np.nan_to_num(record.error), record.weight > 0
+    excess, error, used = record.loss - record.chosen_loss, np.nan_to_num(record.error), record.weight > 0
     hover = "%{text}<br>log-loss %{customdata[0]:.4f}: %{x:+.4f} ± %{customdata[1]:.4f}"
     kinds = ("chosen", used, style.BLUE, "circle"), ("not chosen", ~used, style.MUTED, "circle-open")
     data, texts = np.stack([record.loss, record.error], axis=1), [plain_text(name, 48) for name in names]
-    marks = interval_dots(kinds, behind, (behind - error, behind + error), texts=texts, data=data, hover=hover)
-    reach, most = behind + error, 1.0
-    if np.isfinite(reach).any():  # to all candidates, unless one is so far behind that the others would lie on one spot
-        most = float(max(min(reach.max(), 8 * max(np.median(reach), 1e-6)), 1e-6))
-    least = float(np.nanmin(behind - error, initial=0.0))
+    marks = interval_dots(kinds, excess, (excess - error, excess + error), texts=texts, data=data, hover=hover)
+    ends, right = excess + error, 1.0
+    if np.isfinite(ends).any():  # an outlier is cut off, so that it does not compress the others
+        right = float(max(min(ends.max(), 8 * max(np.median(ends), 1e-6)), 1e-6))
+    left = float(np.nanmin(excess - error, initial=0.0))
     marks.append(Rule(at=0.0, color=style.MUTED, dash="dot"))
     marks += [
-        Text(x=0.98, y=float(k), text=f"{behind[k]:+.4f} →", color=style.MUTED) for k in np.flatnonzero(behind > most)
+        Text(x=0.98, y=float(k), text=f"{excess[k]:+.4f} →", color=style.MUTED) for k in np.flatnonzero(excess > right)
     ]
-    margin = 0.06 * (most - least)
+    margin = 0.06 * (right - left)
     weights = [format_percent(weight, 0) if weight > 0 else "" for weight in record.weight]
     return Plot(
         title="Candidates on held-out rows",
         marks=marks,
-        x=Axis(title="Log-loss above that of the choice", range=(least - margin, most + margin)),
+        x=Axis(title="Log-loss above that of the choice", range=(left - margin, right + margin)),
         y=Axis(rows=names, notes=weights, bold=frozenset(np.flatnonzero(used).tolist()), names_above=True),
         legend=("lower right", 2),
     )
 
 
 def summary(record: MethodChoice) -> str:
-    """What was chosen and why, and what more rows would show."""
+    """Return the choice, its loss, and the improvement that these rows can detect."""
     return " ".join([*why(record), more_rows(record)]).strip()
 
 
 def why(record: MethodChoice) -> list[str]:
-    """What was chosen, its loss beside that without calibration, and what is as good."""
+    """Return the choice and its loss, next to that without calibration."""
     losses = dict(zip(record.methods, record.loss, strict=True))
     before = next((losses[name] for name in _UNCALIBRATED if name in losses), None)
     loss = format_number(record.chosen_loss)
@@ -144,36 +157,35 @@ def why(record: MethodChoice) -> list[str]:
     shares = [f"{_in_words(name)} {format_percent(weight, 0)}" for weight, name in weighted if weight > 0]
     if record.chosen in _UNCALIBRATED:
         best = next((name for name in record.methods if name not in _UNCALIBRATED), None)
-        beside = "" if best is None else f"; the best method, {_in_words(best)}, has {format_number(losses[best])}"
-        words = [f"No calibration was chosen: its log-loss on held-out rows is {loss}{beside}."]
+        other = "" if best is None else f"; the best method, {_in_words(best)}, has {format_number(losses[best])}"
+        words = [f"No calibration was chosen: its log-loss on held-out rows is {loss}{other}."]
     else:
         alone = f"{candidate_title(record.chosen)} was chosen alone."
         words = [f"A mixture was chosen: {'; '.join(shares)}." if len(shares) > 1 else alone]
-        beside = "" if before is None else f", {format_number(before)} without calibration"
-        words.append(f"Its log-loss on held-out rows is {loss}{beside}.")
+        other = "" if before is None else f", {format_number(before)} without calibration"
+        words.append(f"Its log-loss on held-out rows is {loss}{other}.")
         if before is not None and before < record.chosen_loss:
-            words.append("These rows cannot tell the two apart, and temperature scaling is favoured then.")
+            words.append("These rows cannot distinguish the two, and temperature scaling is then preferred.")
     return words
 
 
 def more_rows(record: MethodChoice) -> str:
-    """The smallest improvement that could have been seen, and what was not tried for want of rows."""
+    """Return the smallest detectable improvement, and the methods that need more rows."""
     words = []
     if math.isfinite(record.detectable) and record.detectable > 0:
         words.append(
-            f"These rows would show a log-loss that is lower than the uncalibrated network's by "
-            f"{format_number(record.detectable)} or more in four of five cases; four times as many would show half of "
-            "that."
+            f"With these rows, a log-loss gain below {format_number(record.detectable)} would probably go unnoticed "
+            "(80 % power); four times the rows would halve that."
         )
     if record.too_few_rows:
         names = "; ".join(_in_words(name) for name in record.too_few_rows)
         rows = f"With {FEW_ROWS} rows, and {FEW_ROWS_OF_CLASS} or more in nearly every class"
-        words.append(f"{rows}, these would be tried too: {names}.")
+        words.append(f"{rows}, these methods would also be tried: {names}.")
     return " ".join(words)
 
 
 def candidate_title(name: str) -> str:
-    """The title of a candidate of the automatic choice.
+    """Return the title of a candidate of the automatic choice.
 
     >>> candidate_title("temperature"), candidate_title("mixed_platt")
     ('Temperature scaling', 'Platt scaling after a share of the uniform')
@@ -194,7 +206,7 @@ def _in_words(name: str) -> str:
 
 
 def numbers(record: MethodChoice) -> Table:
-    """A row for each candidate, those without a loss last."""
+    """Return one row per candidate; those without a loss come last."""
     rows = [
         [
             candidate_title(name),

@@ -1,12 +1,12 @@
-"""Net benefit: whether acting on the probability of an event does more good than acting always or never."""
+"""Net benefit of acting on the probability of an event, compared with acting always or never."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from trueup._core.types import ArrayLike
 from trueup.decisions.decision_curve import NetBenefit, net_benefit
 from trueup.reports import style
 from trueup.reports.audit import Audit
@@ -19,11 +19,32 @@ class DecisionCurve:
     """The decision curve of an event, as a figure."""
 
     curve: NetBenefit
+    """The numbers."""
 
 
-def decision_curve(logits: Any, labels: Any, *, event: int = 1, sample_weight: Any = None) -> DecisionCurve:
-    """The net benefit of acting on P(event) ≥ t for thresholds t from 1 % to 99 %, with pointwise intervals.
+def decision_curve(
+    logits: ArrayLike, labels: ArrayLike, *, event: int = 1, sample_weight: ArrayLike | None = None
+) -> DecisionCurve:
+    """Compute the net benefit of acting on P(event) ≥ t for thresholds t from 1 % to 99 %.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes).
+    labels
+        Classes, shape (n,).
+    event
+        Class of the event.
+    sample_weight
+        Weights of the rows, shape (n,).
+
+    Returns
+    -------
+    DecisionCurve
+        The record.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> z = np.stack([np.zeros(2000), 2 * rng.normal(size=2000) - 1], axis=1)
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
@@ -34,20 +55,21 @@ def decision_curve(logits: Any, labels: Any, *, event: int = 1, sample_weight: A
 
 
 def section(audit: Audit) -> Section:
-    """The curve of the chosen method on rows that did not fit it."""
+    """Return the section: the curve of the chosen method on rows that did not fit it."""
     record = decision_curve(*audit.pairs[audit.chosen], sample_weight=audit.sample_weight)
     return Section(
         name="net-benefit",
-        title="Is it worth acting on?",
-        text="Act where the probability is at least a threshold t, which says what a false alarm costs: at 10 %, nine "
-        "false alarms weigh as much as one event found. The curve is the net benefit, events found less false alarms "
-        "at that price, for each row. It is worth having where it lies above acting always and above 0, acting never.",
-        panels=(Panel("net-benefit-chart", "Net benefit, for each threshold", record),),
+        title="Does acting on it pay?",
+        text="Act if the probability is at least a threshold t, which sets the price of a false alarm: at 10 %, nine "
+        "false alarms cost as much as one missed event. The net benefit is the rate of detected events minus the "
+        "rate of false alarms at that price. Acting on the probability pays where the curve lies above acting always "
+        "and above 0, acting never.",
+        panels=(Panel("net-benefit-chart", "Net benefit at each threshold", record),),
     )
 
 
 def plot(record: DecisionCurve) -> Plot:
-    """The curve with its band, beside acting always and never."""
+    """Plot the curve with its band, and the lines of acting always and never."""
     c = record.curve
     x, hover = c.threshold, "at %{x:.0%}: %{y:.4f}"
     top = max(float(np.max(c.high)), float(c.treat_all[0]), 0.01)  # acting always falls without end
@@ -68,15 +90,15 @@ def plot(record: DecisionCurve) -> Plot:
 
 
 def summary(record: DecisionCurve) -> str:
-    """Where acting on the probability is worth it."""
+    """Return the thresholds at which acting on the probability pays."""
     spans = [percent(a, 0) if a == b else f"{percent(a, 0)} to {percent(b, 0)}" for a, b in record.curve.useful]
     if not spans:
-        return "At no threshold does acting on the probability clearly beat acting always or never."
+        return "The data show no threshold at which acting on the probability beats acting always and never."
     return f"Acting on the probability clearly beats acting always and never for thresholds {' and '.join(spans)}."
 
 
 def numbers(record: DecisionCurve) -> Table:
-    """A row for every tenth of the thresholds."""
+    """Return one row for every tenth threshold and for 1, 2 and 5 %."""
     c = record.curve
     at = [i for i, t in enumerate(c.threshold) if round(100 * t) % 10 == 0 or round(100 * t) in (1, 2, 5)]
     head = ["Threshold", "By probability", "95 % interval", "Act always"]

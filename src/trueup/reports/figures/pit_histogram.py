@@ -1,4 +1,4 @@
-"""The histogram of the PIT, F(y): flat if forecasts are calibrated, with the band in which its bars would lie."""
+"""Histogram of the probability integral transform (PIT) F(y), which is flat if forecasts are calibrated."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from trueup._core.arrays import as_weights
 from trueup._core.errors import InputError
+from trueup._core.types import ArrayLike
 from trueup.metrics.forecasts import QuantileForecast, check_forecast, pit
 from trueup.reports import style
 from trueup.reports.figures import Section, Table, band_title, panels, percent, stages
@@ -22,40 +23,73 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class PitHistogram:
-    """How the PIT is distributed, as a density: 1 everywhere if forecasts are calibrated."""
+    """Density of the PIT in bins, with the band of a calibrated forecast; 1 everywhere if calibrated."""
 
     edges: np.ndarray
-    """Of the bars, one more than there are; of quantiles these are the levels."""
+    """Edges of the bins, one more than there are bins; for quantile forecasts, the levels."""
     density: np.ndarray
+    """Density in each bin."""
     low: np.ndarray
-    """Ends of the band."""
+    """Lower end of the band."""
     high: np.ndarray
+    """Upper end of the band."""
     level: float
-    """The probability with which a calibrated forecast's bar lies in the band, bar by bar."""
+    """Probability with which one bar of a calibrated forecast lies in the band."""
     rows: int
+    """Number of rows."""
     mean: float
-    """Of the PIT; ½ if calibrated."""
+    """Mean of the PIT; ½ if calibrated."""
 
 
 def pit_histogram(
-    mean: Any, std: Any, targets: Any, *, bins: int = 20, sample_weight: Any = None, level: float = 0.95
+    mean: ArrayLike,
+    std: ArrayLike,
+    targets: ArrayLike,
+    *,
+    bins: int = 20,
+    sample_weight: ArrayLike | None = None,
+    level: float = 0.95,
 ) -> PitHistogram:
-    """The density of F(y) in bins of equal width; of quantiles, between up to as many of their levels.
+    """Compute the density of F(y) in bins of equal width, or between the levels of quantile forecasts.
 
-    The band holds the middle `level` of the share that falls into a bar of width b, binomial with chance b.
+    The band is the central interval of a binomial share whose probability is the width of the bin.
 
+    Parameters
+    ----------
+    mean
+        Predicted means, shape (n,), or quantiles, shape (n, levels).
+    std
+        Predicted standard deviations, shape (n,), or the levels of the quantiles.
+    targets
+        Observed targets, shape (n,).
+    bins
+        Number of bins; for quantile forecasts, the largest number.
+    sample_weight
+        Weights of the rows, shape (n,).
+    level
+        Probability of the band.
+
+    Returns
+    -------
+    PitHistogram
+        The record.
+
+    Examples
+    --------
     >>> record = pit_histogram(np.zeros(4), np.ones(4), [-2.0, 0.1, 0.2, 2.0], bins=4)
     >>> record.density
     array([1., 0., 2., 1.])
 
-    Diebold, Gunther and Tay (1998).
+    References
+    ----------
+    Diebold, Gunther and Tay (1998), doi:10.2307/2527342.
     """
     forecast = check_forecast(mean, std, targets)
     if isinstance(bins, bool) or int(bins) != bins or bins < 1:
         raise InputError("bins", "be a whole number of at least 1", repr(bins))
     if isinstance(forecast, QuantileForecast):
         edges = np.concatenate([[0.0], forecast.levels, [1.0]])
-        if len(edges) > bins + 1:  # of many levels those nearest to even ones
+        if len(edges) > bins + 1:  # keep the levels nearest to an even grid
             edges = edges[np.unique(np.abs(edges[:, None] - np.linspace(0, 1, bins + 1)).argmin(axis=0))]
     else:
         edges = np.linspace(0.0, 1.0, int(bins) + 1)
@@ -68,24 +102,24 @@ def pit_histogram(
 
 
 def section(audit: ForecastAudit) -> Section:
-    """The histogram before and after recalibration, on the same scale."""
+    """Return the section: the histogram before and after recalibration, on the same scale."""
     options: dict[str, Any] = {"sample_weight": audit.sample_weight, "level": audit.scores.level}
     records = [pit_histogram(*stage.arrays, **options) for stage in stages(audit)]
     top = max(float(max(record.density.max(), record.high.max())) for record in records)
     return Section(
         name="pit",
-        title="Do targets fall where the forecasts say?",
-        text="The PIT of a row is the probability that its forecast gave to targets below the one that came. If the "
-        "forecasts are calibrated all its values are equally frequent, and the bars are flat. High bars at both ends "
-        "mean intervals that are too narrow, a hump in the middle intervals that are too wide, a slope forecasts that "
-        "are too high or too low.",
+        title="Are the predicted distributions right?",
+        text="The PIT of a row is the predicted probability of a target below the observed one. If the forecasts are "
+        "calibrated, all its values are equally frequent, and the bars are flat. High bars at both ends mean "
+        "intervals that are too narrow. A hump in the middle means intervals that are too wide. A slope means "
+        "forecasts that are too high or too low.",
         legend=(("right", "share of the targets"), ("band", band_title(audit.scores.level))),
         panels=panels("pit", audit, records, top=top),
     )
 
 
 def plot(record: PitHistogram, *, top: float | None = None) -> Plot:
-    """Bars of the density, and the band."""
+    """Plot the density as bars, and the band."""
     middle, width = (record.edges[1:] + record.edges[:-1]) / 2, np.diff(record.edges)
     high = float(max(record.density.max(), record.high.max())) if top is None else top
     hover = "PIT near %{x:.2f}<br>%{customdata[0]:.1%} of the targets, %{customdata[1]:.1%} if calibrated"
@@ -105,19 +139,19 @@ def plot(record: PitHistogram, *, top: float | None = None) -> Plot:
 
 
 def summary(record: PitHistogram) -> str:
-    """The bars outside the band, and the shares at the two ends."""
+    """Return the number of bars outside the band, and the shares at the two ends."""
     width = np.diff(record.edges)
     shares = [percent(share) for share in (record.density * width)[[0, -1]]]
-    first, last = percent(width[0]), percent(width[-1])
+    lowest, highest = percent(width[0]), percent(width[-1])
     return (
         f"{outside_band('bars', record.density, record)} {shares[0]} of the targets have a PIT below "
-        f"{record.edges[1]:g} ({first} if calibrated), {shares[1]} of the targets above {record.edges[-2]:g} ({last}). "
+        f"{record.edges[1]:g} ({lowest} if calibrated), {shares[1]} have one above {record.edges[-2]:g} ({highest}). "
         f"The mean is {record.mean:.3f}, ½ if calibrated."
     )
 
 
 def numbers(record: PitHistogram) -> Table:
-    """A row for each bar."""
+    """Return one row per bar."""
     width = np.diff(record.edges)
     shares, low, high = (density * width for density in (record.density, record.low, record.high))
     rows = [

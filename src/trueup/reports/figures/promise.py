@@ -1,4 +1,4 @@
-"""What can be promised: for each allowed error rate, the confidence from which it holds and how much is answered."""
+"""Guarantees on the error rate: for each allowed rate, the confidence threshold and the share of answered rows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from trueup._core.types import ArrayLike
 from trueup.decisions.thresholds import threshold
 from trueup.metrics.hypothesis_tests import detectable_error
 from trueup.reports import style
@@ -16,29 +17,54 @@ from trueup.reports.figures import Panel, Section, Table, percent
 from trueup.reports.plot import Axis, Dots, Line, Plot
 
 ALLOWED = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3)
-"""The error rates on the slider."""
+"""Allowed error rates on the slider."""
 
 
 @dataclass(frozen=True, eq=False)
 class Promise:
-    """For each allowed error rate the threshold, the share answered and the error rate seen."""
+    """Threshold, share of answered rows and observed error rate for each allowed error rate."""
 
     allowed: np.ndarray
+    """Allowed error rates; the other arrays have one entry per rate."""
     threshold: np.ndarray
-    """Infinite where nothing can be promised."""
+    """Confidence threshold; infinite where nothing can be promised."""
     coverage: np.ndarray
+    """Share of rows that are answered."""
     observed: np.ndarray
+    """Observed error rate of the answered rows."""
     level: float
+    """Certainty of each promise."""
     rows: int
+    """Number of rows."""
     detectable: float
-    """The smallest calibration error that so many rows could show."""
+    """Smallest calibration error that these rows detect reliably."""
 
 
 def promise(
-    logits: Any, labels: Any, *, allowed: Sequence[float] = ALLOWED, level: float = 0.95, seed: int = 0
+    logits: ArrayLike, labels: ArrayLike, *, allowed: Sequence[float] = ALLOWED, level: float = 0.95, seed: int = 0
 ) -> Promise:
-    """What can be promised at each allowed error rate; the rows must not have fitted or chosen the calibrator.
+    """Find the threshold that guarantees each allowed error rate.
 
+    Parameters
+    ----------
+    logits
+        Calibrated logits, shape (n, classes), of rows that neither fitted nor chose the calibrator.
+    labels
+        Classes, shape (n,).
+    allowed
+        Allowed error rates.
+    level
+        Certainty of each promise.
+    seed
+        Seed of the simulation.
+
+    Returns
+    -------
+    Promise
+        The record.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(2000, 3)) * 5
     >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
@@ -46,40 +72,40 @@ def promise(
     >>> record.coverage.round(2), record.threshold.round(2)
     (array([0.36, 0.78, 0.94]), array([0.99, 0.8 , 0.57]))
     """
-    found = [threshold(logits, labels, max_risk=share, level=level) for share in allowed]
-    least = detectable_error(logits, labels, n_resamples=400, seed=seed).error
+    thresholds = [threshold(logits, labels, max_risk=share, level=level) for share in allowed]
+    detectable = detectable_error(logits, labels, n_resamples=400, seed=seed).error
     limit, coverage, observed = (
-        np.array([getattr(one, name) for one in found]) for name in ("threshold", "coverage", "observed")
+        np.array([getattr(one, name) for one in thresholds]) for name in ("threshold", "coverage", "observed")
     )
-    return Promise(np.array(allowed), limit, coverage, observed, level, found[0].rows, least)
+    return Promise(np.array(allowed), limit, coverage, observed, level, thresholds[0].rows, detectable)
 
 
 def section(audit: Audit) -> Section:
-    """The promises of the chosen method on rows that did not fit it."""
+    """Return the section: the promises of the chosen method on rows that did not fit it."""
     record = promise(*audit.pairs[audit.chosen], seed=audit.seed)
     text = (
-        "Answer when the confidence is high enough and leave the rest to somebody else: how high must it be for at "
-        f"most so many wrong answers, with {percent(record.level, 0)} certainty? Move the slider to the errors you "
-        "allow. Each promise holds by itself, so decide what you need before you look at what is easy."
+        "Answer only if the confidence is high enough, and leave the other rows to review. The chart shows how high it "
+        f"must be to keep the error rate below a limit with {percent(record.level, 0)} certainty. Move the slider to "
+        "the errors you allow. Each promise holds by itself, so choose the limit before you look at the results."
     )
     if audit.cross_fitted and audit.chosen != RAW:
-        text += " The rows were cross-fitted, so the promise is approximate; test rows of their own make it exact."
+        text += " The rows were cross-fitted, so the promise is approximate; separate test rows make it exact."
     words = ""
     if not np.isnan(record.detectable):
-        words = f"With {record.rows:,} rows no calibration error below {record.detectable:.2g} could be seen reliably."
+        words = f"With {record.rows:,} rows, a calibration error below {record.detectable:.2g} may go unnoticed."
     return Section(
         name="promise",
         title="What can I promise?",
         text=text,
-        panels=(Panel("promise-chart", "Answered, for each allowed error rate", record),),
+        panels=(Panel("promise-chart", "Answered rows at each allowed error rate", record),),
         html=f"<p>{words}</p>" if words else "",
     )
 
 
 def plot(record: Promise) -> Plot:
-    """The share answered against the errors allowed; a chart has a slider over these."""
+    """Plot the share of answered rows against the allowed error rate; a chart has a slider."""
     words = [sentence(record, i) for i in range(len(record.allowed))]
-    # The slider starts at 2 %, or at the least that can be promised.
+    # The slider starts at 2 %, or at the lowest rate above that can be promised.
     possible = np.flatnonzero(np.isfinite(record.threshold) & (record.allowed >= 0.02))
     start = int(possible[0]) if len(possible) else len(record.allowed) - 1
     steps = []
@@ -103,7 +129,7 @@ def plot(record: Promise) -> Plot:
 
 
 def summary(record: Promise) -> str:
-    """The promises at the usual error rates."""
+    """Return the promises at 1 % and 5 %, or the strictest one."""
     at = [i for i, share in enumerate(record.allowed) if share in (0.01, 0.05) and np.isfinite(record.threshold[i])]
     if not np.isfinite(record.threshold).any():
         return f"Nothing can be promised from {record.rows:,} rows."
@@ -111,8 +137,8 @@ def summary(record: Promise) -> str:
 
 
 def numbers(record: Promise) -> Table:
-    """A row for each allowed error rate."""
-    head = ["Errors allowed", "Confidence at least", "Rows answered", "Errors seen"]
+    """Return one row per allowed error rate."""
+    head = ["Errors allowed", "Confidence at least", "Rows answered", "Errors observed"]
     columns = zip(record.allowed, record.threshold, record.coverage, record.observed, strict=True)
     return head, [
         [percent(share), f"{limit:.4f}" if np.isfinite(limit) else "–", percent(kept), percent(seen, 2)]
@@ -121,11 +147,11 @@ def numbers(record: Promise) -> Table:
 
 
 def sentence(record: Promise, i: int) -> str:
-    """The promise at one allowed error rate."""
+    """Return the promise at one allowed error rate."""
     allowed = percent(record.allowed[i]).replace(".0", "")
     if not np.isfinite(record.threshold[i]):
         return f"At most {allowed} wrong: cannot be promised from {record.rows:,} rows."
     return (
-        f"At most {allowed} wrong: answer from a confidence of {record.threshold[i]:.4g} on, "
+        f"At most {allowed} wrong: answer if the confidence is at least {record.threshold[i]:.4g}, "
         f"{percent(record.coverage[i])} of the rows."
     )

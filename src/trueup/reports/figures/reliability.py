@@ -1,17 +1,18 @@
-"""The reliability diagram: accuracy against confidence in bins, with the band of a calibrated network.
+"""Reliability diagram: accuracy against confidence in bins, with the band of a calibrated network.
 
-Of two classes it is how often class 1 happens against its predicted probability.
+With two classes it is the observed frequency of class 1 against its predicted probability.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from trueup._core.bins import BINS, equal_width
 from trueup._core.tally import Tally
+from trueup._core.types import ArrayLike
 from trueup.metrics.hypothesis_tests import consistency_of_tally
 from trueup.metrics.resampling import Resampling, ResamplingOptions
 from trueup.reports import style
@@ -19,10 +20,13 @@ from trueup.reports.audit import Audit
 from trueup.reports.figures import Section, Table, band_title, panels, percent, stages, words_for
 from trueup.reports.plot import Axis, Bars, Dots, Line, Mark, Plot, Rule, Text, draw_plot
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 _STRIP = (-0.27, -0.17)
-"""Ends of the strip of counts, below the accuracies and its own caption."""
-_LABELLED = 20
-"""Up to so many bins have their number of rows written above its bar."""
+"""Lower and upper end of the strip of counts on the y-axis, below the accuracies and its caption."""
+_MAX_BINS_WITH_LABELS = 20
+"""Largest number of bins with the number of rows above each bar of the strip."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,49 +34,79 @@ class Reliability:
     """Accuracy against confidence in bins, with the band in which a calibrated network's accuracy would lie."""
 
     edges: np.ndarray
-    """Of the bins, one more than there are bins; the other arrays have one entry a bin, NaN where it is empty."""
+    """Edges of the bins, one more than there are bins; the other arrays have one entry per bin, NaN if it is empty."""
     count: np.ndarray
+    """Number of rows in each bin, or the sum of their weights."""
     confidence: np.ndarray
-    """The mean in each bin."""
+    """Mean confidence in each bin."""
     accuracy: np.ndarray
+    """Accuracy in each bin."""
     low: np.ndarray
-    """Ends of the band."""
+    """Lower end of the band."""
     high: np.ndarray
+    """Upper end of the band."""
     level: float
-    """The probability with which a calibrated network's accuracy lies in the band, bin by bin."""
+    """Probability with which a calibrated network's accuracy in one bin lies in the band."""
     ece: float
+    """Expected calibration error."""
     rows: int
+    """Number of rows."""
     event: bool = False
-    """Whether it is the probability of class 1 and how often that happens, instead of confidence and accuracy."""
+    """Whether confidence is the probability of class 1, and accuracy its observed frequency."""
 
     @property
     def outside(self) -> np.ndarray:
-        """Which bins are further off than the band allows; none that are empty."""
+        """Which bins lie outside the band; an empty bin does not."""
         return (self.count > 0) & ((self.accuracy < self.low) | (self.accuracy > self.high))
 
 
 def reliability(
-    logits: Any,
-    labels: Any,
+    logits: ArrayLike,
+    labels: ArrayLike,
     *,
     bins: int = BINS,
     top_label: bool = False,
-    sample_weight: Any = None,
-    clusters: Any = None,
+    sample_weight: ArrayLike | None = None,
+    clusters: ArrayLike | None = None,
     **resampling: Unpack[ResamplingOptions],
 ) -> Reliability:
-    """The reliability diagram's numbers: accuracy and mean confidence in each bin of confidence.
+    """Compute the reliability diagram: accuracy and mean confidence in each bin of confidence.
 
-    Of two classes these are the frequency and the mean predicted probability of class 1; `top_label=True` takes the
-    predicted class. The band holds the middle `level` of Σ_i B_i / n_b over a bin's rows, B_i drawn right with chance
-    c_i, the row's own confidence: what a calibrated network with these confidences would show. With `clusters` the band
-    has the noise that correlated rows have.
+    With two classes these are the observed frequency and the mean predicted probability of class 1. The band is the
+    central interval of Σ_i B_i / n_b over a bin's rows, where B_i is 1 with the probability c_i, the row's confidence.
+    A calibrated network with these confidences lies in the band.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes).
+    labels
+        Classes, shape (n,).
+    bins
+        Number of bins of equal width.
+    top_label
+        Whether to use the predicted class also with two classes.
+    sample_weight
+        Weights of the rows, shape (n,).
+    clusters
+        Cluster of each row, shape (n,), where rows are correlated; the band then has their noise.
+    **resampling
+        The `level`, `n_resamples` and `seed` of the band.
+
+    Returns
+    -------
+    Reliability
+        The record.
+
+    Examples
+    --------
     >>> record = reliability(np.log([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]]), [0, 1, 1, 0], bins=2)
     >>> record.count, record.confidence.round(4), record.accuracy, f"{record.ece:.4f}"
     (array([3., 1.]), array([0.2333, 0.7   ]), array([0.33333333, 1.        ]), '0.1500')
 
-    Bröcker and Smith (2007).
+    References
+    ----------
+    Bröcker and Smith, "Increasing the reliability of reliability diagrams" (2007), doi:10.1175/WAF993.1.
     """
     tally = Tally.of(logits, labels, bins=bins, top_label=top_label, sample_weight=sample_weight, clusters=clusters)
     simulation = Resampling(**resampling)
@@ -81,12 +115,33 @@ def reliability(
     return Reliability(equal_width(bins), *columns, simulation.level, top.ece(), tally.n, tally.is_event)
 
 
-def plot_reliability(logits: Any, labels: Any, *, ax: Any = None, title: str | None = None, **options: Any) -> Any:
-    """Draw the reliability diagram in one line, on matplotlib Axes that are given or new; return them.
+def plot_reliability(
+    logits: ArrayLike, labels: ArrayLike, *, ax: Axes | None = None, title: str | None = None, **options: Any
+) -> Axes:
+    """Draw the reliability diagram with matplotlib.
 
-    The options are those of `report.reliability`: `bins`, `top_label`, `sample_weight`, `level`. The figure is
-    `.figure`, and `figure.savefig("name.png")` writes it.
+    The figure is `.figure` of the result, and `figure.savefig("name.png")` writes it.
 
+    Parameters
+    ----------
+    logits
+        Network outputs or log-probabilities, shape (n, classes).
+    labels
+        Classes, shape (n,).
+    ax
+        Axes to draw on; by default those of a new figure.
+    title
+        Title; an empty string draws none.
+    **options
+        Options of `reports.reliability`: `bins`, `top_label`, `sample_weight`, `clusters`, `level`.
+
+    Returns
+    -------
+    Axes
+        The axes.
+
+    Examples
+    --------
     >>> plot_reliability([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0], [3.0, 0.0, 0.0]], [0, 1, 1]).get_ylabel()
     'Accuracy'
     """
@@ -94,17 +149,17 @@ def plot_reliability(logits: Any, labels: Any, *, ax: Any = None, title: str | N
 
 
 _TEXT = (
-    "Predictions are put into bins by their confidence; each dot shows the accuracy of a bin. On the dotted diagonal, "
+    "Predictions are binned by their confidence; each dot shows the accuracy in a bin. On the dotted diagonal, "
     "confidence equals accuracy; below it, the network is overconfident."
 )
 _EVENT_TEXT = (
-    "Rows are put into bins by the predicted probability of the event, {}; each dot shows how often it happens in "
-    "a bin. On the dotted diagonal it happens as often as predicted; below it, the prediction is too high."
+    "Rows are binned by the predicted probability of the event, {}; each dot shows its observed frequency in a bin. "
+    "On the dotted diagonal it happens as often as predicted; below it, the prediction is too high."
 )
 
 
 def section(audit: Audit) -> Section:
-    """The diagram before and after calibration."""
+    """Return the section: the diagram before and after calibration."""
     scores, event = audit.scores, audit.scores.is_event
     options: dict[str, Any] = {"bins": audit.bins, "level": scores.level, "seed": audit.seed}
     options |= {"sample_weight": audit.sample_weight, "clusters": audit.clusters}
@@ -113,16 +168,16 @@ def section(audit: Audit) -> Section:
     return Section(
         name="reliability",
         title="Are its probabilities right?" if event else "Is its confidence right?",
-        text=f"{_EVENT_TEXT.format(scores.event_name) if event else _TEXT} Dots inside the grey band are no further "
-        f"off than chance would put {'calibrated predictions' if event else 'a calibrated network'}; those outside are "
-        "diamonds. The strip below shows the number of rows in each bin, its bars on a log scale.",
+        text=f"{_EVENT_TEXT.format(scores.event_name) if event else _TEXT} Dots inside the grey band are compatible "
+        f"with {'calibrated predictions' if event else 'a calibrated network'}; those outside are diamonds. The strip "
+        "below shows the number of rows in each bin on a log scale.",
         legend=(*dots, ("over", words.over), ("under", words.under), ("band", band_title(scores.level))),
         panels=panels("reliability", audit, [reliability(*stage.arrays, **options) for stage in stages(audit)]),
     )
 
 
 def plot(record: Reliability) -> Plot:
-    """Dots for the accuracies, bars for the gaps, the band, and a strip with the number of rows below."""
+    """Plot dots for the accuracies, bars for the gaps, the band, and a strip with the numbers of rows."""
     full = record.count > 0
     middle, width = (record.edges[1:] + record.edges[:-1])[full] / 2, np.diff(record.edges)[full]
     confidence, accuracy, count = record.confidence[full], record.accuracy[full], record.count[full]
@@ -144,12 +199,12 @@ def plot(record: Reliability) -> Plot:
     if outside.any():
         dots = {"x": confidence[outside], "y": accuracy[outside], "size": 1.25 * size[outside]}
         marks.append(Dots(**dots, color=style.VERMILION, marker="diamond", name="outside the band"))
-    most = record.count.max(initial=1.0)
+    largest = record.count.max(initial=1.0)
     bottom, top = _STRIP
-    share = np.log1p(count) / np.log1p(most)  # nearly all rows lie in few bins
-    labels = [shorten_count(rows) for rows in count] if len(count) <= _LABELLED else []
+    share = np.log1p(count) / np.log1p(largest)  # a log scale, because one bin often has nearly all rows
+    labels = [shorten_count(rows) for rows in count] if len(count) <= _MAX_BINS_WITH_LABELS else []
     bars = {"at": middle, "size": (top - bottom) * share, "base": np.full(len(count), bottom), "width": 0.8 * width}
-    caption = f"rows in each bin, log scale, at most {most:,.0f}" if record.rows else "rows in each bin"
+    caption = f"rows in each bin, log scale, at most {largest:,.0f}" if record.rows else "rows in each bin"
     marks += [
         Bars(**bars, color=style.MUTED, hover="%{customdata:,.0f} rows", data=count, labels=labels),
         Rule(at=0.0, horizontal=True, color=style.MUTED),
@@ -167,7 +222,7 @@ def plot(record: Reliability) -> Plot:
 
 
 def shorten_count(rows: float) -> str:
-    """A number of rows in few letters.
+    """Abbreviate a number of rows.
 
     >>> [shorten_count(rows) for rows in (0.4, 7, 950, 12_345, 2_400_000)]
     ['<1', '7', '950', '12k', '2.4M']
@@ -181,7 +236,7 @@ def shorten_count(rows: float) -> str:
 
 
 def summary(record: Reliability) -> str:
-    """The ECE, the bins outside the band, and the bin that adds most to the ECE."""
+    """Return the ECE, the number of bins outside the band, and the bin that adds most to the ECE."""
     full = record.count > 0
     gap = np.where(full, record.confidence - record.accuracy, 0.0)
     most = int(np.argmax(np.abs(gap) * record.count))
@@ -196,7 +251,7 @@ def summary(record: Reliability) -> str:
 
 
 def numbers(record: Reliability) -> Table:
-    """A row for each bin that holds any."""
+    """Return one row per bin that is not empty."""
     score, outcome = words_for(record.event)[:2]
     head = [score.capitalize(), "Rows", f"Mean {score}", outcome.capitalize(), band_title(record.level)]
     rows = []
