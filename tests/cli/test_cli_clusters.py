@@ -82,7 +82,7 @@ def test_a_monitor_counts_a_cluster_as_one_bet(folder, asked, command):
     found = asked("monitor", "a.npz", "b.npz", "--clusters", "image", "-q")["status"]
     assert found["alarm"] is None
     assert found["rows"] == 2560
-    assert "come whole in one batch" in command("monitor", "a.npz", "a.npz", "--clusters", "image", code=2).stderr
+    assert "be complete within one batch" in command("monitor", "a.npz", "a.npz", "--clusters", "image", code=2).stderr
     assert (
         "give either --groups or --clusters"
         in command("monitor", "a.npz", "--clusters", "image", "--groups", "image", code=2).stderr

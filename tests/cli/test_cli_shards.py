@@ -56,7 +56,7 @@ def test_logs_are_replayed(folder, draw, asked, command):
     assert calm["status"]["alarm"] is None
     result = command("monitor", "day*.npz", code=3)
     assert "ALARM at row 3," in result.stdout
-    assert "too sure" in result.stdout or "often" in result.stdout
+    assert "Overconfident" in result.stdout or "often" in result.stdout
 
 
 def test_a_state_goes_on(folder, draw, asked, command):

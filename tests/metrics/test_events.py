@@ -116,7 +116,7 @@ class TestMonitor:
         labels = np.where(right, probs.argmax(axis=1), probs.argmin(axis=1))
         alarm = Monitor(200).update(logits, labels).alarm
         assert alarm is not None
-        assert "too sure" in alarm.reason or "is right less often" in alarm.reason
+        assert "Overconfident" in alarm.reason or "is right less often" in alarm.reason
 
     def test_an_event_is_watched_by_its_probability(self):
         logits, labels = risk_score(5000)

@@ -65,7 +65,9 @@ def test_what_is_wrong_changes_nothing():
     monitor = Monitor(4)
     monitor.update(z, y, clusters=image)
     before = monitor.status()
-    with pytest.raises(InputError, match="clusters must come whole in one batch, got 3 in this one and the one before"):
+    with pytest.raises(
+        InputError, match="clusters must be complete within one batch, got 3 in this batch and the previous"
+    ):
         monitor.update(z[30:], y[30:], clusters=image[30:])
     with pytest.raises(InputError, match="groups must be left out with clusters"):
         monitor.update(z, y, clusters=image + 10, groups=image)

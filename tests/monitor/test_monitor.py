@@ -75,7 +75,7 @@ def test_calibrated_streams_hardly_ever_alarm():
     assert alarms <= 13
 
 
-@pytest.mark.parametrize(("temperature", "how"), [(1.5, "too sure"), (0.6, "not sure enough")])
+@pytest.mark.parametrize(("temperature", "how"), [(1.5, "Overconfident"), (0.6, "Underconfident")])
 def test_a_drift_after_long_peace_is_found(temperature, how):
     monitor = Monitor(4, level=0.99, classwise=False)
     assert monitor.update(*drawn(20_000)).alarm is None
@@ -152,23 +152,23 @@ def alarmed():
 @pytest.mark.parametrize(
     ("part", "entry", "value", "message"),
     [
-        ("alarm", "row", None, "its alarm must be at one of its 4,000 rows, got None"),
-        ("alarm", "row", True, "its alarm must be at one of its 4,000 rows, got True"),
-        ("alarm", "row", 4001, "its alarm must be at one of its 4,000 rows, got 4001"),
-        ("alarm", "row", -1, "its alarm must be at one of its 4,000 rows, got -1"),
+        ("alarm", "row", None, "the row of its alarm must lie in 0..4000, got None"),
+        ("alarm", "row", True, "the row of its alarm must lie in 0..4000, got True"),
+        ("alarm", "row", 4001, "the row of its alarm must lie in 0..4000, got 4001"),
+        ("alarm", "row", -1, "the row of its alarm must lie in 0..4000, got -1"),
         ("alarm", "evidence", float("nan"), "the evidence of its alarm must be a positive number, got nan"),
         ("alarm", "evidence", float("inf"), "the evidence of its alarm must be a positive number, got inf"),
         ("alarm", "evidence", "much", "the evidence of its alarm must be a positive number, got 'much'"),
         ("alarm", "evidence", 10**400, "the evidence of its alarm must be a positive number"),
         ("alarm", "reason", 5, "the reason of its alarm must be text, got 5"),
-        ("alarm", "more", 1, "is no whole monitor"),
-        ("alarm", None, [1, 2, "x"], "alarm must be named values"),
-        ("seen", None, [4000, 1, 1], "seen must be named values"),
-        ("seen", "begun", 42, "its bettors cannot have begun 42 times in 4,000 rows"),
+        ("alarm", "more", 1, "is not a complete monitor"),
+        ("alarm", None, [1, 2, "x"], "alarm must be a dictionary"),
+        ("seen", None, [4000, 1, 1], "seen must be a dictionary"),
+        ("seen", "begun", 42, "its bettors cannot have started 42 times in 4,000 rows"),
         ("seen", "begun", True, "must be whole numbers"),
         ("seen", "streams", 10**400, "must be whole numbers"),
-        ("settings", None, [[1, 2]], "settings must be named values"),
-        ("settings", None, None, "settings must be named values"),
+        ("settings", None, [[1, 2]], "settings must be a dictionary"),
+        ("settings", None, None, "settings must be a dictionary"),
     ],
 )
 def test_a_forged_header_is_refused(tmp_path, alarmed, part, entry, value, message):

@@ -74,7 +74,7 @@ def test_what_is_expected_comes_true_and_leaves_when_labels_arrive(tmp_path):
     rest = Monitor(4, promise={"threshold": 0.8, "max_risk": 0.1}).expect(z[2000:]).unlabelled
     assert status.unlabelled["accuracy"]["value"] == pytest.approx(rest["accuracy"]["value"])
     assert again.update(z[2000:], y[2000:], awaited=True).unlabelled is None
-    with pytest.raises(ValueError, match="awaited must be for the 0 rows that wait"):
+    with pytest.raises(ValueError, match="awaited must mark at most the 0 rows without labels"):
         again.update(z[:1], y[:1], awaited=True)
     assert again.rows == 5000
 
@@ -102,7 +102,7 @@ def test_monitors_of_shards_add_up():
     [
         ({"threshold": 2, "max_risk": 0.1}, "threshold between 0 and 1, got 2"),
         ({"threshold": float("inf"), "max_risk": 0.1}, "threshold between 0 and 1, got inf"),
-        ({"threshold": 0.5}, "promise must say its max_risk"),
+        ({"threshold": 0.5}, "promise must have the entry max_risk"),
         ({"threshold": 0.5, "max_risk": 1.5}, "max_risk must lie between 0 and 1"),
         ({"threshold": 0.5, "max_risk": 0.1, "risk": "cost"}, "bound the risk error or false_discovery_rate"),
         ({"threshold": 0.5, "max_risk": 0.1, "more": 1}, "promise must have the entries"),

@@ -157,9 +157,9 @@ def checkpoint(tmp_path, change):
         ('"rows": 40', '"rows": "x"', "the checkpoint"),
         ('"begun": 1', '"begun": -9', "begun"),
         ('"kind": "monitor"', '"kind": "calibrator"', "must hold a monitor"),
-        ('"settings"', '"sittings"', "settings must be named values, got None"),
-        ('"settings": ', '"settings": [[1, 2]], "others": ', "settings must be named values, got [[1, 2]]"),
-        ('"seen": ', '"seen": 7, "others": ', "seen must be named values, got 7"),
+        ('"settings"', '"sittings"', "settings must be a dictionary, got None"),
+        ('"settings": ', '"settings": [[1, 2]], "others": ', "settings must be a dictionary, got [[1, 2]]"),
+        ('"seen": ', '"seen": 7, "others": ', "seen must be a dictionary, got 7"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")

@@ -1,4 +1,4 @@
-"""A monitor's checkpoint: a few kilobytes of safetensors with a JSON header, never a pickle."""
+"""Checkpoints of monitors: a few kilobytes of safetensors with a JSON header, without pickle."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from trueup.io.artifacts import rename_arguments
 from trueup.io.atomic import shorten
 from trueup.metrics.groups import GroupTally
 from trueup.monitor.betting import Evidence
-from trueup.monitor.monitor import MOST_GROUPS, Alarm, Monitor
+from trueup.monitor.monitor import MAX_GROUPS, Alarm, Monitor
 from trueup.monitor.promise import PromiseCheck, Unlabelled
 from trueup.monitor.windows import WeightedTally, Window
 
 
 def to_artifact(monitor: Monitor) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The header and the arrays of a monitor's file."""
-    monitor = copy(monitor)  # which no thread changes meanwhile
+    """Return the header and the arrays of a monitor's file."""
+    monitor = copy(monitor)  # other threads cannot change the copy
     tallies, evidence = [monitor.total, monitor.fading, *monitor.recent.pieces], monitor.evidence
     sums = np.stack([np.stack([t.bins.count, t.bins.confidence, t.bins.hits]) for t in tallies])
     arrays = {"wealth": evidence.wealth, "tallies": sums, "peak": np.array([monitor.peak])}
@@ -40,17 +40,17 @@ def to_artifact(monitor: Monitor) -> tuple[dict[str, Any], dict[str, np.ndarray]
 
 
 def from_artifact(header: dict[str, Any], arrays: dict[str, np.ndarray], model: None = None) -> Monitor:
-    """A monitor from its file, which continues as if it had never stopped."""
+    """Restore a monitor from the contents of its file; it continues as if it had never stopped."""
     try:
         return _build(header, arrays)
     except (KeyError, TypeError) as error:
-        raise ValueError(f"is no whole monitor ({error})") from None
+        raise ValueError(f"is not a complete monitor ({error})") from None
 
 
 def settings_in(header: dict[str, Any]) -> dict[str, Any]:
-    """What the monitor of a checkpoint was made with, if the header says it as one could have.
+    """Return the monitor's settings from the header of a checkpoint.
 
-    Checkpoints from before two classes were read as an event hold tallies of the predicted class: they go on so.
+    Checkpoints without the entry tally two classes by the predicted class, so they continue with `top_label`.
     """
     settings = rename_arguments(Monitor, {"fold": True} | _plain(header, "settings"))
     if isinstance(promise := settings.get("promise"), dict):
@@ -59,17 +59,17 @@ def settings_in(header: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(header: dict[str, Any], name: str) -> dict[str, Any]:
-    """An entry of the header that must name its parts."""
+    """Return an entry of the header that must be a dictionary."""
     value = header.get(name)
     if not isinstance(value, dict):
-        raise ValueError(f"is no whole monitor ({name} must be named values, got {shorten(repr(value), 300)})")
+        raise ValueError(f"is not a complete monitor ({name} must be a dictionary, got {shorten(repr(value), 300)})")
     return value
 
 
 def _build(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Monitor:
     wealth, sums, nll = (arrays[name] for name in ("wealth", "tallies", "nll"))
     settings, seen, alarm = settings_in(header), _plain(header, "seen"), header["alarm"]
-    # Before anything is made in the sizes that the file gives.
+    # Check the sizes before allocating arrays of the sizes in the file.
     if sums.shape[1:] != (3, settings["bins"]) or (settings["classwise"] and settings["n_classes"] > wealth.size):
         raise ValueError("its arrays do not fit its settings")
     monitor = Monitor.from_settings(settings)
@@ -89,14 +89,14 @@ def _build(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Monitor:
     if "unlabelled" in header:
         monitor.unlabelled = Unlabelled(**_plain(header, "unlabelled")).check()
     if "groups" in header:
-        if len(header["groups"]) > MOST_GROUPS:
-            raise ValueError(f"its groups must be at most {MOST_GROUPS:,}, got {len(header['groups']):,}")
+        if len(header["groups"]) > MAX_GROUPS:
+            raise ValueError(f"its groups must be at most {MAX_GROUPS:,}, got {len(header['groups']):,}")
         monitor.groups = GroupTally.unpack(header["groups"], arrays["group_cells"], arrays["group_sums"])
     return monitor
 
 
 def _promise(promise: PromiseCheck, counts: dict[str, Any], rows: int) -> PromiseCheck:
-    """Refuse counts of answers that no rows could have given."""
+    """Restore a promise; reject counts that no rows can have."""
     wrong, answered, seen = (counts[name] for name in ("wrong", "answered", "seen"))
     whole = all(type(number) is int for number in (wrong, answered, seen))
     if not whole or not 0 <= wrong <= answered <= seen <= rows or type(counts["broken"]) is not bool:
@@ -106,11 +106,11 @@ def _promise(promise: PromiseCheck, counts: dict[str, Any], rows: int) -> Promis
 
 
 def _alarm(fields: dict[str, Any], rows: int) -> Alarm:
-    """Refuse an alarm that no rows could have raised."""
+    """Restore an alarm; reject one that no rows can have raised."""
     alarm = Alarm(**fields)
     row, evidence, reason = alarm.row, alarm.evidence, alarm.reason
     if type(row) is not int or not 0 <= row <= rows:
-        raise ValueError(f"its alarm must be at one of its {rows:,} rows, got {shorten(repr(row), 300)}")
+        raise ValueError(f"the row of its alarm must lie in 0..{rows}, got {shorten(repr(row), 300)}")
     if type(evidence) is not float or not 0 < evidence < math.inf:
         raise ValueError(f"the evidence of its alarm must be a positive number, got {shorten(repr(evidence), 300)}")
     if type(reason) is not str:
@@ -119,9 +119,9 @@ def _alarm(fields: dict[str, Any], rows: int) -> Alarm:
 
 
 def _check(arrays: dict[str, np.ndarray], seen: dict[str, Any], block: int) -> np.ndarray:
-    """Refuse numbers that no rows could have led to; how many rows each tally has seen.
+    """Reject numbers that no rows can have led to; return the number of rows per tally.
 
-    Checkpoints from before rows had weights hold no such numbers: their tallies count rows.
+    Old checkpoints, from before `sample_weight`, have no array `rows`: their tallies count rows.
     """
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise ValueError("its arrays must be finite")
@@ -129,11 +129,11 @@ def _check(arrays: dict[str, np.ndarray], seen: dict[str, Any], block: int) -> n
     if any(type(seen[name]) is not int or not low <= seen[name] < 1 << 53 for name, low in least.items()):
         raise ValueError(f"{', '.join(least)} must be whole numbers, got {shorten(str(seen), 300)}")
     if seen["begun"] > 1 + seen["rows"] // block:
-        raise ValueError(f"its bettors cannot have begun {seen['begun']:,} times in {seen['rows']:,} rows")
+        raise ValueError(f"its bettors cannot have started {seen['begun']:,} times in {seen['rows']:,} rows")
     sums, nll = arrays["tallies"], arrays["nll"]
-    counts, total, hair = sums[:, :1], sums[0], 1 + 1e-9
-    within = (sums >= 0).all() and (sums <= hair * counts).all() and (sums <= hair * total).all()
-    losses = (nll > -1e-6).all() and (nll < hair * nll[0] + 1e-6).all()  # that of a row may round to just below 0
+    counts, total, slack = sums[:, :1], sums[0], 1 + 1e-9
+    within = (sums >= 0).all() and (sums <= slack * counts).all() and (sums <= slack * total).all()
+    losses = (nll > -1e-6).all() and (nll < slack * nll[0] + 1e-6).all()  # a row's loss may round to just below 0
     rows = arrays["rows"] if "rows" in arrays else sums[:, 0].sum(axis=1)
     counted = rows.shape == nll.shape and (rows >= 0).all() and (rows <= seen["rows"]).all() and rows[0] == seen["rows"]
     if not (within and losses and counted):

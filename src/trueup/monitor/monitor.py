@@ -1,9 +1,9 @@
-"""A monitor of calibration in a service: running metrics, and an alarm with a guaranteed false-alarm rate."""
+"""Monitor calibration in a service: running metrics, and an alarm with a guaranteed false-alarm rate."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, fields, replace
 from threading import RLock
@@ -18,35 +18,42 @@ from trueup._core.errors import InputError
 from trueup._core.formatting import format_evidence, format_number, html_summary
 from trueup._core.namespace import NUMPY
 from trueup._core.row_scores import RowScores, event_class, score_rows
+from trueup._core.types import ArrayLike
 from trueup.convert import as_event
 from trueup.metrics.groups import GroupTable, GroupTally, as_groups, plain_group
-from trueup.monitor.betting import Evidence, describe_bettor, log_payoffs_of_clusters, log_payoffs_of_rows, shares_of
+from trueup.monitor.betting import (
+    Evidence,
+    bettor_shares,
+    describe_bettor,
+    log_payoffs_of_clusters,
+    log_payoffs_of_rows,
+)
 from trueup.monitor.promise import PromiseCheck, Unlabelled, promise_scores
 from trueup.monitor.windows import WeightedTally, Window
 
-MOST_CLASSES = 100
-"""Up to so many classes, each is tested on its own by default."""
-MOST_GROUPS = 1000
-"""A monitor keeps the sums of so many groups, all columns together."""
+MAX_CLASSES_WATCHED = 100
+"""Largest number of classes for which each class is tested separately by default."""
+MAX_GROUPS = 1000
+"""Largest number of groups, over all columns."""
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """When calibration was rejected at level α, and how predictions deviate."""
+    """The moment at which calibration was rejected, and how the predictions deviate."""
 
     row: int
-    """How many rows had been seen."""
+    """Number of rows before the alarm."""
     evidence: float
-    """Wealth, 1/α or more."""
+    """Wealth of the bettors: 1/(1 − `level`) or more."""
     reason: str
+    """The deviation in words."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """The metrics and the evidence so far; what has no rows yet is NaN.
+    """The metrics and the evidence so far; metrics without rows are NaN.
 
-    Of an event, and of two classes unless they are folded, `confidence` is the mean probability of the event (class 1)
-    and `accuracy` how often it happened: `event` says so.
+    If `event` is true, `confidence` is the mean probability of the event and `accuracy` its observed frequency.
     """
 
     rows: int
@@ -64,16 +71,18 @@ class Status:
     fading_nll: float
     fading_ece: float
     evidence: float
-    """Wealth of those who bet against calibration: 1 at the start, 1/α is proof at level α."""
+    """Wealth of the bettors against calibration: 1 at the start; 1/α rejects calibration at level α."""
     p_value: float
-    """1 / the most that it ever was: valid whenever it is looked at."""
+    """1 / the largest wealth so far: an anytime-valid p-value of calibration."""
     alarm: Alarm | None
+    """The alarm, once raised; it stays."""
     event: bool = False
+    """Whether the monitor watches the probability of an event: class 1 of two, or the class `event`."""
     promise: dict[str, Any] | None = None
-    """What became of the promise: answers, wrong ones, bounds of the risk that are valid whenever one looks."""
+    """The promise: its settings, the number of answers and errors, and anytime-valid bounds of the risk."""
     unlabelled: dict[str, Any] | None = None
-    """Rows that wait for labels: the accuracy (of an event, the frequency) expected of them as long as calibration
-    holds, and the error among those that would be answered. What was realised stands beside: `accuracy`, `promise`."""
+    """Estimates for rows without labels, assuming calibration: the accuracy (for an event, its frequency) and the error
+    rate of the rows that would be answered."""
 
     def __repr__(self) -> str:
         return f"Status({', '.join(f'{name} {value}' for name, value in self._figures().items())}; {self._alarm()})"
@@ -91,22 +100,22 @@ class Status:
         return "no alarm" if self.alarm is None else f"ALARM at row {self.alarm.row:,}: {self.alarm.reason}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON; what is not defined is None."""
+        """Convert to plain data for JSON; undefined values are None."""
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(self).items()}
 
 
 @dataclass(frozen=True)
 class MonitorSizes:
-    """How many bins and rows a monitor counts by."""
+    """Sizes of a monitor's bins, windows and blocks."""
 
     bins: int = BINS
-    """Of the calibration errors."""
+    """Number of bins of the calibration errors."""
     window: int = 10_000
-    """Recent rows."""
+    """Number of rows in the recent metrics."""
     half_life: float = 10_000.0
-    """After how many rows one counts half in the fading metrics."""
+    """Age in rows at which a row has half its weight in the fading metrics."""
     block: int = 100
-    """After how many rows it looks for an alarm."""
+    """Number of rows after which the bettors start again."""
 
     def __post_init__(self) -> None:
         for name in ("bins", "window", "block"):
@@ -121,17 +130,35 @@ def _check_whole(name: str, value: Any, least: int) -> None:
 
 
 class Monitor:
-    """Monitor a network's calibration as predictions and their labels arrive.
+    """A monitor of a model's calibration, updated as predictions and their labels arrive.
 
-    `level` is the chance that a calibrated network *never* raises the alarm, however long it runs and however often one
-    looks: see `trueup.monitor.betting`. It looks itself each `sizes.block` rows. Calibrated means that what happens
-    with probability p, given all that came before, is predicted with confidence p; of class 1 where there are two, of
-    the predicted class where there are more, or with `top_label`, and with `classwise` of every class. `event`, a class
-    or with `class_names` one of them, asks for the probability of that class alone. Threads may share one: each batch
-    goes in whole, one after the other. `promise`, a `decisions.Threshold` or a mapping of its `threshold` and
-    `max_risk`, is checked again as labels arrive, by bounds that are valid whenever one looks; `expect` takes in rows
-    before they do.
+    The alarm is a sequential test by betting: a calibrated model *never* raises it with probability `level` or more,
+    however long the monitor runs and however often it is read. It is evaluated at least every `sizes.block` rows.
+    Calibrated means: an event predicted with probability p happens with probability p, given everything before.
+    Threads may share a monitor: batches are added one after the other, each as a whole.
 
+    Parameters
+    ----------
+    n_classes
+        Number of classes of the logits.
+    level
+        Probability that a calibrated model never raises the alarm.
+    classwise
+        Whether the probability of every class is tested. By default with up to 100 classes.
+    top_label
+        Whether two classes are read by the predicted class. By default they are an event: class 1 happens or not.
+    event
+        A class whose probability alone is watched: its number, or one of `class_names`.
+    class_names
+        Names of the classes, to look up `event`.
+    promise
+        A promised error rate to check as labels arrive: a `decisions.Threshold`, or a mapping with ``threshold`` and
+        ``max_risk`` (optionally ``level`` and ``risk``). Its bounds are anytime-valid.
+    sizes
+        Bins, windows and blocks.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> def score_rows(n, temperature):
     ...     z = 2 * rng.normal(size=(n, 5))
@@ -140,7 +167,12 @@ class Monitor:
     >>> monitor.update(*score_rows(20_000, 1.0)).alarm is None
     True
     >>> print(monitor.update(*score_rows(2_000, 1.5)).alarm.reason)
-    It is too sure: with its log-odds times 0.70 and moved by -0.2 it would fit what was seen.
+    Overconfident: multiplying the log-odds by 0.70 and adding -0.2 would fit the data.
+
+    References
+    ----------
+    Arnold, Henzi and Ziegel (2023), "Sequentially valid tests for forecast calibration", arXiv:2109.11761.
+    Shafer (2021), "Testing by betting", doi:10.1111/rssa.12647.
     """
 
     def __init__(
@@ -160,7 +192,7 @@ class Monitor:
             raise ValueError(f"level must lie in (0, 1), got {level!r}")
         self.n_classes, self.level, self.sizes = int(n_classes), float(level), sizes
         self.event = None if event is None else event_class(event, self.n_classes, class_names)
-        self.classwise = self.judged_classes <= MOST_CLASSES if classwise is None else bool(classwise)
+        self.classwise = self.watched_classes <= MAX_CLASSES_WATCHED if classwise is None else bool(classwise)
         self.top_label = bool(top_label)
         self.promise = None if promise is None else PromiseCheck.of(promise)
         if self.promise is not None and self.promise.risk != "error":
@@ -175,15 +207,15 @@ class Monitor:
         self.recent = Window(int(sizes.window), ())
         self.fading = WeightedTally.empty(self.bins)
         self.groups: GroupTally | None = None
-        """Of the rows that came with groups."""
+        """Sums per group, of the rows that came with groups."""
         self.peak = 0.0
-        """The logarithm of the most that wealth ever was."""
+        """Largest log wealth so far."""
         self.alarm: Alarm | None = None
-        self._last_clusters: frozenset[Any] = frozenset()
+        self._previous_clusters: frozenset[Any] = frozenset()
         self._lock = RLock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """All between two batches, for a copy: its parts are never changed, only exchanged."""
+        """Return the attributes between two batches; they are immutable, so a shallow copy is independent."""
         with self._lock:
             return {name: value for name, value in vars(self).items() if name != "_lock"}
 
@@ -193,17 +225,24 @@ class Monitor:
 
     @property
     def rows(self) -> int:
-        """How many rows it has seen."""
+        """Number of rows so far."""
         return self.evidence.rows
 
     @property
     def shares(self) -> np.ndarray:
-        """How the money is divided among the bettors: half of it for classes if `classwise`, else none."""
-        return shares_of(self.judged_classes if self.classwise else 0)
+        """Share of the initial wealth per bettor."""
+        return bettor_shares(self.watched_classes if self.classwise else 0)
 
     def settings(self) -> dict[str, Any]:
-        """Plain data for another monitor like this one: the constructor's arguments, and the sizes one by one.
+        """Return the constructor's arguments as plain data, with the sizes as single entries.
 
+        Returns
+        -------
+        dict
+            Input of `from_settings`.
+
+        Examples
+        --------
         >>> Monitor.from_settings(Monitor(3, level=0.95).settings()).level
         0.95
         """
@@ -213,32 +252,55 @@ class Monitor:
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Monitor:
-        """A monitor with the settings of another."""
+        """Make an empty monitor with the settings of another.
+
+        Parameters
+        ----------
+        settings
+            Output of `settings`.
+
+        Returns
+        -------
+        Monitor
+            A monitor without rows.
+        """
         names = {field.name for field in fields(MonitorSizes)}
         sizes = MonitorSizes(**{name: value for name, value in settings.items() if name in names})
         return cls(**{name: value for name, value in settings.items() if name not in names}, sizes=sizes)
 
     @property
     def bins(self) -> int:
-        """Of the calibration errors."""
+        """Number of bins of the calibration errors."""
         return int(self.sizes.bins)
 
     @property
-    def judged_classes(self) -> int:
-        """The number of classes; two of an event, which happens or does not."""
+    def watched_classes(self) -> int:
+        """The number of classes; 2 for an event, which happens or does not."""
         return self.n_classes if self.event is None else 2
 
     @property
     def is_event(self) -> bool:
-        """Whether it is about the probability of one class: of an event, and of two classes, unless they are folded."""
-        return self.judged_classes == 2 and not self.top_label
+        """Whether the probability of one class is watched: of `event`, or of class 1 of two without `top_label`."""
+        return self.watched_classes == 2 and not self.top_label
 
-    def expect(self, logits: Any) -> Status:
-        """Take in predictions whose labels have not arrived: `status().unlabelled` says what to expect of them.
+    def expect(self, logits: ArrayLike) -> Status:
+        """Add predictions whose labels have not arrived; `status().unlabelled` estimates their accuracy.
 
-        The expected accuracy is the mean confidence, which is right as long as calibration is: the alarm says when it
-        is not, from labelled rows alone. When their labels arrive, `update(…, awaited=True)` takes them out again.
+        The estimate is the mean confidence, so it assumes that the model is still calibrated. Only labelled rows can
+        raise the alarm. When the labels arrive, `update(..., awaited=True)` removes the rows from the estimate.
 
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities, shape (n, n_classes).
+
+        Returns
+        -------
+        Status
+            The metrics and the evidence so far.
+
+        Examples
+        --------
         >>> monitor = Monitor(2, top_label=True)
         >>> round(monitor.expect([[0.0, 2.0], [1.0, 0.0]]).unlabelled["accuracy"]["value"], 3)
         0.806
@@ -247,9 +309,9 @@ class Monitor:
         """
         z = as_logits(logits)
         self._check_classes(z)
-        waiting = self._count_unlabelled(z)
+        new_rows = self._count_unlabelled(z)
         with self._lock:
-            self.unlabelled = self.unlabelled + waiting
+            self.unlabelled = self.unlabelled + new_rows
             return self._status()
 
     def _check_classes(self, z: np.ndarray) -> None:
@@ -257,49 +319,67 @@ class Monitor:
             raise ValueError(f"logits must have {self.n_classes} classes, got {z.shape[1]}")
 
     def _count_unlabelled(self, z: np.ndarray) -> Unlabelled:
-        nobody = np.zeros(len(z), np.int64)
-        watched = z if self.event is None else as_event(z, nobody, self.event)[0]
-        score = score_rows(watched, nobody, top_label=self.top_label).score
+        any_label = np.zeros(len(z), np.int64)
+        watched = z if self.event is None else as_event(z, any_label, self.event)[0]
+        score = score_rows(watched, any_label, top_label=self.top_label).score
         if self.promise is None:
             return Unlabelled.of(score, None, math.inf)
-        promised = promise_scores(self.promise.risk, z, nobody, self.event)[0]
+        promised = promise_scores(self.promise.risk, z, any_label, self.event)[0]
         return Unlabelled.of(score, promised, self.promise.threshold)
 
     def update(
         self,
-        logits: Any,
-        labels: Any,
+        logits: ArrayLike,
+        labels: ArrayLike,
         *,
-        sample_weight: Any = None,
-        groups: Any = None,
-        clusters: Any = None,
+        sample_weight: ArrayLike | None = None,
+        groups: ArrayLike | Sequence[Hashable] | Mapping[str, Any] | None = None,
+        clusters: ArrayLike | Sequence[Hashable] | Mapping[str, Any] | None = None,
         awaited: bool = False,
     ) -> Status:
-        """Take in predictions with their labels, in the order in which they were made.
+        """Add predictions with their labels, in the order in which the predictions were made.
 
-        `sample_weight`, one number a row, on one scale in all batches, weigh the metrics. The evidence counts each row
-        once, whatever it weighs, and none that weighs nothing: a calibrated network is calibrated in every row, and
-        only so is the chance of a false alarm kept. `groups`, one value a row or a mapping of columns of them, are what
-        `by_group` tells apart. `clusters`, one value a row, say which rows are correlated, such as tokens of one text:
-        the evidence then counts a cluster as one bet, the mean of what its rows would pay, since rows that err together
-        would raise false alarms. All rows of a cluster must come in one batch. `awaited` says that `expect` has seen
-        these rows before. What is wrong raises a `ValueError` and changes nothing.
+        Invalid input raises a `ValueError` and changes nothing.
+
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities, shape (n, n_classes).
+        labels
+            True classes 0..n_classes-1, shape (n,).
+        sample_weight
+            Weight of each row in the metrics, shape (n,), on the same scale in all batches. The evidence counts every
+            row with positive weight once, which keeps the false-alarm rate.
+        groups
+            Group of each row for `by_group`, shape (n,), or a mapping from column names to such arrays.
+        clusters
+            Cluster of each row, shape (n,), where rows are correlated (tokens of one text). The evidence then counts a
+            cluster as one bet. All rows of a cluster must come in one batch.
+        awaited
+            Whether these rows were passed to `expect` before.
+
+        Returns
+        -------
+        Status
+            The metrics and the evidence so far.
         """
         z, y = as_arrays(logits, labels)
         self._check_classes(z)
-        waited = self._count_unlabelled(z) if awaited else Unlabelled()
+        no_longer_awaited = self._count_unlabelled(z) if awaited else Unlabelled()
         w = as_weights(sample_weight, len(z))
         columns = None if groups is None else _plain_columns(groups, len(z))
         blocks = as_clusters(clusters, len(z))
         if blocks is not None and columns is not None:
-            raise InputError("groups", "be left out with clusters", "both", "by_group counts independent rows")
+            raise InputError("groups", "be left out with clusters", "both", "by_group assumes independent rows")
         if blocks is not None and self.promise is not None:
-            raise InputError("clusters", "be left out where a promise is checked", "both", "it counts independent rows")
+            raise InputError(
+                "clusters", "be left out if a promise is checked", "both", "its bounds assume independent rows"
+            )
         if w is not None and not w.all():
-            some = w > 0
-            blocks = None if blocks is None else blocks.take(some)
-            columns = columns and {name: values[some] for name, values in columns.items()}
-            z, y, w = z[some], y[some], w[some]
+            positive = w > 0
+            blocks = None if blocks is None else blocks.take(positive)
+            columns = columns and {name: values[positive] for name, values in columns.items()}
+            z, y, w = z[positive], y[positive], w[positive]
         starts = None
         if blocks is not None:
             order, starts = _whole_clusters(blocks)
@@ -311,12 +391,14 @@ class Monitor:
         new_groups = None if columns is None else GroupTally.of(rows.score, rows.outcome, columns, sample_weight=w)
         names = frozenset(() if blocks is None else blocks.names)
         with self._lock:
-            if again := sorted(map(str, names & self._last_clusters)):
-                raise InputError("clusters", "come whole in one batch", f"{again[0]} in this one and the one before")
-            waiting = self.unlabelled - waited
+            if divided := sorted(map(str, names & self._previous_clusters)):
+                raise InputError(
+                    "clusters", "be complete within one batch", f"{divided[0]} in this batch and the previous"
+                )
+            unlabelled = self.unlabelled - no_longer_awaited
             self.groups = self.groups if new_groups is None else _add_groups(self.groups, new_groups)
-            self.unlabelled = waiting
-            self._last_clusters = names or self._last_clusters
+            self.unlabelled = unlabelled
+            self._previous_clusters = names or self._previous_clusters
             if self.promise is not None and promised is not None:
                 self.promise = self.promise.update(*promised)
             self._add_rows(rows, z, y, w, starts)
@@ -325,7 +407,7 @@ class Monitor:
     def _add_rows(
         self, rows: RowScores, z: np.ndarray, y: np.ndarray, w: np.ndarray | None, starts: np.ndarray | None
     ) -> None:
-        """Take in rows, or whole clusters of them, piece by piece: each at most to the end of a block."""
+        """Add rows, or complete clusters, in pieces that end at the end of a block or earlier."""
         ends = np.arange(1, len(y) + 1) if starts is None else np.append(starts[1:], len(y))
         at = done = 0
         while at < len(y):
@@ -343,7 +425,7 @@ class Monitor:
             piece = WeightedTally.of(*scores, rows.nll[part], self.bins, weights)
             self.total = self.total + piece
             self.recent = self.recent.append(piece)
-            fading = 0.5 ** (np.arange(n)[::-1] / self.sizes.half_life)  # half for what is a half-life older
+            fading = 0.5 ** (np.arange(n)[::-1] / self.sizes.half_life)
             fading = fading if weights is None else fading * weights
             newest = WeightedTally.of(*scores, rows.nll[part], self.bins, fading)
             self.fading = self.fading * 0.5 ** (n / self.sizes.half_life) + newest
@@ -352,10 +434,22 @@ class Monitor:
             at, done = part.stop, after
 
     def by_group(self, *, level: float = 0.95) -> GroupTable | None:
-        """Where it is wrong: what was predicted and what happened in each group so far; None without groups.
+        """Compare predicted and observed rates per group.
 
-        Unlike the alarm its intervals are made for one look: who looks often will find a group now and then.
+        Unlike the alarm, its intervals are valid for one look: with many looks, a calibrated group is flagged at times.
 
+        Parameters
+        ----------
+        level
+            Simultaneous confidence level of the intervals.
+
+        Returns
+        -------
+        GroupTable or None
+            A table with one row per group; None if no rows came with groups.
+
+        Examples
+        --------
         >>> monitor = Monitor(2)
         >>> _ = monitor.update([[1.0, 0.0], [0.0, 0.0]], [0, 1], groups=["a", "b"])
         >>> monitor.by_group()["b"].observed
@@ -370,7 +464,7 @@ class Monitor:
         return f"<p>Monitor of {self.n_classes} classes, level {self.level:g}</p>{self.status()._repr_html_()}"
 
     def status(self) -> Status:
-        """The metrics and the evidence so far, between two batches."""
+        """Return the metrics and the evidence so far, between two batches."""
         return copy(self)._status()
 
     def _status(self) -> Status:
@@ -380,20 +474,20 @@ class Monitor:
         evidence = math.exp(min(self.evidence.log_wealth(self.shares), 700.0))
         p_value = math.exp(-max(self.peak, 0.0))
         promise = None if self.promise is None else self.promise.to_dict()
-        waiting = self.unlabelled.to_dict() if self.unlabelled.rows else None
-        return Status(*metrics, evidence, p_value, self.alarm, self.is_event, promise, waiting)
+        unlabelled = self.unlabelled.to_dict() if self.unlabelled.rows else None
+        return Status(*metrics, evidence, p_value, self.alarm, self.is_event, promise, unlabelled)
 
     def __add__(self, other: Monitor) -> Monitor:
-        """Two services' monitors as one: tallies add, wealth is averaged; windows and alarms stay with their services.
+        """Merge the monitors of two services: tallies add up and wealth is averaged; windows and alarms are not merged.
 
-        The chance of a false alarm of the sum is at most 1 − `level` too.
+        The false-alarm rate of the merged monitor is at most 1 − `level` as well.
         """
         if not isinstance(other, Monitor):
             return NotImplemented
-        mine, theirs = ({**monitor.settings(), "window": None} for monitor in (self, other))
-        if mine != theirs:
+        settings = [{**monitor.settings(), "window": None} for monitor in (self, other)]
+        if settings[0] != settings[1]:
             raise ValueError("monitors must have the same classes and settings to be added")
-        one, two = copy(self), copy(other)  # which no thread changes meanwhile
+        one, two = copy(self), copy(other)  # other threads cannot change the copies
         merged = Monitor.from_settings(self.settings())
         merged.evidence = one.evidence + two.evidence
         merged.total = one.total + two.total
@@ -416,7 +510,7 @@ class Monitor:
 
 
 def _whole_clusters(clusters: Clusters) -> tuple[np.ndarray, np.ndarray]:
-    """The order that brings the rows of a cluster together, clusters as they begin, and where each then begins."""
+    """Return the order that groups rows by cluster, in order of first appearance, and the start of each cluster."""
     n = len(clusters.code)
     first = np.full(clusters.count, n)
     np.minimum.at(first, clusters.code, np.arange(n))
@@ -425,15 +519,15 @@ def _whole_clusters(clusters: Clusters) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _plain_columns(groups: Any, rows: int) -> dict[str, np.ndarray]:
-    """Groups as a checkpoint holds them, so that they are the same after a restart."""
+    """Convert groups to the plain values of a checkpoint, so that they are equal after a restart."""
     columns = as_groups(groups, rows).items()
     return {name: np.array([plain_group(group) for group in values], dtype=object) for name, values in columns}
 
 
 def _add_groups(one: GroupTally | None, two: GroupTally) -> GroupTally:
     total = two if one is None else one + two
-    if len(total.sums) > MOST_GROUPS:
-        raise InputError("groups", f"be at most {MOST_GROUPS:,} in all batches and columns", f"{len(total.sums):,}")
+    if len(total.sums) > MAX_GROUPS:
+        raise InputError("groups", f"be at most {MAX_GROUPS:,} over all batches and columns", f"{len(total.sums):,}")
     return total
 
 

@@ -181,7 +181,7 @@ def _restore(content: bytes, name: str, settings: Settings) -> Monitor:
             with errors_name_file(path):  # a header may hold anything: can the monitor go on?
                 after = copy.copy(monitor).update(np.zeros((1, monitor.n_classes)), np.zeros(1, np.int64))
                 if after.rows != monitor.rows + 1 or not math.isfinite(after.evidence):
-                    raise ValueError("is no whole monitor")
+                    raise ValueError("is not a complete monitor")
         except ValidationError as error:
             raise ValueError(f"the checkpoint is refused: {models.describe_fields(error.errors())}") from None
         except ValueError as error:
