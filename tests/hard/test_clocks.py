@@ -90,7 +90,7 @@ def test_clock_of_the_server(tell):
     from trueup.serve.session_store import Store as Kept
 
     now = [1e9]
-    store = Kept(seconds=3600, most_bytes=1 << 20, clock=lambda: now[0])
+    store = Kept(seconds=3600, max_bytes=1 << 20, clock=lambda: now[0])
     first = store.put("before", 10)
     now[0] -= YEAR
     second = store.put("between", 10)

@@ -336,7 +336,7 @@ def test_bad_groups_change_nothing():
     monitor = Monitor(4)
     monitor.update(z, y, groups=np.zeros(1500, int))
     before = monitor.status(), str(monitor.by_group())
-    with pytest.raises(ValueError, match="groups must be at most 1,000 in all batches and columns, got 1,500"):
+    with pytest.raises(ValueError, match="groups must be at most 1,000 over all batches and columns, got 1,500"):
         monitor.update(z, y, groups=np.arange(1500))
     with pytest.raises(ValueError, match="groups must have 1500 entries"):
         monitor.update(z, y, groups=[1])

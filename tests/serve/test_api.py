@@ -183,9 +183,9 @@ def test_every_verb_is_described(client):
 @pytest.mark.parametrize(
     ("path", "told"),
     [
-        ("curve?method=matrix", "'matrix' was not fitted; there are: raw, temperature, histogram"),
-        ("calibrator?method=matrix", "'matrix' was not fitted; there are: raw, temperature, histogram"),
-        ("compare?first=raw&second=raw", "two different methods are wanted, got 'raw' twice"),
+        ("curve?method=matrix", "'matrix' was not fitted; choose from: raw, temperature, histogram"),
+        ("calibrator?method=matrix", "'matrix' was not fitted; choose from: raw, temperature, histogram"),
+        ("compare?first=raw&second=raw", "first and second must be different methods, got 'raw' twice"),
     ],
 )
 def test_wrong_wishes_are_told(client, job, path, told):
@@ -196,7 +196,7 @@ def test_wrong_wishes_are_told(client, job, path, told):
 def test_wrong_bodies_are_told(client, job):
     apply = f"/api/jobs/{job['id']}/apply"
     answer = client.post(apply, json={"logits": [[1, 2], [1, 2, 3]]})
-    assert (answer.status_code, answer.json()["error"]) == (422, "logits must have 3 numbers in each row, got 2..3")
+    assert (answer.status_code, answer.json()["error"]) == (422, "logits must have 3 numbers per row, got 2..3")
     assert "finite" in client.post(apply, content=b'{"logits": [[1e999, 0, 0]]}', headers=JSON).json()["error"]
     assert client.post(apply, content=b"{", headers=JSON).status_code == 422
     id = uploaded(client, of(overconfident()))["id"]
@@ -230,4 +230,4 @@ def test_results_expire(pair):
         assert client.get(f"/api/data/{id}").status_code == 200
         answer = client.get(f"/api/jobs/{job['id']}/report")
         assert answer.status_code == 404
-        assert "forgotten" in answer.json()["error"]
+        assert "deleted" in answer.json()["error"]

@@ -79,7 +79,7 @@ BAD = {
     "halves differ": (
         "a.npz",
         npz(val_logits=Z, val_labels=Y, test_logits=Z[:, :2], test_labels=Y),
-        "val and test must have as many classes",
+        "val and test must have equally many classes",
     ),
     "wrong suffix": (
         "a.exe",
@@ -119,7 +119,7 @@ BAD = {
     "a gap among labels": (
         "a.csv",
         b"logit_0,logit_1,label\n1,2,0\n1,2,\n",
-        "label must be there in each row, got 1 rows",
+        "label must be present in every row, got 1 rows",
     ),
     "broken jsonl": ("a.jsonl", b'{"logits": [1, 2], "label": 0}\n{"logits": [1\n', "line 2 is not JSON"),
     "ragged csv": ("a.csv", b"logit_0,logit_1,label\n1,2,0\n1,2\n", "line 3: a line must have 3 fields, got 2"),
@@ -152,13 +152,13 @@ P = np.array([[0.9, 0.1, 0.0], [0.2, 0.7, 0.1]] * 2)
 PROBS = "tick “Probabilities, not logits” to read"
 WORDS = {
     "a score": (npz(logits=Z[:, 0], labels=Y), {}, "a binary score x needs two columns in the file, 0 and x"),
-    "tokens": (npz(logits=Z[:, None], labels=Y[:, None]), {}, "must be in the file as rows, one each"),
-    "ignored": (npz(logits=Z, labels=Y - 100), {}, "must be left out of the file"),
+    "tokens": (npz(logits=Z[:, None], labels=Y[:, None]), {}, "the file must have one row per token or pixel"),
+    "ignored": (npz(logits=Z, labels=Y - 100), {}, "leave rows to be ignored out of the file"),
     "logits as probabilities": (npz(logits=Z - 1, labels=Y), {"probs": True}, "untick “Probabilities, not logits” if"),
     "logarithms of zero": (npz(logits=np.full((4, 3), -np.inf), labels=Y), {}, "send probabilities with exact zeros"),
     "named probabilities": (npz(probs=P, labels=Y), {}, PROBS),
     "chosen probabilities": (npz(probs=P, labels=Y), {"logits": "probs"}, PROBS),
-    "halves": (npz(a_logits=Z, a_labels=Y), {}, "; write their names under “What is in the file?”"),
+    "halves": (npz(a_logits=Z, a_labels=Y), {}, "; enter their names under “What is in the file?”"),
 }
 
 
@@ -178,7 +178,7 @@ def test_a_file_that_needs_too_much_memory_ends_its_reader_alone():
         answer = upload(client, bomb)
         assert (answer.status_code, answer.json()["error"]) == (
             413,
-            "net.npz: the file needs more memory than an upload may take: at most 0.391 GB",
+            "net.npz: the file needs more memory than the limit of 0.391 GB",
         )
         assert upload(client, GOOD).status_code == 201
 
@@ -191,7 +191,7 @@ def test_a_file_that_takes_too_long_ends_its_reader_alone(tmp_path):
     with pytest.raises(HTTPException) as caught:
         read_with(path, reader_seconds=0.01)
     assert caught.value.status_code == 413
-    assert caught.value.detail == "net.npz: the file takes too long to read: at most 0.01 seconds"
+    assert caught.value.detail == "net.npz: reading the file takes longer than the limit of 0.01 seconds"
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -211,7 +211,7 @@ def test_memory_is_watched_where_a_process_cannot_limit_its_own(tmp_path, monkey
     monkeypatch.setattr(uploads, "_resident_bytes", lambda pid: resident(pid) + (1 << 30) + 1)
     with pytest.raises(HTTPException) as caught:
         read_with(path, reader_bytes=1 << 30)
-    assert "needs more memory than an upload may take" in caught.value.detail
+    assert "needs more memory than the limit" in caught.value.detail
 
 
 def test_the_reader_imports_no_torch():
@@ -236,7 +236,7 @@ def test_rows_are_limited_in_every_format(tmp_path):
         save(pair, path)
         read_with(path, rows=30, n_classes=3, numbers=90)
         for limit in ({"rows": 29}, {"numbers": 80}, {"n_classes": 2}):
-            with pytest.raises(ValueError, match=rf"^net{suffix}: logit\w* has .*; at most .* are taken here"):
+            with pytest.raises(ValueError, match=rf"^net{suffix}: logit\w* has .*; at most .* are accepted"):
                 read_with(path, **limit)
 
 
@@ -248,7 +248,7 @@ def test_a_column_of_lists_counts_its_numbers(tmp_path):
     lists = pa.array([[0.0] * 500] * 40)  # equal numbers take hardly any room in the file
     pq.write_table(pa.table({"logits": lists, "label": [0] * 40}), path)
     assert read_with(path).val.logits.shape == (40, 500)
-    with pytest.raises(ValueError, match=r"net.parquet: logits has 500 classes; at most 499 are taken here"):
+    with pytest.raises(ValueError, match=r"net.parquet: logits has 500 classes; at most 499 are accepted"):
         read_with(path, n_classes=499)
 
 

@@ -9,7 +9,7 @@ from serving import finished, fitted, npz, overconfident, served, upload, upload
 from trueup import evaluate, load
 from trueup.decisions import estimate_performance, estimate_prior
 from trueup.serve import jobs
-from trueup.serve.upload_reader import MOST_GROUPS
+from trueup.serve.upload_reader import MAX_GROUPS
 
 OPENED = ""
 
@@ -60,7 +60,7 @@ def test_groups_and_clusters_of_the_halves_are_those_of_the_library(client):
     assert panels[0]["chart"]["layout"]["xaxis"]["range"] == panels[1]["chart"]["layout"]["xaxis"]["range"]
     for verb in ("promise", "sets"):
         answer = client.get(f"/api/jobs/{job['id']}/{verb}").json()
-        assert "One row of each of 75 ids was used" in answer["note"]
+        assert "One row per id is used (75)" in answer["note"]
         assert answer["rows"] == (75 if verb == "promise" else 37)
     page = client.get(f"/api/jobs/{job['id']}/report").text
     assert "Where is it wrong?" in page
@@ -72,11 +72,11 @@ def test_columns_that_are_wrong_are_told(client):
     assert answer.status_code == 422
     assert "must have regoin" in answer.json()["error"]
     many = npz(
-        logits=np.tile([0.0, 1.0], (MOST_GROUPS + 1, 1)),
-        labels=np.zeros(MOST_GROUPS + 1, int),
-        a=np.arange(MOST_GROUPS + 1),
+        logits=np.tile([0.0, 1.0], (MAX_GROUPS + 1, 1)),
+        labels=np.zeros(MAX_GROUPS + 1, int),
+        a=np.arange(MAX_GROUPS + 1),
     )
-    assert f"at most {MOST_GROUPS:,} are taken here" in upload(client, many, group=["a"]).json()["error"]
+    assert f"at most {MAX_GROUPS:,} are accepted" in upload(client, many, group=["a"]).json()["error"]
     assert uploaded(client, many, clusters="a")["clusters"] == "a"
     assert "at most 10 columns" in upload(client, many, group=list("abcdefghijk")).json()["error"]
     job = fitted(client, uploaded(client, npz(logits=VAL.logits, labels=VAL.labels))["id"])
@@ -172,4 +172,4 @@ def test_of_both_halves_the_rows_without_labels_are_the_new_ones(client):
 def test_a_group_is_one_value_a_row(client):
     answer = upload(client, npz(**VAL._asdict(), two=np.zeros((400, 2))), group=["two"])
     assert answer.status_code == 422
-    assert "two must have one value in each row" in answer.json()["error"]
+    assert "two must have one value per row" in answer.json()["error"]

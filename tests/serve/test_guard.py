@@ -7,7 +7,7 @@ import pytest
 from serving import of, overconfident, served, upload
 
 from trueup.serve import app as room
-from trueup.serve.server import _names
+from trueup.serve.server import _host_names
 
 STATIC = Path(room.__file__).parent / "static"
 
@@ -42,7 +42,7 @@ def test_foreign_pages_are_refused(client):
     body = of(overconfident())
     for origin in ("https://evil.example", "null", "http://localhost:1"):
         answer = client.post("/api/upload", params={"name": "a.npz"}, content=body, headers={"Origin": origin})
-        assert (answer.status_code, answer.json()["error"]) == (403, "requests from other pages are refused")
+        assert (answer.status_code, answer.json()["error"]) == (403, "requests from pages of other origins are refused")
     same = f"http://127.0.0.1:{client.base_url.port}"
     answer = client.post("/api/upload", params={"name": "a.npz"}, content=body, headers={"Origin": same})
     assert answer.status_code == 201
@@ -52,9 +52,9 @@ def test_other_names_only_when_told():
     with served(hosts=("calibration.example",)) as client:
         assert client.get("/api/limits", headers={"Host": "calibration.example"}).status_code == 200
         assert client.get("/api/limits", headers={"Host": "evil.example"}).status_code == 400
-    assert "0.0.0.0" not in _names("0.0.0.0")
-    assert "192.168.0.7" in _names("192.168.0.7")
-    assert "[fe80::1]" in _names("fe80::1")
+    assert "0.0.0.0" not in _host_names("0.0.0.0")
+    assert "192.168.0.7" in _host_names("192.168.0.7")
+    assert "[fe80::1]" in _host_names("fe80::1")
 
 
 def test_long_bodies_are_refused():

@@ -54,7 +54,7 @@ def test_an_error_of_the_server_is_answered_and_it_lives(monkeypatch):
             patch.setattr(pictures, "curve", lambda *pair, **options: 1 / 0)
             answer = client.get(f"/api/data/{id}/curve")
         assert answer.status_code == 500
-        assert answer.json()["error"].startswith("something went wrong")
+        assert answer.json()["error"].startswith("internal error")
         assert "default-src" in answer.headers["content-security-policy"]
         assert client.get(f"/api/data/{id}/curve").status_code == 200
 

@@ -75,8 +75,8 @@ def test_a_log_is_replayed_and_one_that_is_wrong_changes_nothing(page, said, tmp
     for day in (9, 10):  # by name, as people count
         monitor.update(**stream(seed=day))
     assert page.inner_text("#n-ece") == f"{monitor.status().recent_ece:.4f}"
-    assert page.inner_text("#says").startswith("Calm: nothing seen so far proves its confidence wrong.")
-    assert page.inner_text("#list .chip") == "calm"
+    assert page.inner_text("#says").startswith("No alarm. The evidence against calibration is")
+    assert page.inner_text("#list .chip") == "no alarm"
     assert page.inner_text("#list .called") == "net <b>1</b>"
     (tmp_path / "wide.npz").write_bytes(npz(**stream(classes=4)))
     page.set_input_files("#file", tmp_path / "wide.npz")
@@ -175,7 +175,7 @@ def test_a_monitor_is_made_from_a_checkpoint_and_deleted(page, server, said, tmp
     page.set_input_files("#restore", path)
     page.click("#make-it")
     page.wait_for_selector("#making-message:not([hidden])")
-    assert "is called 'first' already" in page.inner_text("#making-message")
+    assert "there is already a monitor 'first'" in page.inner_text("#making-message")
     said.clear()
     page.fill("#new-name", "second")
     page.click("#make-it")

@@ -15,7 +15,7 @@ from serving import npz, of, served
 from trueup import save
 from trueup.io import Predictions
 from trueup.monitor import Monitor, MonitorSizes
-from trueup.serve.monitors import POINTS, History
+from trueup.serve.monitors import MAX_POINTS_PER_LOG, History
 from trueup.serve.settings import Settings
 
 parser = pytest.importorskip("prometheus_client.parser")
@@ -66,7 +66,7 @@ def test_a_log_of_any_format_is_replayed(client, tmp_path, suffix):
     assert status.alarm is not None
     assert answer.json()["replaying"] is None
     history = state(client, id)["history"]
-    assert POINTS / 2 < len(history["rows"]) <= POINTS + 3
+    assert MAX_POINTS_PER_LOG / 2 < len(history["rows"]) <= MAX_POINTS_PER_LOG + 3
     assert history["rows"] == sorted(set(history["rows"]))
     assert history["rows"][-1] == 2_107
 
@@ -81,7 +81,7 @@ def test_probabilities_and_names_of_a_log(client):
     told = error(replay(client, id, npz(logits=p, labels=log.labels)), 422)
     assert told == (
         "log.npz: each row sums to 1 like probabilities, but was read as logits; choose which they are under “What is "
-        "in the file?”, or say probs=true or probs=false"
+        "in the file?”, or send probs=true or probs=false"
     )
     assert state(client, id)["status"]["rows"] == 50
     found = replay(client, id, npz(logits=p, labels=log.labels), probs=False).json()
@@ -96,7 +96,7 @@ def test_probabilities_and_names_of_a_log(client):
 def test_limits():
     with served(monitors=2, n_classes=50, json_bytes=2000, upload_bytes=3000) as client:
         id = made(client, "one")
-        assert "called 'one' already" in error(
+        assert "there is already a monitor 'one'" in error(
             client.post("/api/monitors", json={"name": " one ", "n_classes": 2}), 409
         )
         assert "at most 50 here" in error(client.post("/api/monitors", json={"name": "wide", "n_classes": 51}), 422)

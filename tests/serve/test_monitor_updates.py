@@ -55,7 +55,7 @@ def test_rows_that_are_wrong_change_nothing(client, watched, what):
         (
             npz(**{f"{half}_{name}": array for half in ("val", "test") for name, array in stream(9)._asdict().items()}),
             "both.npz",
-            "both.npz: a log has one list of rows, got val and test",
+            "both.npz: a log must have one split, got val and test",
         ),
     ],
 )

@@ -81,7 +81,7 @@ def test_a_promise_is_chosen_with_the_slider(page):
     assert "cannot be promised" in page.inner_text("#promise-text")
     page.locator("#coverage").fill("80")
     page.wait_for_selector("#sets-text[data-drawn='0.8']")
-    assert "they hold the truth in" in page.inner_text("#sets-text")
+    assert "they contain the true class in" in page.inner_text("#sets-text")
 
 
 def test_a_file_is_dropped_and_another_that_is_wrong(page, said, tmp_path):
@@ -201,15 +201,15 @@ def test_a_result_survives_a_reload(page):
 def test_a_result_that_is_gone_is_told(page, said):
     page.goto(page.url + "?data=nothing&job=nothing")
     page.wait_for_selector("#message:not([hidden])")
-    assert "not kept any more" in page.inner_text("#message")
+    assert "has deleted this result" in page.inner_text("#message")
     assert "data=" not in page.url
     said.clear()  # the browser tells of the answer 404 itself
 
 
 def test_methods_and_folds_are_chosen(page):
     page.click("#choices summary")
-    page.check("#wanted input[value=platt]")
-    page.check("#wanted input[value=beta]")
+    page.check("#method-choices input[value=platt]")
+    page.check("#method-choices input[value=beta]")
     page.fill("#folds", "3")
     measured(page)
     names = page.locator("#methods tbody th").all_inner_texts()

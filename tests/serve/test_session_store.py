@@ -13,7 +13,7 @@ class Clock:
 
 
 def store(clock, **options):
-    return Store(**{"seconds": 10, "most_bytes": 100, "clock": clock, **options})
+    return Store(**{"seconds": 10, "max_bytes": 100, "clock": clock, **options})
 
 
 def test_use_renews_the_time():

@@ -15,42 +15,57 @@ from trueup.monitor.monitor import Monitor
 __all__ = ["Collector", "prometheus_text"]
 
 GAUGES = {
-    "rows": "Predictions seen",
-    "accuracy": "Share of correct predictions; of two classes, how often class 1 happened",
-    "confidence": "Mean confidence; of two classes, mean probability of class 1",
+    "rows": "Number of predictions",
+    "accuracy": "Share of correct predictions; for an event, its frequency",
+    "confidence": "Mean confidence; for an event, its mean probability",
     "nll": "Mean negative log-likelihood",
     "ece": "Expected calibration error",
-    "evidence": "E-value against calibration; the alarm is at 1/(1 − level)",
+    "evidence": "E-value against calibration; the alarm is raised at 1/(1 − level)",
     "p_value": "Anytime-valid p-value of calibration",
 }
 PARTS = {
-    "promise_broken": ("promise broken", "1 if the promise on the answers was refuted, else 0"),
-    "promise_errors": ("promise observed", "Share of the answers that were wrong"),
-    "promise_errors_low": ("promise low", "Anytime-valid lower bound of that share"),
-    "promise_errors_high": ("promise high", "Anytime-valid upper bound of that share"),
-    "unlabelled_rows": ("unlabelled rows", "Predictions that wait for their labels"),
-    "expected_accuracy": ("unlabelled accuracy value", "Accuracy expected of them if calibration holds"),
+    "promise_broken": ("promise broken", "1 if the promised error rate was refuted, else 0"),
+    "promise_errors": ("promise observed", "Share of wrong answers"),
+    "promise_errors_low": ("promise low", "Anytime-valid lower bound of the error rate of answers"),
+    "promise_errors_high": ("promise high", "Anytime-valid upper bound of the error rate of answers"),
+    "unlabelled_rows": ("unlabelled rows", "Number of predictions without labels"),
+    "expected_accuracy": (
+        "unlabelled accuracy value",
+        "Expected accuracy of the predictions without labels, if calibrated",
+    ),
 }
-"""Of monitors that have a promise or rows without labels: the field of the status, then keys in it."""
-SPANS = {"": "all", "recent_": "window", "fading_": "fading"}
+"""Gauges of monitors with a promise or rows without labels: path in the status, and description."""
+WINDOWS = {"": "all", "recent_": "window", "fading_": "fading"}
 
 
 class Collector:
-    """A collector for the client library's registry: monitors by name."""
+    """A collector of Prometheus metrics, for the registry of the client library.
+
+    Parameters
+    ----------
+    monitors
+        Monitors by name; the mapping is read at each scrape.
+    """
 
     def __init__(self, monitors: Mapping[str, Monitor]) -> None:
         self._monitors = monitors
 
     def collect(self) -> Iterable[Metric]:
-        """All gauges of all monitors."""
+        """Collect all gauges of all monitors.
+
+        Yields
+        ------
+        Metric
+            One family per gauge.
+        """
         states = {name: monitor.status() for name, monitor in self._monitors.items()}
         for gauge, text in GAUGES.items():
             family = GaugeMetricFamily(f"trueup_{gauge}", text, labels=["monitor", "rows"])
             for name, state in states.items():
-                for prefix, span in SPANS.items():
+                for prefix, window in WINDOWS.items():
                     value = getattr(state, prefix + gauge, None)
                     if value is not None:
-                        family.add_metric([name, span], value)
+                        family.add_metric([name, window], value)
             yield family
         for gauge, (path, text) in PARTS.items():
             part, *keys = path.split()
@@ -67,14 +82,28 @@ class Collector:
         yield alarm
 
 
-def prometheus_text(monitors: Mapping[str, Monitor], *more: Any) -> bytes:
-    """The text of `/metrics`; `more` are other collectors of the client library.
+def prometheus_text(monitors: Mapping[str, Monitor], *collectors: Any) -> bytes:
+    """Write the metrics of monitors in the text format of Prometheus.
 
+    Parameters
+    ----------
+    monitors
+        Monitors by name.
+    *collectors
+        Other collectors of the client library to include.
+
+    Returns
+    -------
+    bytes
+        The body of an answer to a scrape, such as ``GET /metrics``.
+
+    Examples
+    --------
     >>> text = prometheus_text({"net": Monitor(2)}).decode()
     >>> 'trueup_alarm{monitor="net"} 0.0' in text
     True
     """
     registry = CollectorRegistry(auto_describe=False)
-    for collector in (Collector(monitors), *more):
+    for collector in (Collector(monitors), *collectors):
         registry.register(collector)
     return generate_latest(registry)

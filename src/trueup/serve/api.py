@@ -1,4 +1,4 @@
-"""The verbs of the page as a JSON API."""
+"""The functions of the page as a JSON API."""
 
 from __future__ import annotations
 
@@ -36,33 +36,37 @@ from trueup.serve.uploads import UnlabelledData, Upload, UploadedData
 F = TypeVar("F", bound=Callable[..., Any])
 Responses = dict[int | str, dict[str, Any]]
 
-ANSWERS = 4
-"""Requests answered at a time that go over all rows: each may take as much memory as the settings allow."""
+CONCURRENT_ANSWERS = 4
+"""Number of requests over all rows that are answered at the same time; each may need much memory."""
 
-Bins = Annotated[int, Query(ge=1, le=models.MOST_BINS, description="number of equal-width bins")]
-Temperature = Annotated[float, Query(ge=models.COLDEST, le=models.HOTTEST, description="divides the logits")]
-Method = Annotated[str | None, Query(description="a fitted method, or raw; the chosen one by default")]
-FileName = Annotated[str, Query(description="the file's name; its suffix tells the format", max_length=500)]
-LogitsName = Annotated[str, Query(description="name of the array, or of columns with commas between")]
+Bins = Annotated[int, Query(ge=1, le=models.MAX_BINS, description="number of equal-width bins")]
+Temperature = Annotated[
+    float, Query(ge=models.MIN_TEMPERATURE, le=models.MAX_TEMPERATURE, description="divides the logits")
+]
+Method = Annotated[str | None, Query(description="a fitted method, or raw; by default the chosen method")]
+FileName = Annotated[str, Query(description="the file's name; its suffix determines the format", max_length=500)]
+LogitsName = Annotated[str, Query(description="name of the array, or names of columns separated by commas")]
 LabelsName = Annotated[str, Query(description="name of the labels")]
 Probs = Annotated[bool, Query(description="the file has probabilities, not logits")]
-Groups = Annotated[list[str] | None, Query(description="a column whose groups are evaluated; may be repeated")]
-Clusters = Annotated[str | None, Query(description="the column that says which rows are correlated")]
-Labelled = Annotated[bool, Query(description="false: the logits alone are read, of a new population")]
+Groups = Annotated[
+    list[str] | None, Query(description="a column whose groups are evaluated separately; may be repeated")
+]
+Clusters = Annotated[str | None, Query(description="column of the clusters of correlated rows")]
+Labelled = Annotated[bool, Query(description="false reads only the logits, of a new population")]
 Metrics = Annotated[list[str] | None, Query(description="names from /api/metrics")]
-Level = Annotated[float, Query(gt=0, lt=1, description="certainty of each promise")]
-Score = Annotated[Literal["lac", "aps", "raps"], Query(description="how strange a class is for a row")]
-Coverage = Annotated[float, Query(gt=0, lt=1, description="share of sets that hold the truth")]
+Level = Annotated[float, Query(gt=0, lt=1, description="confidence level of each guarantee")]
+Score = Annotated[Literal["lac", "aps", "raps"], Query(description="nonconformity score")]
+Coverage = Annotated[float, Query(gt=0, lt=1, description="share of sets that contain the true class")]
 
 ERRORS: Responses = {
-    404: {"model": models.Error, "description": "nothing is kept under that id, or no longer"},
-    422: {"model": models.Error, "description": "what was wrong, in one sentence"},
+    404: {"model": models.Error, "description": "there is nothing under that id, or it has expired"},
+    422: {"model": models.Error, "description": "invalid request; one sentence says why"},
 }
 BUSY: Responses = {503: {"model": models.Error}}
 
 
 def file_route(kind: str) -> dict[str, Any]:
-    """What a route is that answers with a file of this media type."""
+    """Describe a route that answers with a file of this media type."""
     content = {kind: {"schema": {"type": "string", "format": "binary"}}}
     return {"response_class": Response, "responses": {200: {"content": content}}}
 
@@ -71,12 +75,12 @@ SAFETENSORS = file_route("application/octet-stream")
 
 
 def attachment(content: bytes, name: str, kind: str = "application/octet-stream") -> Response:
-    """A file to download."""
+    """Answer with a file to download."""
     return Response(content, media_type=kind, headers={"Content-Disposition": f'attachment; filename="{name}"'})
 
 
 def safetensors(stem: str, value: Any, **options: Any) -> Response:
-    """A fitted value as a file to download."""
+    """Answer with a fitted object as a file to download."""
     with TemporaryDirectory(prefix=temporary_prefix("file")) as folder:
         path = Path(folder, "value.safetensors")
         save(value, path, **options)
@@ -84,7 +88,7 @@ def safetensors(stem: str, value: Any, **options: Any) -> Response:
 
 
 class FittedMethod(NamedTuple):
-    """A finished fit, and the method that a request is about."""
+    """A finished fit and one of its methods."""
 
     job: AuditJob
     result: Audit
@@ -92,28 +96,28 @@ class FittedMethod(NamedTuple):
 
     @property
     def predictions(self) -> Predictions:
-        """On the test rows."""
-        return self._named(self.result.predictions)
+        """Predictions of the method on the test rows."""
+        return self._select(self.result.predictions)
 
     @property
     def calibrator(self) -> Any:
-        """The identity for the raw network."""
+        """The method's calibrator; the identity for the raw network."""
         identity = METHODS["identity"](*self.result.predictions[RAW]) if self.name == RAW else None
-        return self._named({RAW: identity, **self.result.calibrators})
+        return self._select({RAW: identity, **self.result.calibrators})
 
-    def _named(self, entries: Mapping[str, Any]) -> Any:
+    def _select(self, entries: Mapping[str, Any]) -> Any:
         if self.name not in entries:
-            raise ValueError(f"{self.name!r} was not fitted; there are: {', '.join(entries)}")
+            raise ValueError(f"{self.name!r} was not fitted; choose from: {', '.join(entries)}")
         return entries[self.name]
 
 
 def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudget) -> APIRouter:
-    """All verbs, over one store and one queue."""
+    """Make all routes, for one store and one queue."""
     api = APIRouter(prefix="/api", responses=ERRORS)
-    receiver, answering = uploads.Receiver(settings, disk), Semaphore(ANSWERS)
+    receiver, answering = uploads.Receiver(settings, disk), Semaphore(CONCURRENT_ANSWERS)
 
     def get_in_turn(path: str, tag: str, **options: Any) -> Callable[[F], F]:
-        """Add a route that goes over all rows, and waits for its turn."""
+        """Add a route over all rows, of which only a few run at the same time."""
 
         def add(route: F) -> F:
             @wraps(route)
@@ -129,27 +133,27 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
         return models.DataInfo(id=store.put(data, data.size), **data.info())
 
     def fitted(id: str, method: str | None = None) -> FittedMethod:
-        """The method, or the chosen one; an error while the fit is not finished."""
+        """Return a method of a finished fit, by default the chosen one."""
         job = store.get(id, AuditJob)
         if job.state == "failed":
             raise HTTPException(409, f"this fit failed: {job.error}")
         if job.state != "done":
-            raise HTTPException(409, f"this fit is not finished; it is {job.state}")
+            raise HTTPException(409, f"this fit is not finished; its state is {job.state}")
         return FittedMethod(job, job.result, method or job.result.chosen)
 
     @api.get("/limits", tags=["about"])
     def limits() -> models.LimitsInfo:
-        """What the server takes."""
+        """Return the limits of the server."""
         return models.LimitsInfo(**vars(settings), suffixes=list(FORMATS))
 
     @api.get("/methods", tags=["about"])
     def methods() -> list[models.Listed]:
-        """The methods that can be fitted."""
+        """List the methods that can be fitted."""
         return [_description(name, METHODS[name], name in DEFAULT) for name in METHODS]
 
     @api.get("/metrics", tags=["about"])
     def metrics() -> list[models.Listed]:
-        """The metrics that can be asked for."""
+        """List the available metrics."""
         return [_description(name, METRICS[name], name in metric_table.DEFAULT) for name in METRICS]
 
     @api.post("/upload", status_code=201, tags=["data"], responses={413: {"model": models.Error}})
@@ -163,10 +167,10 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
         clusters: Clusters = None,
         labelled: Labelled = True,
     ) -> models.DataInfo:
-        """Leave a file, sent as the bare body; a `.npy` pair is sent as one array after the other."""
+        """Upload a file as the request body; send a `.npy` pair as one array after the other."""
         columns = tuple(dict.fromkeys(name for name in group or () if name))
-        if len(columns) > models.MOST_COLUMNS:
-            raise ValueError(f"at most {models.MOST_COLUMNS} columns of groups are taken here, got {len(columns)}")
+        if len(columns) > models.MAX_COLUMNS:
+            raise ValueError(f"at most {models.MAX_COLUMNS} columns of groups are accepted, got {len(columns)}")
         more = (labels, columns, clusters or None) if labelled else (None,)
         options = upload_reader.Options(probs, logits, *more)
         async with receiver.receive(request, name) as (path, shown_name):
@@ -174,80 +178,80 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
 
     @api.post("/example", status_code=201, tags=["data"])
     def built_in_example() -> models.DataInfo:
-        """Take the built-in example: an overconfident network of ten classes."""
+        """Load the built-in example: an overconfident network with ten classes."""
         val, test = (PredictionTable(*pair) for pair in example())
         return keep(UploadedData("the built-in example", val, test))
 
     @api.get("/data/{id}", tags=["data"])
     def about(id: str) -> models.DataInfo:
-        """What a file holds."""
+        """Describe an uploaded file."""
         return models.DataInfo(id=id, **store.get(id, Upload).info())
 
     @api.delete("/data/{id}", status_code=204, tags=["data"])
     def forget(id: str) -> None:
-        """Forget a file now."""
+        """Delete a file now."""
         store.remove(id, Upload)
 
     @get_in_turn("/data/{id}/evaluate", "data")
     def evaluate(id: str, metric: Metrics = None, bins: Bins = 15) -> dict[str, Any]:
-        """Score the network as it is, with intervals and a test of calibration."""
+        """Score the uncalibrated network, with intervals and a test of calibration."""
         table = store.get(id, UploadedData).test_or_val
         result = metric_table.evaluate(*table, metrics=metric or metric_table.DEFAULT, bins=bins, **table.options())
         return {"verdict": result.verdict(), **result.to_dict()}
 
     @get_in_turn("/data/{id}/curve", "data")
     def data_curve(id: str, temperature: Temperature = 1.0, bins: Bins = 15) -> models.Curve:
-        """The reliability diagram of the network, its logits divided by a temperature."""
+        """Compute the reliability diagram of the network with its logits divided by a temperature."""
         table = store.get(id, UploadedData).test_or_val
         clusters = table.options().get("clusters")
         return diagrams.curve(table.pair, temperature=temperature, bins=bins, clusters=clusters)
 
     @api.post("/data/{id}/fit", status_code=202, tags=["fit"], responses=BUSY)
-    def fit(id: str, wanted: models.FitRequest) -> models.JobInfo:
-        """Begin to fit methods; ask /api/jobs/{id} how far it has come."""
-        unknown = [name for name in wanted.methods or () if name not in METHODS]
+    def fit(id: str, body: models.FitRequest) -> models.JobInfo:
+        """Start to fit methods; /api/jobs/{id} shows the progress."""
+        unknown = [name for name in body.methods or () if name not in METHODS]
         if unknown:
             raise ValueError(f"no method is called {unknown[0]!r}; there are: {', '.join(METHODS)}")
         data = store.get(id, UploadedData)
-        test = store.get(wanted.test, UploadedData) if wanted.test else None
+        test = store.get(body.test, UploadedData) if body.test else None
         _require_same_classes(data, test)
-        job = AuditJob(data, test, wanted.methods or (), wanted.model_dump(exclude={"test", "methods"}))
+        job = AuditJob(data, test, body.methods or (), body.model_dump(exclude={"test", "methods"}))
         return _job_info(jobs.start(job), job)
 
     @api.get("/jobs/{id}", tags=["fit"])
     def status(id: str) -> models.JobInfo:
-        """How far a fit has come, and its result."""
+        """Return the progress of a fit, and its result."""
         return _job_info(id, store.get(id, AuditJob))
 
     @api.delete("/jobs/{id}", status_code=204, tags=["fit"])
     def stop(id: str) -> None:
-        """Stop a fit after the method it is at, and forget it."""
+        """Stop a fit after its current method, and delete it."""
         store.remove(id, AuditJob).cancelled = True
 
     @get_in_turn("/jobs/{id}/curve", "fit")
     def job_curve(id: str, method: Method = None, temperature: Temperature = 1.0, bins: Bins = 15) -> models.Curve:
-        """The reliability diagram of a fitted method on the test rows."""
+        """Compute the reliability diagram of a fitted method on the test rows."""
         of = fitted(id, method)
         options: Any = {"temperature": temperature, "bins": bins, "clusters": of.result.clusters}
         return diagrams.curve(of.predictions, method=of.name, **options)
 
     @get_in_turn("/jobs/{id}/compare", "fit")
     def compare(id: str, first: str = RAW, second: Method = None, bins: Bins = 15) -> models.Difference:
-        """Two methods on the same rows: their diagrams, metrics and paired changes."""
+        """Compare two methods on the same rows: diagrams, metrics and paired changes."""
         both = [fitted(id, first), fitted(id, second)]
         if both[0].name == both[1].name:
-            raise ValueError(f"two different methods are wanted, got {first!r} twice")
+            raise ValueError(f"first and second must be different methods, got {first!r} twice")
         pairs = {of.name: of.predictions for of in both}
         return diagrams.side_by_side(pairs, bins=bins, clusters=both[0].result.clusters)
 
     @get_in_turn("/jobs/{id}/groups", "fit")
     def groups(id: str) -> models.GroupsInfo:
-        """Where it is wrong: the groups that were asked for, before calibration and after."""
+        """Compare predicted and observed rates per group, before and after calibration."""
         return diagrams.groups(fitted(id).result)
 
     @get_in_turn("/jobs/{id}/promise", "decide")
     def promise(id: str, method: Method = None, level: Level = 0.95) -> models.Promises:
-        """From which confidence on to answer, for each allowed error rate."""
+        """Find the confidence threshold for each allowed error rate."""
         of = fitted(id, method)
         options: Any = {"cross_fitted": of.result.cross_fitted, "clusters": of.result.clusters}
         return diagrams.promises(of.predictions, method=of.name, level=level, **options)
@@ -256,53 +260,53 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
     def prediction_sets(
         id: str, method: Method = None, score: Score = "aps", coverage: Coverage = 0.9
     ) -> models.SetsInfo:
-        """Sets of classes that hold the truth with a stated probability."""
+        """Fit prediction sets that contain the true class with a given probability."""
         of = fitted(id, method)
         options: Any = {"score": score, "coverage": coverage, "clusters": of.result.clusters}
         return diagrams.sets(of.predictions, method=of.name, **options)
 
     @api.post("/data/{id}/label-shift", status_code=202, tags=["decide"], responses=BUSY)
-    def label_shift(id: str, wanted: models.LabelShiftRequest) -> models.LabelShiftInfo:
-        """Begin to estimate the class frequencies of rows without labels; ask /api/label-shifts/{id} for them."""
-        data, new = store.get(id, UploadedData), store.get(wanted.new, UnlabelledData)
+    def label_shift(id: str, body: models.LabelShiftRequest) -> models.LabelShiftInfo:
+        """Start to estimate the class frequencies of rows without labels; /api/label-shifts/{id} shows them."""
+        data, new = store.get(id, UploadedData), store.get(body.new, UnlabelledData)
         _require_same_classes(data, new)
-        job = LabelShiftJob(data, new, wanted.seed)
+        job = LabelShiftJob(data, new, body.seed)
         return _label_shift_info(jobs.start(job), job)
 
     @api.get("/label-shifts/{id}", tags=["decide"])
     def label_shift_status(id: str) -> models.LabelShiftInfo:
-        """The class frequencies of rows without labels, and what the network is expected to get right among them."""
+        """Return the estimated class frequencies of rows without labels, and the expected accuracy."""
         return _label_shift_info(id, store.get(id, LabelShiftJob))
 
     @api.delete("/label-shifts/{id}", status_code=204, tags=["decide"])
     def stop_label_shift(id: str) -> None:
-        """Forget the estimates, or do not finish them."""
+        """Delete the estimates, or cancel them."""
         store.remove(id, LabelShiftJob).cancelled = True
 
     @api.get("/label-shifts/{id}/calibrator", tags=["take home"], **SAFETENSORS)
     def label_shift_calibrator(id: str) -> Response:
-        """A calibrator for the new class frequencies as a .safetensors file, for `trueup.load`."""
+        """Download a calibrator for the new class frequencies, as a .safetensors file for `trueup.load`."""
         job = store.get(id, LabelShiftJob)
         if job.state != "done":
-            raise HTTPException(409, f"the class frequencies are not known; the estimate is {job.state}")
+            raise HTTPException(409, f"the class frequencies are not estimated yet; the state is {job.state}")
         calibrator, summary = job.result[0].calibrator, {"made for": job.new.name}
         return safetensors("label-shift", calibrator, n_classes=job.val.n_classes, summary=summary)
 
     @api.post("/jobs/{id}/apply", tags=["fit"])
-    def apply(id: str, wanted: models.ApplyRequest) -> models.Applied:
+    def apply(id: str, body: models.ApplyRequest) -> models.Applied:
         """Calibrate logits."""
-        of = fitted(id, wanted.method)
-        classes, widths = of.job.val.n_classes, {len(row) for row in wanted.logits} or {0}
+        of = fitted(id, body.method)
+        classes, widths = of.job.val.n_classes, {len(row) for row in body.logits} or {0}
         if widths != {classes}:
-            raise ValueError(f"logits must have {classes} numbers in each row, got {min(widths)}..{max(widths)}")
-        after = np.asarray(of.calibrator(np.array(wanted.logits, dtype=np.float64)))
+            raise ValueError(f"logits must have {classes} numbers per row, got {min(widths)}..{max(widths)}")
+        after = np.asarray(of.calibrator(np.array(body.logits, dtype=np.float64)))
         logits = [[None if number == -math.inf else number for number in row] for row in after.tolist()]
         probs = softmax(after.astype(np.float64), axis=1).tolist()
         return models.Applied(method=of.name, logits=logits, probs=probs)
 
     @get_in_turn("/jobs/{id}/report", "take home", **file_route("text/html"))
     def report(id: str) -> Response:
-        """The whole report as one HTML file that works offline."""
+        """Download the report as one HTML file that works offline."""
         from trueup.reports.page import Report
 
         of = fitted(id)
@@ -313,7 +317,7 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
 
     @api.get("/jobs/{id}/calibrator", tags=["take home"], **SAFETENSORS)
     def calibrator(id: str, method: Method = None) -> Response:
-        """A fitted calibrator as a .safetensors file, for `trueup.load`."""
+        """Download a fitted calibrator, as a .safetensors file for `trueup.load`."""
         of = fitted(id, method)
         data, summary = of.job.val, {"method": of.name, "fitted to": of.job.val.name}
         return safetensors(of.name, of.calibrator, n_classes=data.n_classes, summary=summary)
@@ -343,6 +347,6 @@ def _label_shift_info(id: str, job: LabelShiftJob) -> models.LabelShiftInfo:
     return models.LabelShiftInfo(id=id, state=job.state, new=new, error=job.error, **figures)
 
 
-def _description(name: str, thing: Any, default: bool) -> models.Listed:
-    summary = (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ")
+def _description(name: str, function: Any, default: bool) -> models.Listed:
+    summary = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
     return models.Listed(name=name, title=method_title(name), summary=summary, default=default)

@@ -1,4 +1,4 @@
-"""The web application: pages, scripts and the API, nothing of which comes from elsewhere."""
+"""The web application: pages, scripts and the API, all served from this machine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STATIC = Path(__file__).parent / "static"
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 CACHED = {"Cache-Control": "max-age=86400"}
 SWEEP = 30.0
-"""Seconds between two looks for what has expired."""
+"""Seconds between two sweeps of expired data."""
 
 PAGES: dict[str, Callable[[], Response]] = {
     "/": lambda: FileResponse(STATIC / "index.html"),
@@ -46,8 +46,8 @@ PAGES: dict[str, Callable[[], Response]] = {
     "/static/plotly.js": lambda: FileResponse(PLOTLY, media_type="text/javascript", headers=CACHED),
     "/static/dark.json": lambda: JSONResponse(DARK),
 }
-BROKEN = "something went wrong here; the server goes on, and its log says what it was"
-MISSING = "nothing of that kind is kept here under that id, or no longer: data is forgotten after a while"
+BROKEN = "internal error; the server continues, and its log has the details"
+MISSING = "there is no such data under that id; data is deleted some time after its last use"
 ERRORS: dict[type[Exception], Callable[[Any], tuple[Any, ...]]] = {
     HTTPException: lambda error: (error.status_code, str(error.detail)),
     RequestValidationError: lambda error: (422, describe_fields(error.errors(), skip=1)),
@@ -55,24 +55,24 @@ ERRORS: dict[type[Exception], Callable[[Any], tuple[Any, ...]]] = {
     Busy: lambda error: (503, str(error), {"Retry-After": "60"}),
     ValueError: lambda error: (422, error_message(error, HINTS)),
     ClientDisconnect: lambda error: (400, "the upload was interrupted"),
-    # The connection is not used again after an error, and a client should know.
+    # The connection is closed after an error; the header tells the client.
     Exception: lambda error: (500, BROKEN, {**HEADERS, "Connection": "close"}),
 }
-"""Whatever goes wrong is answered with {"error": one sentence}: status, sentence and perhaps headers."""
+"""Exceptions and their answers {"error": one sentence}: status, sentence and optional headers."""
 TELEMETRY = ("tracing", "metrics", "logs", "operation_spans", "auto_configure")
 OFFLINE: Any = {"docs_url": None, "redoc_url": None, "telemetry": dict.fromkeys(TELEMETRY, False)}
-"""FastAPI's own documentation pages load scripts from elsewhere; ours is in static. Newer versions can report each
-request to wherever the environment says; nothing leaves from here."""
+"""FastAPI's documentation pages load scripts from elsewhere, so we have our own. Its newer versions can send telemetry
+about each request to an address in the environment; this is off."""
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
-    """Make the application, with a store and a queue of its own.
+    """Make the application, with its own store and queue.
 
     >>> create_app(Settings(rows=1000)).title
     'trueup'
     """
     settings = settings or Settings()
-    store = Store(seconds=settings.seconds, most_bytes=settings.memory_bytes, clock=settings.clock)
+    store = Store(seconds=settings.seconds, max_bytes=settings.memory_bytes, clock=settings.clock)
     jobs, monitors, disk = Jobs(store, settings), MonitorStore(settings), DiskBudget(settings.disk_bytes)
     sweep_temporary()
 
@@ -89,7 +89,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             jobs.close()
             monitors.close()
 
-    # The pages doubt whether logits are probabilities in their own words.
+    # The pages warn in their own words about logits that look like probabilities.
     warnings.filterwarnings("ignore", category=LooksLikeProbabilities)
     summary = "Measure and repair the calibration of neural networks."
     app = FastAPI(title="trueup", version=__version__, summary=summary, lifespan=lifespan, **OFFLINE)

@@ -1,4 +1,4 @@
-"""Diagrams for the page: the report's own records and charts, as data for plotly."""
+"""Diagrams of the page: the report's records and charts as data for plotly."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from trueup.reports.figures.reliability import reliability
 from trueup.serve.models import Curve, Difference, GroupPanel, GroupsInfo, Promises, SetsInfo
 
 RESAMPLES = 400
-"""For the band: a slider has to answer at once."""
+"""Number of resamples for the band; few, so that a slider responds at once."""
 
 
 def curve(
     pair: Predictions, *, method: str = "raw", temperature: float = 1.0, bins: int = 15, clusters: Any = None
 ) -> Curve:
-    """The reliability diagram of a pair whose logits are divided by a temperature."""
+    """Compute the reliability diagram of logits divided by a temperature."""
     z, y = as_arrays(*pair, doubt=False)
     z = upcast_half(z) if temperature == 1 else upcast_half(z) / temperature
     record = reliability(z, y, bins=bins, clusters=clusters, n_resamples=RESAMPLES)
@@ -38,19 +38,19 @@ def curve(
 
 
 def side_by_side(pairs: dict[str, Predictions], *, bins: int = 15, clusters: Any = None) -> Difference:
-    """Two diagrams and the metrics of both, with paired changes."""
+    """Compute two diagrams and the metrics of both, with paired changes."""
     first, second = (curve(pair, method=name, bins=bins, clusters=clusters) for name, pair in pairs.items())
     scores = compare(pairs, metrics=DEFAULT, bins=bins, clusters=clusters, n_resamples=RESAMPLES).to_dict()
     return Difference(first=first, second=second, scores=scores)
 
 
 def groups(result: Audit) -> GroupsInfo:
-    """The groups before calibration and after, as the report has them."""
+    """Compute the tables and charts of groups before and after calibration, as in the report."""
     from trueup.reports.figures.groups import section
 
     shown = section(result)
     if shown is None:
-        raise ValueError("there are no groups: name their columns when the file is sent")
+        raise ValueError("there are no groups: name their columns when you upload the file")
     panels = []
     for panel in shown.panels:
         head, rows = numbers(panel.record)
@@ -60,18 +60,20 @@ def groups(result: Audit) -> GroupsInfo:
 
 
 def independent_rows(pair: Predictions, clusters: Clusters | None) -> tuple[Predictions, str]:
-    """One row of each cluster, since a promise counts independent rows, and a sentence that says so."""
+    """Select one row per cluster, since a promise needs independent rows; return a note about it."""
     if clusters is None:
         return pair, ""
     kept = clusters.one_row_each(0)
-    note = f"One row of each of {clusters.count:,} {clusters.name}s was used, since rows of one are correlated."
+    note = (
+        f"One row per {clusters.name} is used ({clusters.count:,}), since rows of one {clusters.name} are correlated."
+    )
     return Predictions(pair.logits[kept], pair.labels[kept]), note
 
 
 def promises(
     pair: Predictions, *, method: str, level: float, cross_fitted: bool, clusters: Clusters | None = None
 ) -> Promises:
-    """What can be promised at each allowed error rate: the page has a slider of its own over them."""
+    """Compute the guarantee for each allowed error rate, for the page's slider."""
     from trueup.reports.figures.promise import promise, sentence
 
     pair, note = independent_rows(pair, clusters)
@@ -80,7 +82,7 @@ def promises(
     for name in ("sliders", "title"):
         drawn["layout"].pop(name, None)
     if cross_fitted and method != "raw":
-        approximate = "The rows were cross-fitted, so the promise is approximate; test rows of their own make it exact."
+        approximate = "The rows were cross-fitted, so the guarantee is approximate; separate test rows make it exact."
         note = f"{note} {approximate}".strip()
     arrays: Any = {
         name: [float(x) if np.isfinite(x) else None for x in getattr(record, name)]
@@ -91,14 +93,14 @@ def promises(
 
 
 def sets(pair: Predictions, *, method: str, score: Any, coverage: float, clusters: Clusters | None = None) -> SetsInfo:
-    """Prediction sets whose limit comes from one half of the rows, judged on the other."""
+    """Fit prediction sets on one half of the rows and evaluate them on the other half."""
     from trueup._core.splits import stratified_folds
     from trueup.decisions.prediction_sets import PredictionSets, evaluate_sets
 
     pair, note = independent_rows(pair, clusters)
     z, y = as_arrays(*pair, doubt=False)
     if len(z) < 4:
-        raise ValueError(f"at least 4 rows are wanted, one half for the limit and one to judge, got {len(z)}")
+        raise ValueError(f"prediction sets need at least 4 rows, half of them for evaluation; got {len(z)}")
     half = stratified_folds(z, y, 2)
     rule = PredictionSets.fit(*take_rows(z, y, half == 0), score=score, coverage=coverage)
     logits, labels = take_rows(z, y, half == 1)
@@ -108,6 +110,6 @@ def sets(pair: Predictions, *, method: str, score: Any, coverage: float, cluster
 
 
 def as_json(record: Any, **options: Any) -> dict[str, Any]:
-    """A record's chart as plain data: traces and layout."""
+    """Convert a record's chart to plain data: traces and layout."""
     drawn: dict[str, Any] = json.loads(chart(record, **options).to_json())
     return drawn

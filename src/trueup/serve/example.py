@@ -1,4 +1,4 @@
-"""The built-in example: a network that has been trained for too long, made in a moment and the same every time."""
+"""The built-in examples: an overconfident network, and a stream that drifts; both are deterministic."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ DRIFT_CLASSES = 5
 
 @cache
 def example(rows: int = 4000, seed: int = 0) -> tuple[Predictions, Predictions]:
-    """Calibration and test rows of an overconfident network of ten classes.
+    """Make calibration and test rows of an overconfident network with ten classes.
 
-    Inputs are x = s·e_y + noise with unit variance, so the honest logits are s·x. The network has learned them, but
-    shouts 2.4 times too loud, at some classes louder than at others.
+    Inputs are x = s·e_y + noise with unit variance, so the calibrated logits are s·x. The network's logits are too
+    large by factors from 1.9 to 2.9, depending on the class.
 
     >>> val, test = example()
     >>> float(np.mean(test.logits.argmax(axis=1) == test.labels).round(3))
@@ -29,15 +29,15 @@ def example(rows: int = 4000, seed: int = 0) -> tuple[Predictions, Predictions]:
         labels = rng.integers(0, CLASSES, rows)
         strength = 1.6 + rng.gamma(4.0, 0.3, (rows, 1))
         inputs = strength * np.eye(CLASSES)[labels] + rng.normal(size=(rows, CLASSES))
-        loudness = np.linspace(1.9, 2.9, CLASSES)
-        logits = loudness * strength * inputs
+        scale = np.linspace(1.9, 2.9, CLASSES)
+        logits = scale * strength * inputs
         halves.append(Predictions(logits.astype(np.float32), labels))
     return halves[0], halves[1]
 
 
 @cache
 def drifting(rows: int = 20_000, seed: int = 0) -> Predictions:
-    """A stream that is calibrated in its first half and too sure in its second: labels are drawn at T = 1, then 1.5.
+    """Make a stream that is calibrated at first and overconfident later: labels are drawn at T = 1, then at T = 1.5.
 
     >>> stream = drifting()
     >>> right = stream.logits.argmax(axis=1) == stream.labels

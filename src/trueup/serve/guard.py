@@ -1,4 +1,4 @@
-"""Who may ask, how much they may send, and what a browser may do with the answer."""
+"""Access control: host names, origins, tokens, sizes of requests, and security headers."""
 
 from __future__ import annotations
 
@@ -28,34 +28,33 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 
-SLOWEST = 1024
-"""Bytes per second that a body must have, after some patience: a trickle must not hold its connection for ever."""
+MIN_BYTES_PER_SECOND = 1024
+"""Minimum speed of a request body, so that a slow one cannot hold its connection for ever."""
 UPLOADS = re.compile(r"/api/upload|/api/monitors/[^/]+/replay")
-"""Paths that take a file, which may be larger than other bodies."""
+"""Paths that receive a file, which may be larger than other bodies."""
 
 _TOKEN_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>trueup</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <body style="font-family: system-ui, sans-serif; max-width: 32rem; margin: 4rem auto; padding: 0 1rem">
-<h1>This server asks for its token</h1>
-<p>It printed it when it started. Open the address that it printed, or write the token here.</p>
+<h1>This server requires a token</h1>
+<p>The server printed its address with the token when it started. Open that address, or enter the token here.</p>
 <form method="get"><label>Token <input type="password" name="token" autocomplete="off" autofocus></label>
 <button>Open</button></form></body></html>
 """
 
 
 class Guard:
-    """Rejects foreign host names, requests from foreign pages and bodies that are too long; adds headers to answers.
+    """Middleware that rejects foreign host names and origins, missing tokens and long bodies, and adds headers.
 
-    A page on the internet may point its host name to 127.0.0.1 and read what a local server answers (DNS rebinding);
-    its requests carry that name as their host. A foreign page may also send without reading; its requests carry its
-    origin. Starlette's TrustedHostMiddleware checks the host too, but its answer does not name it.
+    A website may point its host name to 127.0.0.1 and read the answers of a local server (DNS rebinding). Its requests
+    carry that name as `Host`. A foreign page may also send requests without reading answers. They carry its `Origin`.
     """
 
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app, self._settings = app, settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or reject it."""
+        """Forward a request, or reject it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -80,11 +79,11 @@ class Guard:
         if not {"*", name} & set(self._settings.hosts):
             return JSONResponse({"error": f"this server does not answer to the name {name!r}"}, 400)
         if origin is not None and urlsplit(origin).netloc.lower() != host:
-            return JSONResponse({"error": "requests from other pages are refused"}, 403)
+            return JSONResponse({"error": "requests from pages of other origins are refused"}, 403)
         return None
 
     def _check_token(self, request: Request) -> Response | None:
-        """None if the request has the token; a link that has it is answered with a cookie and the page without it."""
+        """Return None if the request has the token; a link with the token is redirected, with a cookie."""
         token = self._settings.token
         if token is None or _same(request.cookies.get(cookie_name(token), ""), token):
             return None
@@ -92,53 +91,55 @@ class Guard:
         if scheme.lower() == "bearer" and _same(bearer.strip(), token):
             return None
         if request.method == "GET" and _same(request.query_params.get("token", ""), token):
-            rest = urlencode([(name, value) for name, value in request.query_params.multi_items() if name != "token"])
-            answer = RedirectResponse(f"/{request.scope['path'].lstrip('/')}{'?' if rest else ''}{rest}", 303)
+            query = urlencode([(name, value) for name, value in request.query_params.multi_items() if name != "token"])
+            answer = RedirectResponse(f"/{request.scope['path'].lstrip('/')}{'?' if query else ''}{query}", 303)
             answer.set_cookie(cookie_name(token), token, httponly=True, samesite="strict", path="/")
             return answer
-        ask = {"WWW-Authenticate": 'Bearer realm="trueup"'}
+        challenge = {"WWW-Authenticate": 'Bearer realm="trueup"'}
         if "text/html" in request.headers.get("accept", ""):
-            return HTMLResponse(_TOKEN_PAGE, 401, headers=ask)
-        return JSONResponse({"error": "this server asks for its token, which it printed when it started"}, 401, ask)
+            return HTMLResponse(_TOKEN_PAGE, 401, headers=challenge)
+        return JSONResponse(
+            {"error": "this server requires its token, which it printed when it started"}, 401, challenge
+        )
 
     def _limit_body(self, receive: Receive, path: str) -> Receive:
         settings, now = self._settings, asyncio.get_running_loop().time
-        slow = f"came too slowly: {SLOWEST:,} bytes a second are the least"
+        slow = f"is too slow: at least {MIN_BYTES_PER_SECOND:,} bytes per second are required"
         if UPLOADS.fullmatch(path):
-            name, most, large = "upload", settings.upload_bytes, too_large(settings)
-            still = f"stood still for {settings.patience:g} seconds"
+            kind, limit, large = "upload", settings.upload_bytes, too_large(settings)
+            stalled = f"stalled for {settings.patience:g} seconds"
         else:
-            name, most, still = "request", settings.json_bytes, slow
-            large = f"the request must have at most {most:,} bytes"
-        received, complete, began = 0, False, now()
+            kind, limit, stalled = "request", settings.json_bytes, slow
+            large = f"the request must have at most {limit:,} bytes"
+        received, complete, start = 0, False, now()
 
         async def counted() -> Message:
             nonlocal received, complete
-            if complete:  # what comes now is the end of the connection, which may take its time
+            if complete:  # the next message is the end of the connection, which may come late
                 return await receive()
             try:
                 async with asyncio.timeout(settings.patience):
                     message = await receive()
             except TimeoutError:
-                raise HTTPException(408, f"the {name} {still}") from None
+                raise HTTPException(408, f"the {kind} {stalled}") from None
             complete = not message.get("more_body", False)
             received += len(message.get("body", b""))
-            if received > most:
+            if received > limit:
                 raise HTTPException(413, large)
-            if not complete and now() - began > settings.patience + received / SLOWEST:
-                raise HTTPException(408, f"the {name} {slow}")
+            if not complete and now() - start > settings.patience + received / MIN_BYTES_PER_SECOND:
+                raise HTTPException(408, f"the {kind} {slow}")
             return message
 
         return counted
 
 
 def too_large(settings: Settings) -> str:
-    """The answer to a file that has too many bytes."""
-    return f"the file is too large: at most {settings.upload_bytes / 2**20:,.0f} MB are taken here"
+    """Return the error message for a file with too many bytes."""
+    return f"the file is too large: at most {settings.upload_bytes / 2**20:,.0f} MB are accepted"
 
 
 def cookie_name(token: str) -> str:
-    """A name that depends on the token: cookies are shared by all ports of a machine."""
+    """Derive the cookie's name from the token: all ports of a machine share their cookies."""
     return f"trueup_{hashlib.sha256(token.encode()).hexdigest()[:8]}"
 
 

@@ -1,4 +1,4 @@
-"""Fits in the background, a few at a time, each with its progress; one that fails says why and harms no other."""
+"""Background fits with a queue, progress and error messages; a failed fit does not affect others."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trueup.serve")
 
-MOST_RESAMPLES, LEAST_RESAMPLES = 200, 40
-"""Of the intervals of a label shift: the library's own number, fewer where rows × classes are many."""
+MAX_RESAMPLES, MIN_RESAMPLES = 200, 40
+"""Number of resamples for the intervals of a label shift: the library's default, or fewer for large files."""
 RESAMPLED_NUMBERS = 200_000_000
-"""So many numbers are gone over by all resamples together, some 15 seconds."""
+"""Budget of rows × classes × resamples, about 15 seconds."""
 
 
 class Busy(RuntimeError):
-    """Too many fits are waiting."""
+    """Too many fits or updates are waiting."""
 
 
 class Cancelled(Exception):
-    """The user does not want the result any more."""
+    """The user cancelled the job."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Job(ABC):
-    """Work in the background, from the moment it is asked for."""
+    """A computation in the background."""
 
     state: Literal["waiting", "running", "done", "failed", "stopped"] = "waiting"
     error: str | None = None
@@ -50,9 +50,9 @@ class Job(ABC):
     result: Any = None
 
     def run(self) -> None:
-        """Do it and record how it ended, whatever happens."""
+        """Compute the result; record any outcome in `state`."""
         try:
-            self.check_wanted()
+            self.raise_if_cancelled()
             self.state = "running"
             self.result = self.compute()
             self.state = "done"
@@ -64,24 +64,24 @@ class Job(ABC):
             log.exception("a fit failed")
             self.error, self.state = f"{type(error).__name__}: {error}", "failed"
 
-    def check_wanted(self) -> None:
-        """Stop here if nobody wants the result any more."""
+    def raise_if_cancelled(self) -> None:
+        """Raise `Cancelled` if the user cancelled the job."""
         if self.cancelled:
             raise Cancelled
 
     @abstractmethod
     def compute(self) -> Any:
-        """The result."""
+        """Return the result."""
 
     @property
     def size(self) -> int:
-        """Bytes in memory: those of the uploads, since the job keeps them alive."""
+        """Bytes in memory, including the uploads, which the job keeps alive."""
         return sum(value.size for value in vars(self).values() if isinstance(value, Upload))
 
 
 @dataclass(eq=False)
 class AuditJob(Job):
-    """One audit by these methods; without any, by those that suit the data."""
+    """An audit with these methods; without any, with the default methods for data of this shape."""
 
     val: UploadedData
     test: UploadedData | None
@@ -94,7 +94,7 @@ class AuditJob(Job):
         self.methods = self.methods or methods_for(*self.val.shape)
 
     def compute(self) -> Audit:
-        """Fit every method."""
+        """Fit and score every method."""
         val = self.val.val
         test = self.val.test if self.test is None else self.test.test_or_val
         test_pair, test_clusters = (test.pair, test.options().get("clusters")) if test else (None, None)
@@ -105,12 +105,12 @@ class AuditJob(Job):
         return page.audit
 
     def _step(self, name: str, done: int, total: int) -> None:
-        self.check_wanted()
+        self.raise_if_cancelled()
         self.fitting, self.done = name, done
 
     @property
     def size(self) -> int:
-        """With the calibrated rows and the calibrators."""
+        """Bytes in memory, including the calibrated rows and the calibrators."""
         arrays: list[Any] = []
         if self.result is not None:
             arrays += [logits for logits, _ in self.result.pairs.values()]
@@ -120,26 +120,26 @@ class AuditJob(Job):
 
 @dataclass(eq=False)
 class LabelShiftJob(Job):
-    """The class frequencies of rows without labels, and what the network is expected to get right among them."""
+    """Estimates of the class frequencies and the accuracy on rows without labels."""
 
     val: UploadedData
     new: UnlabelledData
     seed: int
 
     def compute(self) -> tuple[PriorEstimate, PerformanceEstimate]:
-        """Both estimates, the second with the frequencies of the first where these moved."""
+        """Estimate the class frequencies, then the accuracy under them if they changed."""
         from trueup.decisions import estimate_performance, estimate_prior
 
         numbers = max(math.prod(data.shape) for data in (self.val, self.new))
-        n_resamples = min(MOST_RESAMPLES, max(LEAST_RESAMPLES, RESAMPLED_NUMBERS // max(numbers, 1)))
+        n_resamples = min(MAX_RESAMPLES, max(MIN_RESAMPLES, RESAMPLED_NUMBERS // max(numbers, 1)))
         options: dict[str, Any] = {"val": self.val.val.pair, "n_resamples": n_resamples, "seed": self.seed}
         prior = estimate_prior(self.new.val.logits, **options)
-        self.check_wanted()
+        self.raise_if_cancelled()
         return prior, estimate_performance(self.new.val.logits, **options, shift=prior.moved)
 
 
 class Jobs:
-    """The queue: at most so many at a time, at most so many waiting."""
+    """A queue with limits on the running and the waiting jobs."""
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store, self._settings = store, settings
@@ -148,12 +148,12 @@ class Jobs:
         self._open: set[Job] = set()
 
     def start(self, job: Job) -> str:
-        """Let a job wait for its turn, and return its name."""
+        """Add a job to the queue; return its id."""
         with self._lock:
-            # What waits keeps its data in memory, also when the store has let go of it.
-            held = sum(other.size for other in self._open) + job.size
+            # A waiting job keeps its data in memory even after the store has deleted it.
+            bytes_in_queue = sum(other.size for other in self._open) + job.size
             full = len(self._open) >= self._settings.workers + self._settings.waiting
-            if full or (self._open and held > self._settings.memory_bytes):
+            if full or (self._open and bytes_in_queue > self._settings.memory_bytes):
                 raise Busy("too many fits are waiting; please try again in a minute")
             self._open.add(job)
         name = self._store.put(job, job.size)
@@ -162,7 +162,7 @@ class Jobs:
 
     def _work(self, name: str, job: Job) -> None:
         try:
-            job.cancelled = job.cancelled or name not in self._store  # nobody can ask for the result any more
+            job.cancelled = job.cancelled or name not in self._store  # nobody can request its result any more
             job.run()
             self._store.resize(name, job.size)
         finally:
@@ -170,7 +170,7 @@ class Jobs:
                 self._open.remove(job)
 
     def close(self) -> None:
-        """Take no more, and stop those that run after the method they are at."""
+        """Accept no more jobs, and stop running ones after their current method."""
         with self._lock:
             for job in self._open:
                 job.cancelled = True

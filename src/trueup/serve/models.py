@@ -1,4 +1,4 @@
-"""The shapes of what the API takes and gives."""
+"""Requests and answers of the API."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-MOST_BINS = 100
-MOST_COLUMNS = 10
-"""Columns of groups of one file."""
-COLDEST, HOTTEST = 0.05, 20.0
+MAX_BINS = 100
+MAX_COLUMNS = 10
+"""Largest number of group columns per file."""
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
 
 
 def fill_options(logits: list[list[float | None]]) -> list[list[float]]:
-    """−∞ in place of null.
+    """Replace null by −∞, the logit of an absent option.
 
     >>> fill_options([[1.0, None]])
     [[1.0, -inf]]
@@ -24,96 +24,98 @@ def fill_options(logits: list[list[float | None]]) -> list[list[float]]:
 
 
 Rows = Annotated[list[list[float | None]], AfterValidator(fill_options)]
-"""One row a prediction; null, which becomes −∞, is an option that is not there."""
+"""One row per prediction; null means an absent option."""
 
 
 class Strict(BaseModel):
-    """A request in which an unknown field is a mistake."""
+    """A request that rejects unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Error(BaseModel):
-    """What was wrong, in one sentence."""
+    """An error message in one sentence."""
 
     error: str
 
 
 class DataInfo(BaseModel):
-    """A file that the server has read."""
+    """An uploaded file."""
 
-    id: str = Field(description="the only key to the data: whoever holds it may use it")
+    id: str = Field(description="the key to the data; whoever knows it can use the data")
     name: str
     rows: int = Field(description="calibration rows, or all rows of a file with one half")
     test_rows: int | None
     n_classes: int
-    labelled: bool = Field(description="whether labels came with the rows; without them there is only the label shift")
-    groups: list[str] = Field(description="the columns whose groups are judged one by one")
-    clusters: str | None = Field(description="the column that says which rows are correlated")
-    notes: list[str] = Field(description="what had to be changed to read it")
+    labelled: bool = Field(
+        description="whether the rows have labels; without them only the label shift can be estimated"
+    )
+    groups: list[str] = Field(description="columns whose groups are evaluated separately")
+    clusters: str | None = Field(description="column of the clusters of correlated rows")
+    notes: list[str] = Field(description="changes that were needed to read the file")
 
 
 class FitRequest(Strict):
-    """Which methods to fit, and how they are judged."""
+    """Methods to fit, and options of the evaluation."""
 
-    test: str | None = Field(None, description="id of the data to test on, if it came in a file of its own")
-    methods: list[str] | None = Field(None, description="names from /api/methods; the quick and good ones by default")
-    bins: int = Field(15, ge=1, le=MOST_BINS)
+    test: str | None = Field(None, description="id of the test data, if they are a separate file")
+    methods: list[str] | None = Field(None, description="names from /api/methods; by default those listed as default")
+    bins: int = Field(15, ge=1, le=MAX_BINS)
     n_folds: int = Field(5, ge=2, le=20)
     seed: int = Field(0, ge=0, le=2**31 - 1)
 
 
 class JobInfo(BaseModel):
-    """How far a fit has come; `result` is there once its state is "done"."""
+    """Progress of a fit; `result` is present once the state is "done"."""
 
     id: str
     state: str = Field(description="waiting, running, done, failed or stopped")
     methods: list[str]
     titles: dict[str, str]
-    fitting: str | None = Field(description="the method that is being fitted")
-    done: int = Field(description="how many methods are finished")
+    fitting: str | None = Field(description="the method being fitted")
+    done: int = Field(description="number of finished methods")
     error: str | None
     result: dict[str, Any] | None = Field(description="verdict, choice, scores with intervals, failures and warnings")
 
 
 class GroupPanel(BaseModel):
-    """The groups of one column, before calibration or after."""
+    """The groups of one column, before or after calibration."""
 
     title: str
-    summary: str = Field(description="the groups that are shown to be wrong, and what could have been missed")
+    summary: str = Field(description="the groups with a significant error, and the error that could go unnoticed")
     chart: dict[str, Any]
     head: list[str]
-    rows: list[list[str]] = Field(description="a row for each group, as text")
+    rows: list[list[str]] = Field(description="one row per group, as text")
 
 
 class GroupsInfo(BaseModel):
-    """Where the probabilities are wrong: the groups of rows on which the methods were scored."""
+    """Calibration per group, on the rows on which the methods were scored."""
 
     text: str = Field(description="how to read the charts")
     panels: list[GroupPanel]
 
 
 class LabelShiftRequest(Strict):
-    """Rows of a new population whose classes may have other frequencies."""
+    """Rows of a new population whose class frequencies may differ."""
 
     new: str = Field(description="id of an upload with labelled=false")
     seed: int = Field(0, ge=0, le=2**31 - 1)
 
 
 class LabelShiftInfo(BaseModel):
-    """How far the estimates have come; they are there once the state is "done"."""
+    """Progress of the estimates; they are present once the state is "done"."""
 
     id: str
     state: str = Field(description="waiting, running, done, failed or stopped")
     new: DataInfo
     error: str | None
-    text: list[str] = Field(description="whether the class frequencies moved, and what is assumed")
-    prior: dict[str, Any] | None = Field(description="frequencies by class, before and now, with intervals")
-    performance: dict[str, Any] | None = Field(description="the accuracy that labels would show, with its interval")
+    text: list[str] = Field(description="whether the class frequencies changed, and the assumptions")
+    prior: dict[str, Any] | None = Field(description="class frequencies, before and now, with intervals")
+    performance: dict[str, Any] | None = Field(description="expected accuracy on these rows, with an interval")
 
 
 class Curve(BaseModel):
-    """A reliability diagram: its numbers, and a chart for plotly."""
+    """A reliability diagram: its numbers and a chart for plotly."""
 
     method: str
     temperature: float
@@ -124,7 +126,7 @@ class Curve(BaseModel):
     accuracy: float
     confidence: float
     event: bool = Field(
-        description="of two classes: accuracy and confidence are how often class 1 happens and its mean probability"
+        description="two classes: accuracy is the frequency of class 1, confidence its mean probability"
     )
     chart: dict[str, Any]
 
@@ -138,24 +140,24 @@ class Difference(BaseModel):
 
 
 class Promises(BaseModel):
-    """What can be promised at each allowed error rate, on rows that did not fit the method."""
+    """Thresholds with a guaranteed error rate, from rows that did not fit the method."""
 
     method: str
     rows: int
     level: float
     allowed: list[float]
     threshold: list[float | None] = Field(
-        description="answer from this confidence on; null where nothing can be promised"
+        description="answer at or above this confidence; null if there is no guarantee"
     )
-    coverage: list[float] = Field(description="the share of rows that are answered")
-    observed: list[float | None] = Field(description="the error rate seen among them")
-    text: list[str] = Field(description="the promise, in a sentence")
+    coverage: list[float] = Field(description="share of rows that are answered")
+    observed: list[float | None] = Field(description="observed error rate of the answered rows")
+    text: list[str] = Field(description="the guarantee in a sentence")
     note: str
     chart: dict[str, Any]
 
 
 class SetsInfo(BaseModel):
-    """Prediction sets: half of the rows set the limit, on the other half they are judged."""
+    """Prediction sets: fitted on half of the rows, evaluated on the other half."""
 
     method: str
     score: str
@@ -167,14 +169,14 @@ class SetsInfo(BaseModel):
 
 
 class ApplyRequest(Strict):
-    """Logits to be calibrated."""
+    """Logits to calibrate."""
 
-    logits: Rows = Field(description="one row a sample, one number a class; null: no such option")
+    logits: Rows = Field(description="one row per sample, one number per class; null: absent option")
     method: str | None = Field(None, description="one of the fitted methods; the chosen one by default")
 
 
 class Applied(BaseModel):
-    """Calibrated logits and the probabilities they stand for."""
+    """Calibrated logits and their probabilities."""
 
     method: str
     logits: list[list[float | None]]
@@ -186,105 +188,113 @@ class Listed(BaseModel):
 
     name: str
     title: str
-    summary: str = Field(description="what it is, in a sentence")
+    summary: str = Field(description="its description in a sentence")
     default: bool = Field(description="whether it is used by default")
 
 
 class LimitsInfo(BaseModel):
-    """What the server takes."""
+    """Limits of the server."""
 
     upload_bytes: int
     rows: int
     n_classes: int
     numbers: int
-    seconds: float = Field(description="how long data is kept after it was last used")
+    seconds: float = Field(description="seconds after their last use at which data are deleted")
     suffixes: list[str]
 
 
-def _show(name: str) -> str:
-    if not (bare := name.strip()) or not bare.isprintable():
-        raise ValueError("a name of printable characters is wanted")
-    return bare
+def _strip_name(name: str) -> str:
+    if not (stripped := name.strip()) or not stripped.isprintable():
+        raise ValueError("the name must consist of printable characters")
+    return stripped
 
 
-MonitorName = Annotated[str, Field(max_length=100), AfterValidator(_show)]
+MonitorName = Annotated[str, Field(max_length=100), AfterValidator(_strip_name)]
 
 
 class PromiseRequest(Strict):
-    """A promise on what is answered, which the monitor checks again as labels arrive."""
+    """A promised error rate of the answered rows, which the monitor checks as labels arrive."""
 
-    threshold: float = Field(ge=0, le=1, description="rows whose confidence is at least this are answered")
-    max_risk: float = Field(gt=0, lt=1, description="the largest share of wrong answers")
+    threshold: float = Field(ge=0, le=1, description="rows with at least this confidence are answered")
+    max_risk: float = Field(gt=0, lt=1, description="promised bound on the share of wrong answers")
     level: float = Field(0.95, gt=0, lt=1)
-    risk: Literal["error", "false_discovery_rate"] = Field("error", description="the latter for a monitor of an event")
+    risk: Literal["error", "false_discovery_rate"] = Field(
+        "error", description="false_discovery_rate for a monitor of an event"
+    )
 
 
 class MonitorRequest(Strict):
-    """A monitor to be made; what is left out is as in `trueup.Monitor`."""
+    """A new monitor; the defaults are those of `trueup.Monitor`."""
 
-    name: MonitorName = Field(description="what people and Prometheus call it; no two have the same")
+    name: MonitorName = Field(description="unique name, also in Prometheus")
     n_classes: int = Field(ge=2)
-    level: float | None = Field(None, gt=0, lt=1, description="chance that a calibrated network never raises the alarm")
-    bins: int | None = Field(None, ge=1, le=MOST_BINS, description="bins of the calibration errors")
-    window: int | None = Field(None, ge=100, le=10**9, description="rows that count as recent")
-    half_life: float | None = Field(None, ge=1, le=1e12, description="after how many rows one counts half, if fading")
-    block: int | None = Field(None, ge=10, le=10**6, description="after how many rows it looks for an alarm")
-    classwise: bool | None = Field(None, description="whether each class is watched; up to 100 classes by default")
-    top_label: bool | None = Field(
-        None, description="whether two classes are read by the predicted one, not as an event"
+    level: float | None = Field(
+        None, gt=0, lt=1, description="probability that a calibrated network never raises the alarm"
     )
-    event: int | None = Field(None, ge=0, description="the class whose probability is watched, alone")
-    promise: PromiseRequest | None = Field(None, description="a threshold and the errors it allows")
+    bins: int | None = Field(None, ge=1, le=MAX_BINS, description="bins of the calibration errors")
+    window: int | None = Field(None, ge=100, le=10**9, description="number of rows in the recent metrics")
+    half_life: float | None = Field(
+        None, ge=1, le=1e12, description="age in rows at half weight, for the fading metrics"
+    )
+    block: int | None = Field(None, ge=10, le=10**6, description="number of rows after which the bettors start again")
+    classwise: bool | None = Field(None, description="whether each class is tested; by default up to 100 classes")
+    top_label: bool | None = Field(
+        None, description="whether two classes are read by the predicted class, not as an event"
+    )
+    event: int | None = Field(None, ge=0, description="the only class whose probability is watched")
+    promise: PromiseRequest | None = Field(None, description="a threshold and its promised error rate")
 
 
 class ExpectRequest(Strict):
     """Predictions whose labels have not arrived."""
 
     logits: Rows = Field(
-        description="one row a prediction, one number a class; log p is a logit, null an option that is not there"
+        description="one row per prediction, one number per class; log p is a logit, null an absent option"
     )
 
 
 class UpdateRequest(ExpectRequest):
     """Predictions with their labels, in the order in which they were made."""
 
-    labels: list[int] = Field(description="what was true, 0 to classes - 1")
-    awaited: bool = Field(False, description="whether these rows were sent to /expect before")
+    labels: list[int] = Field(description="true classes, 0 to n_classes - 1")
+    awaited: bool = Field(False, description="whether the rows were sent to /expect before")
 
 
 def describe_fields(errors: Sequence[Any], *, skip: int = 0) -> str:
-    """What pydantic found wrong, each reason with the field that it is about; `skip` leaves out where that was."""
+    """Join pydantic's errors, each with the name of its field; `skip` omits the first parts of that name."""
     reasons = (f"{'.'.join(map(str, error['loc'][skip:])) or 'the request'}: {error['msg']}" for error in errors)
     return "; ".join(reasons)
 
 
 class Progress(BaseModel):
-    """How far a log has been replayed."""
+    """Progress of a replayed log."""
 
     done: int
     total: int
 
 
 class MonitorInfo(BaseModel):
-    """How things stand with a monitor."""
+    """Settings and status of a monitor."""
 
     id: str
     name: str
     settings: dict[str, Any]
     status: dict[str, Any] = Field(
-        description="rows, figures of all, recent and fading rows, evidence, p_value, alarm, promise, unlabelled"
+        description="rows, metrics of all, recent and fading rows, evidence, p_value, alarm, promise, unlabelled"
     )
-    updated: float | None = Field(description="when rows last came, in seconds since 1970; unknown after a restart")
-    replaying: Progress | None = Field(description="the rows that are being taken in now, not yet in the status")
-    saved_rows: int | None = Field(description="rows that would survive a crash; null if monitors live in memory")
-    problem: str | None = Field(description="why the monitor cannot be written to its folder, if so")
-    notes: list[str] = Field(description="of a log that was replayed: what was odd about it")
+    updated: float | None = Field(
+        description="time of the latest update in seconds since 1970; unknown after a restart"
+    )
+    replaying: Progress | None = Field(description="progress of the current replay; its rows are not yet in the status")
+    saved_rows: int | None = Field(description="rows on disk, which survive a crash; null without a folder")
+    problem: str | None = Field(description="why the monitor could not be written to its folder")
+    notes: list[str] = Field(description="warnings about a replayed log")
 
 
 class MonitorState(MonitorInfo):
     """A monitor with the points of its charts."""
 
     history: dict[str, list[float | None]] = Field(
-        description="rows, evidence, and of recent rows ece, accuracy, confidence; evenly thinned; after a restart it "
-        "begins with the last state"
+        description="rows, evidence, and ece, accuracy and confidence of recent rows; evenly thinned; after a restart "
+        "it begins with the latest state"
     )

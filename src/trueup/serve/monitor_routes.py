@@ -1,4 +1,4 @@
-"""Monitors as a JSON API, and their figures for Prometheus."""
+"""Monitors as a JSON API, and their metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -33,30 +33,31 @@ from trueup.serve.settings import Settings
 from trueup.serve.temporary import temporary_prefix
 
 ERRORS = api.ERRORS | {404: {"model": models.Error, "description": "there is no such monitor"}}
-TAKEN: api.Responses = {
-    409: {"model": models.Error, "description": "the name is taken, or there are too many monitors"}
+NAME_IN_USE: api.Responses = {
+    409: {"model": models.Error, "description": "the name is in use, or there are too many monitors"}
 }
-NewName = Annotated[models.MonitorName, Query(description="what the monitor is called from now on")]
+NewName = Annotated[models.MonitorName, Query(description="name of the new monitor")]
 DeclaredProbs = Annotated[
-    bool | None, Query(description="whether it has probabilities; by default what looks like them is refused")
+    bool | None,
+    Query(description="whether the file has probabilities; by default, values that look like them are rejected"),
 ]
 
 
 def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget) -> APIRouter:
-    """All verbs of monitors, over those the server keeps."""
+    """Make all routes of monitors."""
     router = APIRouter(responses=ERRORS, tags=["monitors"])
     receiver = uploads.Receiver(settings, disk)
 
     async def change(
         session: MonitorSession, work: Callable[[], None], notes: Sequence[str] = ()
     ) -> models.MonitorInfo:
-        """Do something to a monitor, in its turn."""
+        """Update a monitor, one update after the other."""
         if session.waiting >= settings.waiting:
             raise Busy("too many updates of this monitor are waiting; please try again in a minute")
         session.waiting += 1
         try:
             async with session.update_lock:
-                monitors.get(session.id)  # it may have been deleted meanwhile
+                monitors.get(session.id)  # it may have been deleted while this waited
                 await run_in_threadpool(work)
                 if settings.checkpoint_seconds <= 0:
                     await run_in_threadpool(monitors.write, session)
@@ -70,19 +71,19 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
 
     @router.get("/api/monitors")
     def list_monitors() -> list[models.MonitorInfo]:
-        """All monitors of this server, by name."""
+        """List all monitors, sorted by name."""
         return [monitor_info(session) for session in monitors.all()]
 
-    @router.post("/api/monitors", status_code=201, responses=TAKEN)
-    def create(wanted: models.MonitorRequest) -> models.MonitorInfo:
-        """Make a monitor, which has seen nothing yet."""
-        _require_classes(wanted, settings)
-        monitor = Monitor.from_settings(wanted.model_dump(exclude={"name"}, exclude_none=True))
-        return monitor_info(monitors.add(wanted.name, monitor))
+    @router.post("/api/monitors", status_code=201, responses=NAME_IN_USE)
+    def create(body: models.MonitorRequest) -> models.MonitorInfo:
+        """Make a monitor."""
+        _require_classes(body, settings)
+        monitor = Monitor.from_settings(body.model_dump(exclude={"name"}, exclude_none=True))
+        return monitor_info(monitors.add(body.name, monitor))
 
-    @router.post("/api/monitors/example", status_code=201, responses=TAKEN)
+    @router.post("/api/monitors/example", status_code=201, responses=NAME_IN_USE)
     async def example() -> models.MonitorInfo:
-        """Make a monitor and replay a built-in stream: calibrated at first, too sure from halfway on."""
+        """Make a monitor and replay a built-in stream: calibrated at first, overconfident in its second half."""
         names = {session.name for session in monitors.all()}
         name = next(name for n in range(len(names) + 1) if (name := f"example {n + 1}") not in names)
         monitor = Monitor(DRIFT_CLASSES, sizes=MonitorSizes(window=2000, half_life=2000.0))
@@ -90,32 +91,32 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
         rows = await run_in_threadpool(drifting)
         return await change(session, partial(session.update, *rows))
 
-    @router.post("/api/monitors/restore", status_code=201, responses=TAKEN)
+    @router.post("/api/monitors/restore", status_code=201, responses=NAME_IN_USE)
     async def restore(request: Request, name: NewName) -> models.MonitorInfo:
-        """Take in a checkpoint, sent as the bare body, as a new monitor that goes on from there."""
+        """Make a monitor that continues from a checkpoint, sent as the request body."""
         monitor = await run_in_threadpool(_restore, await request.body(), name, settings)
         return monitor_info(await run_in_threadpool(monitors.add, name, monitor))
 
     @router.get("/api/monitors/{id}")
     def state(id: str) -> models.MonitorState:
-        """How things stand with a monitor, and the points of its charts."""
+        """Return the status of a monitor, with the points of its charts."""
         session = monitors.get(id)
         return models.MonitorState(**monitor_info(session).model_dump(), history=session.history.columns())
 
     @router.delete("/api/monitors/{id}", status_code=204)
     def forget(id: str) -> None:
-        """Forget a monitor and its checkpoint."""
+        """Delete a monitor and its checkpoint."""
         monitors.remove(id)
 
     @router.post("/api/monitors/{id}/update", responses=api.BUSY)
     async def receive_update(id: str, rows: models.UpdateRequest) -> models.MonitorInfo:
-        """Take in predictions with their labels; if anything is wrong with them, none is taken in."""
+        """Add predictions with their labels: all of them, or none if they are invalid."""
         session = monitors.get(id)
         return await change(session, partial(session.update, rows.logits, rows.labels, awaited=rows.awaited))
 
     @router.post("/api/monitors/{id}/expect", responses=api.BUSY)
     async def receive_expected(id: str, rows: models.ExpectRequest) -> models.MonitorInfo:
-        """Take in predictions whose labels have not arrived: what to expect of them is in `status.unlabelled`."""
+        """Add predictions whose labels have not arrived; `status.unlabelled` has the estimates for them."""
         session = monitors.get(id)
         return await change(session, partial(session.expect, rows.logits))
 
@@ -128,28 +129,28 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
         logits: api.LogitsName = "logits",
         labels: api.LabelsName = "labels",
     ) -> models.MonitorInfo:
-        """Take in a log, sent as the bare body in any format of uploads, oldest row first: all of it or none."""
+        """Add a log, sent as the request body in any format of uploads, oldest row first: all rows or none."""
         session, options = monitors.get(id), upload_reader.Options(bool(probs), logits, labels)
         async with receiver.receive(request, name) as (path, shown_name):
             data = await run_in_threadpool(uploads.read, path, shown_name, options, settings, uploads.MONITOR_HINTS)
             if data.test is not None:
-                raise ValueError(f"{shown_name}: a log has one list of rows, got val and test")
+                raise ValueError(f"{shown_name}: a log must have one split, got val and test")
             if probs is None and (sentence := looks_like_probabilities(data.val.logits)):
-                # Rows cannot be taken out of a monitor again.
-                choice = "choose which they are under “What is in the file?”, or say probs=true or probs=false"
+                # Rows cannot be removed from a monitor again.
+                choice = "choose which they are under “What is in the file?”, or send probs=true or probs=false"
                 raise ValueError(f"{shown_name}: {sentence}; {choice}")
             return await change(session, partial(session.update, *data.val.pair), data.notes)
 
     @router.get("/api/monitors/{id}/file", **api.SAFETENSORS)
     def checkpoint(id: str) -> Response:
-        """A monitor's checkpoint as a .safetensors file, for `trueup.load`, `trueup monitor --state` and restore."""
+        """Download a checkpoint, a .safetensors file for `trueup.load`, `trueup monitor --state` and restore."""
         session = monitors.get(id)
         stem = re.sub(r"[^A-Za-z0-9_-]+", "-", session.name).strip("-") or "monitor"
         return api.safetensors(stem, session.monitor)
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     def metrics() -> Response:
-        """The figures of all monitors in the text format of Prometheus."""
+        """Return the metrics of all monitors in the text format of Prometheus."""
         text = prometheus_text({session.name: session.monitor for session in monitors.all()}, monitors)
         return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
@@ -157,19 +158,19 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
 
 
 def monitor_info(session: MonitorSession, notes: Sequence[str] = ()) -> models.MonitorInfo:
-    """How things stand with a monitor."""
+    """Describe a monitor and its status."""
     monitor, saved = session.monitor, session.saved
     figures: Any = {"settings": monitor.settings(), "status": monitor.status().to_dict()}
     return models.MonitorInfo(**vars(session), **figures, saved_rows=saved.rows if saved else None, notes=list(notes))
 
 
-def _require_classes(wanted: models.MonitorRequest, settings: Settings) -> None:
-    if wanted.n_classes > settings.n_classes:
-        raise ValueError(f"n_classes must be at most {settings.n_classes:,} here, got {wanted.n_classes:,}")
+def _require_classes(request: models.MonitorRequest, settings: Settings) -> None:
+    if request.n_classes > settings.n_classes:
+        raise ValueError(f"n_classes must be at most {settings.n_classes:,}, got {request.n_classes:,}")
 
 
 def _restore(content: bytes, name: str, settings: Settings) -> Monitor:
-    """A monitor from a checkpoint that may be hostile: its header is checked before anything is made of it."""
+    """Load a monitor from a checkpoint that may be hostile: its header is checked first."""
     with TemporaryDirectory(prefix=temporary_prefix("restore")) as folder:
         path = Path(folder, "checkpoint.safetensors")
         path.write_bytes(content)
@@ -178,12 +179,12 @@ def _restore(content: bytes, name: str, settings: Settings) -> Monitor:
                 stored = settings_in(header.content)
             _require_classes(models.MonitorRequest(**stored | {"name": name}), settings)
             monitor = load_artifact(path, "monitor")
-            with errors_name_file(path):  # a header may hold anything: can the monitor go on?
+            with errors_name_file(path):  # a header may contain anything: test an update
                 after = copy.copy(monitor).update(np.zeros((1, monitor.n_classes)), np.zeros(1, np.int64))
                 if after.rows != monitor.rows + 1 or not math.isfinite(after.evidence):
                     raise ValueError("is not a complete monitor")
         except ValidationError as error:
-            raise ValueError(f"the checkpoint is refused: {models.describe_fields(error.errors())}") from None
+            raise ValueError(f"the checkpoint is invalid: {models.describe_fields(error.errors())}") from None
         except ValueError as error:
             raise ValueError(error_message(error, uploads.MONITOR_HINTS).replace(str(path), "the checkpoint")) from None
     return monitor

@@ -1,4 +1,4 @@
-"""Monitors that the server keeps: each updated whole or not at all, with a history, in a folder if there is one."""
+"""The server's monitors: atomic updates, a history, and checkpoints in a folder if there is one."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from trueup.serve.settings import Settings
 
 log = logging.getLogger("trueup.serve")
 
-POINTS = 200
-"""How many points of a history one replayed log gives at most."""
-SERVER = {
-    "updates": "Updates and logs that monitors took in",
-    "refused_updates": "Updates and logs that did not fit their monitor, and changed nothing",
+MAX_POINTS_PER_LOG = 200
+"""Largest number of history points from one replayed log."""
+COUNTERS = {
+    "updates": "Updates and logs that were added to monitors",
+    "refused_updates": "Updates and logs that were rejected",
     "failed_checkpoints": "Checkpoints that could not be written",
-    "damaged_monitors": "Checkpoints that were damaged at the start, and set aside",
+    "damaged_monitors": "Checkpoints that were damaged at the start, and renamed",
 }
-"""What the server counts."""
-_GROWTH = 64 << 10
-"""Bytes that a new monitor takes at least."""
+"""Prometheus counters of the server."""
+_MIN_MONITOR_BYTES = 64 << 10
+"""Disk space reserved for a new monitor."""
 
 
 class History:
-    """Points along the rows: at most so many, evenly spaced, of which the last is always the newest.
+    """A limited number of points, evenly spaced over the rows; the final point is always the newest.
 
     >>> history = History(4)
     >>> for rows in range(1, 10):
@@ -53,21 +53,21 @@ class History:
     {'rows': [1, 5, 9], 'ece': [0.01, 0.05, 0.09]}
     """
 
-    def __init__(self, most: int) -> None:
-        self._most, self._gap = most, 0.0
+    def __init__(self, max_points: int) -> None:
+        self._max_points, self._gap = max_points, 0.0
         self._points: list[dict[str, Any]] = []
 
     def add(self, rows: int, figures: dict[str, Any]) -> None:
-        """Append a point, or put it in place of the last if that is too near to the one before."""
+        """Append a point; it replaces the newest one if that is too close to the point before."""
         if len(self._points) > 1 and self._points[-1]["rows"] - self._points[-2]["rows"] < self._gap:
             self._points.pop()
         self._points.append({"rows": rows, **figures})
-        if len(self._points) > self._most:
+        if len(self._points) > self._max_points:
             self._points = self._points[-1::-2][::-1]
-            self._gap = 2 * (rows - self._points[0]["rows"]) / self._most
+            self._gap = 2 * (rows - self._points[0]["rows"]) / self._max_points
 
     def columns(self) -> dict[str, list[Any]]:
-        """One list a figure."""
+        """Return one list per figure."""
         points = list(self._points)
         names = points[-1] if points else ("rows",)
         return {name: [point[name] for point in points] for name in names}
@@ -77,7 +77,7 @@ class History:
 class MonitorSession:
     """A monitor with its name and history.
 
-    `monitor` is never changed but replaced by its successor, so readers need no lock.
+    Updates replace `monitor` and never change it, so readers need no lock.
     """
 
     id: str
@@ -85,31 +85,32 @@ class MonitorSession:
     monitor: Monitor
     history: History
     update_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the one update that runs; the next in line takes no thread while it waits."""
+    """Held by the running update; waiting updates occupy no thread."""
     waiting: int = 0
     updated: float | None = None
     replaying: dict[str, int] | None = None
-    """Rows taken in of the log that is being replayed, and all its rows."""
+    """Progress of the current replay: `done` of `total` rows."""
     file: Path | None = None
-    """The checkpoint, if monitors are kept in a folder; its name is in a .json file of the same stem."""
+    """The checkpoint, if there is a folder; the monitor's name is in a .json file with the same stem."""
     saved: Monitor | None = None
-    """What is in the file."""
+    """The state of the monitor in the file."""
     problem: str | None = None
+    """Why the latest checkpoint could not be written."""
     write_lock: Lock = field(default_factory=Lock)
 
     def expect(self, logits: Any) -> None:
-        """Take in rows whose labels have not arrived."""
+        """Add rows whose labels have not arrived."""
         draft = copy.copy(self.monitor)
         draft.expect(logits)
         self.monitor, self.updated = draft, time.time()
 
     def update(self, logits: Any, labels: Any, *, awaited: bool = False) -> None:
-        """Take in rows: all of them, or none if something is wrong."""
+        """Add all rows, or none if they are invalid."""
         z, y = as_arrays(logits, labels, doubt=False)
-        draft = copy.copy(self.monitor)  # its parts are frozen
+        draft = copy.copy(self.monitor)  # its attributes are immutable
         total, block = len(y), draft.evidence.block
-        # A look at the end of a block is one that the monitor takes itself, so pieces give the same as the whole.
-        piece = max(1, -(-total // (POINTS * block))) * block
+        # The monitor checks for an alarm at the end of each block, so pieces of whole blocks give the same result.
+        piece = max(1, -(-total // (MAX_POINTS_PER_LOG * block))) * block
         ends = [*range(piece - draft.rows % block, total, piece), total]
         points = []
         try:
@@ -124,17 +125,17 @@ class MonitorSession:
 
 
 class MonitorStore:
-    """All monitors of a server, by random ids."""
+    """All monitors of a server, by random id."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings, self._folder = settings, settings.monitors_folder
         self._sessions: dict[str, MonitorSession] = {}
         self._lock = Lock()
-        self.counts: Counter[str] = Counter(dict.fromkeys(SERVER, 0))
+        self.counts: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self._lock_handle = _lock_folder(self._folder) if self._folder else None
         try:
             if self._folder:
-                for draft in self._folder.glob(".*.tmp*"):  # of a server that was killed while it wrote
+                for draft in self._folder.glob(".*.tmp*"):  # left by a server that was killed while writing
                     draft.unlink(missing_ok=True)
                 for file in sorted(self._folder.glob("*.safetensors")):
                     self._load_or_set_aside(file)
@@ -143,35 +144,37 @@ class MonitorStore:
             raise
 
     def add(self, name: str, monitor: Monitor) -> MonitorSession:
-        """Keep a monitor; it is on disk when this returns."""
+        """Add a monitor; its checkpoint is on disk when this returns."""
         session = self._new_session(secrets.token_hex(8), name, monitor)
         with self._lock:
             if any(other.name == name for other in self._sessions.values()):
-                raise HTTPException(409, f"a monitor is called {name!r} already; choose another name")
+                raise HTTPException(409, f"there is already a monitor {name!r}; choose another name")
             if (count := len(self._sessions)) >= self._settings.monitors:
-                raise HTTPException(409, f"there are {count} monitors already, as many as are kept; delete one")
+                raise HTTPException(409, f"there are already {count} monitors, the largest number allowed; delete one")
             self._sessions[session.id] = session
         self.write(session)
         if session.problem:
             self.remove(session.id)
-            raise HTTPException(507, f"the monitor was not made, since it cannot be kept: {session.problem}")
+            raise HTTPException(
+                507, f"the monitor was not made, since its checkpoint cannot be written: {session.problem}"
+            )
         return session
 
     def get(self, id: str) -> MonitorSession:
-        """The monitor of that id."""
+        """Return the monitor of that id."""
         session = self._sessions.get(id)
         if session is None:
-            raise HTTPException(404, "no monitor is kept here under that id")
+            raise HTTPException(404, "there is no monitor under that id")
         return session
 
     def all(self) -> list[MonitorSession]:
-        """All of them, by name."""
+        """Return all monitors, sorted by name."""
         return sorted(self._sessions.copy().values(), key=lambda session: session.name.casefold())
 
     def remove(self, id: str) -> None:
-        """Forget a monitor, on disk too."""
+        """Delete a monitor and its checkpoint."""
         session = self.get(id)
-        with session.write_lock:  # a checkpoint that is being written would come back
+        with session.write_lock:  # a checkpoint being written would reappear
             if session.file:
                 session.file.unlink(missing_ok=True)
                 session.file.with_suffix(".json").unlink(missing_ok=True)
@@ -179,20 +182,20 @@ class MonitorStore:
                 self._sessions.pop(id, None)
 
     def save(self) -> None:
-        """Write the monitors that have seen rows since they were last written."""
+        """Write the monitors that changed since their latest checkpoint."""
         for session in self.all():
             self.write(session)
 
     def close(self) -> None:
-        """Write what is not written, and let others use the folder."""
+        """Write all unsaved monitors, and unlock the folder."""
         self.save()
         if self._lock_handle is not None:
             os.close(self._lock_handle)
 
     def collect(self) -> Iterable[Metric]:
-        """What the server counts, for Prometheus."""
+        """Yield the server's counters for Prometheus."""
         yield GaugeMetricFamily("trueup_monitors", "Monitors kept", value=len(self._sessions))
-        for name, text in SERVER.items():
+        for name, text in COUNTERS.items():
             yield CounterMetricFamily(f"trueup_{name}", text, value=self.counts[name])
 
     def _new_session(self, id: str, name: str, monitor: Monitor) -> MonitorSession:
@@ -203,12 +206,12 @@ class MonitorStore:
         return session
 
     def _load_or_set_aside(self, file: Path) -> None:
-        """Load a checkpoint; a damaged one is renamed and named in a warning, and the others go on."""
+        """Load a checkpoint; rename a damaged one and log a warning."""
         try:
             self._load(file)
             return
         except PermissionError as error:
-            problem = f"it cannot be read ({error.strerror}) and was left out"
+            problem = f"it cannot be read ({error.strerror})"
         except Exception as error:
             aside = file.replace(file.with_name(f"{file.name}.damaged"))
             reason = " ".join(str(error).split()) or type(error).__name__
@@ -217,12 +220,12 @@ class MonitorStore:
         log.warning("the monitor %s was not loaded: %s", file, problem)
 
     def _load(self, file: Path) -> None:
-        """A checkpoint that someone put there by hand has no name beside it: its file's is taken."""
+        """Load a checkpoint; without a .json file, the monitor is named after its file."""
         monitor, about = load_artifact(file, "monitor"), file.with_suffix(".json")
         try:
             name = str(json.loads(about.read_text(encoding="utf-8"))["name"]) if about.exists() else file.stem
         except (OSError, ValueError, KeyError, TypeError):
-            log.warning("%s is damaged: the monitor is called %r now", about, file.stem)
+            log.warning("%s is damaged: the monitor is now named %r", about, file.stem)
             name = file.stem
         while any(session.name == name for session in self._sessions.values()):
             name += "′"
@@ -231,21 +234,21 @@ class MonitorStore:
         self._sessions[session.id] = session
 
     def write(self, session: MonitorSession) -> None:
-        """Write a monitor, unless it is written."""
+        """Write a monitor's checkpoint, unless it is up to date."""
         with session.write_lock:
             monitor = session.monitor
             if session.file is None or session.id not in self._sessions or session.saved is monitor:
                 return
             try:
-                if session.saved is None:  # a monitor keeps its size
-                    taken = sum(file.stat().st_size for file in session.file.parent.glob("*.safetensors"))
-                    if taken + _GROWTH > self._settings.monitors_bytes:
-                        most = f"{self._settings.monitors_bytes / 2**20:,.0f} MB"
-                        raise ValueError(f"the monitors take the {most} that they may have on disk; delete one")
+                if session.saved is None:  # the size hardly changes later
+                    used = sum(file.stat().st_size for file in session.file.parent.glob("*.safetensors"))
+                    if used + _MIN_MONITOR_BYTES > self._settings.monitors_bytes:
+                        limit = f"{self._settings.monitors_bytes / 2**20:,.0f} MB"
+                        raise ValueError(f"the monitors use all of their {limit} on disk; delete one")
                     with atomic_write(session.file.with_suffix(".json")) as (draft,):
                         draft.write_text(json.dumps({"name": session.name}), encoding="utf-8")
                 save(monitor, session.file)
-            except Exception as error:  # a full disk shows itself in many ways; the next checkpoint tries again
+            except Exception as error:  # a full disk raises various errors; the next checkpoint tries again
                 session.problem = getattr(error, "strerror", None) or " ".join(str(error).split())
                 with self._lock:
                     self.counts["failed_checkpoints"] += 1
@@ -260,7 +263,7 @@ def _figures(status: Status) -> dict[str, Any]:
 
 
 def _lock_folder(folder: Path) -> int:
-    """Lock a folder for this server, as two would overwrite each other's monitors; closing the handle unlocks it."""
+    """Lock a folder for this server, since two servers would overwrite each other's files; return the lock's handle."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -276,5 +279,5 @@ def _lock_folder(folder: Path) -> int:
         os.close(handle)
         raise ValueError(f"{folder}: another server keeps its monitors there") from None
     except OSError:  # a file system without locks
-        log.warning("%s cannot be locked: no other server must use it", folder)
+        log.warning("%s cannot be locked: make sure that no other server uses it", folder)
     return handle

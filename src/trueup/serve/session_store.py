@@ -1,4 +1,4 @@
-"""What users left with the server, each under a name nobody can guess, for a while and within a budget of memory."""
+"""Users' data in memory under unguessable ids, with an expiry time and a memory budget."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class _Entry(NamedTuple):
 
 
 class Missing(KeyError):
-    """Nothing is kept under that name, or no longer."""
+    """There is no value under that id, or it has expired."""
 
 
 class Store:
-    """Values by random names; what was not used for `seconds` is gone, and the longest unused go when it gets full.
+    """Values by random ids: unused values expire after `seconds`, and the least recently used go when memory is full.
 
     >>> now = 0.0
-    >>> store = Store(seconds=60, most_bytes=100, clock=lambda: now)
+    >>> store = Store(seconds=60, max_bytes=100, clock=lambda: now)
     >>> first, second = store.put("one", 60), store.put("two", 60)
     >>> first in store, second in store
     (False, True)
@@ -35,20 +35,20 @@ class Store:
     False
     """
 
-    def __init__(self, *, seconds: float, most_bytes: int, clock: Callable[[], float] = monotonic) -> None:
-        self._seconds, self._most, self._clock = seconds, most_bytes, clock
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # the longest unused first
+    def __init__(self, *, seconds: float, max_bytes: int, clock: Callable[[], float] = monotonic) -> None:
+        self._seconds, self._max_bytes, self._clock = seconds, max_bytes, clock
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()  # least recently used first
         self._lock = RLock()
 
     def put(self, value: Any, size: int) -> str:
-        """Keep a value of so many bytes, and return its name."""
+        """Store a value with its size in bytes; return its id."""
         name = secrets.token_urlsafe(24)
         with self._lock:
             self._append(name, value, size)
         return name
 
     def get(self, name: str, kind: type[T]) -> T:
-        """The value of that name and kind, whose time begins anew."""
+        """Return the value of that id and type, and restart its expiry time."""
         with self._lock:
             self.sweep()
             entry = self._pop(name, kind)
@@ -56,18 +56,18 @@ class Store:
             return entry.value
 
     def resize(self, name: str, size: int) -> None:
-        """Say that a value has grown, if it is still kept."""
+        """Set the size of a value, if it is still stored."""
         with self._lock:
             if name in self._entries:
                 self._append(name, self._entries.pop(name).value, size)
 
     def remove(self, name: str, kind: type[T] = object) -> T:  # type: ignore[assignment]
-        """Forget a value of that kind and return it."""
+        """Delete the value of that id and type; return it."""
         with self._lock:
             return self._pop(name, kind).value
 
     def sweep(self) -> None:
-        """Forget what has expired."""
+        """Delete expired values."""
         with self._lock:
             oldest = self._clock() - self._seconds
             while self._entries and next(iter(self._entries.values())).used < oldest:
@@ -75,7 +75,7 @@ class Store:
 
     @property
     def size(self) -> int:
-        """Bytes kept now."""
+        """Bytes stored now."""
         with self._lock:
             return sum(entry.size for entry in self._entries.values())
 
@@ -92,8 +92,8 @@ class Store:
         return self._entries.pop(name)
 
     def _append(self, name: str, value: Any, size: int) -> None:
-        """Keep a value as the last used, and forget others if there is no room."""
+        """Add a value as the most recently used; delete others if memory is full."""
         self._entries[name] = _Entry(value, size, self._clock())
         self.sweep()
-        while self.size > self._most and len(self._entries) > 1:
+        while self.size > self._max_bytes and len(self._entries) > 1:
             self._entries.popitem(last=False)

@@ -1,4 +1,4 @@
-"""What the server takes, keeps and allows, in one place."""
+"""All limits of the server."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from pathlib import Path
 from time import monotonic
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
-"""The names by which a browser on this machine reaches the server."""
+"""Host names by which a browser on this machine reaches the server."""
 
 
 @dataclass(frozen=True)
 class ReaderLimits:
-    """What reading one upload may take, and how much a file may hold."""
+    """Limits for reading one upload."""
 
     reader_bytes: int = 2 << 30
-    """Memory."""
+    """Memory of the process that reads it."""
     reader_seconds: float = 60.0
+    """Run time of that process."""
     rows: int = 1_000_000
+    """Largest number of rows."""
     n_classes: int = 20_000
+    """Largest number of classes."""
     numbers: int = 60_000_000
-    """The most rows × classes."""
+    """Largest number of rows × classes."""
 
 
 @dataclass(frozen=True)
@@ -34,46 +37,47 @@ class Settings(ReaderLimits):
     """
 
     upload_bytes: int = 256 << 20
-    """The largest file."""
+    """Size of the largest file."""
     json_bytes: int = 8 << 20
-    """The largest body of a request that is no upload."""
+    """Size of the largest request body that is not an upload."""
     uploads: int = 64
-    """How many uploads may arrive at once."""
+    """Number of uploads that may arrive at the same time."""
     patience: float = 30.0
-    """Seconds an upload may stand still."""
+    """Seconds without data after which an upload is aborted."""
     seconds: float = 3600.0
-    """How long data and results are kept after they were last asked for."""
+    """Seconds after their last use at which data and results are deleted."""
     memory_bytes: int = 2 << 30
-    """How much of them is kept at most; the longest unused go first."""
+    """Memory for data and results; the least recently used are deleted first."""
     workers: int = 1
-    """Fits at a time: one fit uses the cores of a small machine well."""
+    """Number of fits that run at the same time; one fit uses several cores."""
     waiting: int = 64
-    """How many fits may wait for their turn."""
+    """Number of fits that may wait, and of updates that may wait per monitor."""
     monitors: int = 100
-    """How many monitors are kept. They do not expire: a service may send nothing for weeks."""
+    """Largest number of monitors. They do not expire: a service may send nothing for weeks."""
     monitors_folder: Path | None = None
-    """Where monitors are kept over a restart; without it they live in memory."""
+    """Folder that keeps monitors across restarts; without it they exist in memory only."""
     checkpoint_seconds: float = 0.0
-    """How often monitors that saw rows are written there; at 0 before each answer, so that nothing answered is lost."""
+    """Seconds between checkpoints of the monitors; 0 writes one before each answer, so no acknowledged row is lost."""
     history: int = 500
-    """Points of a monitor's charts."""
+    """Number of points in a monitor's charts."""
     connections: int = 512
-    """How many connections may be open; fewer where the system allows few descriptors."""
+    """Largest number of open connections; fewer if the system allows few file descriptors."""
     idle_seconds: float = 30.0
-    """How long a connection may stay open without a request."""
+    """Seconds that a connection may stay open without a request."""
     disk_bytes: int = 4 << 30
-    """How much uploads that are arriving or being read may take on disk, all together."""
+    """Disk space for all uploads that are arriving or being read."""
     monitors_bytes: int = 1 << 30
-    """How much monitors may take in their folder, all together."""
+    """Disk space for all monitors in their folder."""
     token: str | None = None
-    """What a request must show, as a cookie, as `Authorization: Bearer …` or once as `?token=…`; None asks for none."""
+    """Token that a request must show: as a cookie, as `Authorization: Bearer …`, or once as `?token=…`."""
     hosts: tuple[str, ...] = LOCAL
-    """Names under which the server answers; "*" for any. A page elsewhere cannot reach it by a name of its own."""
+    """Host names under which the server answers; "*" for any. This list prevents DNS rebinding."""
     clock: Callable[[], float] = monotonic
+    """Clock for the expiry of data, in seconds."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach that address.
+    """Check whether only this machine can reach that address.
 
     >>> [is_loopback(host) for host in ("127.0.0.1", "localhost", "::1", "0.0.0.0", "10.1.2.3")]
     [True, True, True, False, False]

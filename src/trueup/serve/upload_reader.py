@@ -1,8 +1,9 @@
-"""Reads one uploaded file in a process of its own, `python -m trueup.serve.upload_reader`, which may take only so much.
+"""Read one uploaded file in a separate process with limited memory: `python -m trueup.serve.upload_reader`.
 
-A compressed file of a few kilobytes may hold gigabytes, and a header may promise what is not there. This process limits
-its own memory and time before it opens the file, so that a bad file ends it and never the server. It imports no torch.
-It writes the arrays as `.npy` files and a `result.json`, or only the latter with what was wrong; see `uploads.read`.
+A compressed file of a few kilobytes may contain gigabytes, and a header may declare arrays that are not there. This
+process limits its own memory and time before it opens the file, so a bad file ends this process and not the server.
+It does not import torch. It writes the arrays as `.npy` files and a `result.json`, which holds the error if there was
+one; see `uploads.read`.
 """
 
 from __future__ import annotations
@@ -28,28 +29,28 @@ from trueup.serve.settings import ReaderLimits
 
 Arrays = dict[str, np.ndarray]
 ARRAYS, MEMORY, SPACE = "arrays", "memory", "space"
-"""What `result.json` says: a file was read, needs more memory than it may take, or more space than the disk has."""
-MOST_GROUPS = 1000
-"""Groups of one column that are taken: each is a row of a table."""
+"""Kinds of `result.json`: the file was read, needs too much memory, or needs more space than the disk has."""
+MAX_GROUPS = 1000
+"""Largest number of groups per column: each is a row of a table."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a file does not say of itself."""
+    """The user's description of a file."""
 
     probs: bool = False
     logits: str = "logits"
-    """The name of the array, or those of the columns with commas between."""
+    """Name of the array, or names of the columns separated by commas."""
     labels: str | None = "labels"
-    """None where the rows have none, or theirs are not read."""
+    """Name of the labels; None if there are none, or they are not to be read."""
     groups: tuple[str, ...] = ()
-    """The columns whose groups are evaluated one by one."""
+    """Columns whose groups are evaluated separately."""
     clusters: str | None = None
-    """The column that says which rows are correlated."""
+    """Column of the clusters of correlated rows."""
 
 
 def main() -> None:
-    """Read a file: the only argument is JSON of its path, the folder of the arrays, the options and the limits."""
+    """Read a file; the only argument is JSON with its path, the output folder, the options and the limits."""
     path, folder, options, limits = json.loads(sys.argv[1])
     _limit(ReaderLimits(**limits))
     result: dict[str, Any]
@@ -67,7 +68,7 @@ def main() -> None:
 
 
 def error_from(result: dict[str, Any], file: str) -> ValueError:
-    """The error that `result.json` tells of, about a file of that name."""
+    """Restore the error in `result.json`, for a file of that name."""
     if result["kind"] != "input":
         return ValueError(result["message"])
     hint = result["fields"]["hint"]
@@ -75,27 +76,27 @@ def error_from(result: dict[str, Any], file: str) -> ValueError:
 
 
 def _limit(limits: ReaderLimits) -> None:
-    """Where the system has no such limits, the server watches this process itself."""
+    """Limit this process; on systems without such limits, the server monitors it."""
     with suppress(ImportError, OSError, ValueError):
         import resource
 
         size, seconds = limits.reader_bytes, 2 * math.ceil(limits.reader_seconds)
-        for kind, most in {"AS": size, "FSIZE": size, "CPU": seconds, "CORE": 0}.items():
-            resource.setrlimit(getattr(resource, f"RLIMIT_{kind}"), (most, most))
+        for kind, limit in {"AS": size, "FSIZE": size, "CPU": seconds, "CORE": 0}.items():
+            resource.setrlimit(getattr(resource, f"RLIMIT_{kind}"), (limit, limit))
 
 
 def _read(path: Path, folder: Path, options: Options, limits: ReaderLimits) -> int:
-    """Write the arrays of each split; the number of splits."""
+    """Write the arrays of each split; return the number of splits."""
     labels = options.labels
     require_file(path)
     reader, _ = FORMATS[sources.suffix_of(path)]
     with ExitStack() as stack:
         with errors_name_file(path):
             if path.suffix == ".npy" and labels is not None:
-                _part_npy(path)
+                _split_npy(path)
             source = stack.enter_context(reader(path))
             splits = sources.splits_in(source.columns, labels or "labels")
-            if labels is None:  # of a file with both halves, the one that stands for what is new
+            if labels is None:  # if the file has both halves, the test half is the new population
                 both = all(any(name.startswith(f"{half}_") for name in source.columns) for half in ("val", "test"))
                 splits = ("test",) if both else splits[-1:]
         for number, split in enumerate(splits):
@@ -107,32 +108,31 @@ def _read(path: Path, folder: Path, options: Options, limits: ReaderLimits) -> i
 
 
 def _read_split(source: sources.Source, split: str | None, options: Options, limits: ReaderLimits) -> Arrays:
-    """`logits`, `labels`, for each column of groups the number of each row's and what they are called, and of clusters
-    the numbers alone."""
+    """Read `logits` and `labels`; per group column the codes of the rows and the names; and the codes of clusters."""
     columns = options.logits.split(",") if "," in options.logits else options.logits
     names, label = sources.find_columns(source.columns, columns, options.labels, options.probs, split)
-    beside = [name for name in (*options.groups, options.clusters) if name]
-    others = [sources.column_of_split(source.columns, name, split) for name in beside]
+    wanted_columns = [name for name in (*options.groups, options.clusters) if name]
+    others = [sources.column_of_split(source.columns, name, split) for name in wanted_columns]
     sources.require_columns(source.columns, others)
     if (width := source.width(names)) > limits.n_classes:
-        raise ValueError(f"{names[0]} has {width:,} classes; at most {limits.n_classes:,} are taken here")
-    parts, rows, most = [], 0, min(limits.rows, limits.numbers // max(1, width))
+        raise ValueError(f"{names[0]} has {width:,} classes; at most {limits.n_classes:,} are accepted")
+    parts, rows, max_rows = [], 0, min(limits.rows, limits.numbers // max(1, width))
     absent = math.nan if options.probs else -math.inf
-    for chunk in source.read(sources.Plan(names, label, list(dict.fromkeys(others)), absent=absent), most + 1):
-        _, without = sources.drop_missing(chunk)
-        if without:
-            raise InputError(label or "labels", "be there in each row", f"{without:,} rows without")
+    for chunk in source.read(sources.Plan(names, label, list(dict.fromkeys(others)), absent=absent), max_rows + 1):
+        _, unlabelled = sources.drop_missing(chunk)
+        if unlabelled:
+            raise InputError(label or "labels", "be present in every row", f"{unlabelled:,} rows without")
         parts.append(chunk)
         rows += len(chunk.logits)
-        if rows > most:
-            raise ValueError(f"{names[0]} has too many rows; at most {most:,} of {width:,} classes are taken here")
+        if rows > max_rows:
+            raise ValueError(f"{names[0]} has too many rows; at most {max_rows:,} with {width:,} classes are accepted")
     arrays = {"logits": _join([part.logits for part in parts])}
     if label is not None:
         arrays["labels"] = _join([np.asarray(part.labels) for part in parts])
     for number, column in enumerate(others[: len(options.groups)]):
         members, codes = _encode(parts, column)
-        if len(members) > MOST_GROUPS:
-            raise ValueError(f"{column} has {len(members):,} groups; at most {MOST_GROUPS:,} are taken here")
+        if len(members) > MAX_GROUPS:
+            raise ValueError(f"{column} has {len(members):,} groups; at most {MAX_GROUPS:,} are accepted")
         arrays |= {f"group{number}": codes, f"names{number}": members}
     if options.clusters:
         _, arrays["clusters"] = _encode(parts, others[-1])
@@ -144,18 +144,18 @@ def _join(parts: list[np.ndarray]) -> np.ndarray:
 
 
 def _encode(parts: list[sources.Chunk], column: str) -> tuple[np.ndarray, np.ndarray]:
-    """The values of a column, sorted, and the number of each row's."""
+    """Return the sorted distinct values of a column, and the code of each row's value."""
     if any(getattr(part.others[column], "ndim", 1) != 1 for part in parts):
-        raise InputError(column, "have one value in each row", "several")
+        raise InputError(column, "have one value per row", "several")
     values = sources.simplify([value for part in parts for value in sources.group_values(part.others[column]).tolist()])
-    if values.dtype.kind == "O":  # of several kinds: a file of arrays would need a pickle
+    if values.dtype.kind == "O":  # mixed types would need a pickle in a .npy file
         values = np.array([str(value) for value in values.tolist()])
     names, codes = np.unique(values, return_inverse=True)
     return names, codes.astype(np.int64)
 
 
-def _part_npy(path: Path) -> None:
-    """Two arrays written one after the other, as `numpy.save` does to an open file, become a pair of files."""
+def _split_npy(path: Path) -> None:
+    """Split two arrays in one file, as `numpy.save` writes them to an open file, into a pair of files."""
     with open(path, "rb+") as file:
         size = os.fstat(file.fileno()).st_size
         shape, _, dtype = npy_header(file)
@@ -163,9 +163,9 @@ def _part_npy(path: Path) -> None:
             raise ValueError("it holds pickled Python objects; pickles are never read, because they can run code")
         end = file.tell() + math.prod(shape) * dtype.itemsize
         if end > size:
-            raise ValueError(f"the file is cut off: {end:,} bytes were promised, {size:,} came")
+            raise ValueError(f"the file is cut off: its header declares {end:,} bytes, it has {size:,}")
         if end == size:
-            raise ValueError("a .npy file comes with its labels: choose x.npy and x.labels.npy together")
+            raise ValueError("a .npy file needs its labels: choose x.npy and x.labels.npy together")
         file.seek(end)
         with open(sources.file_list(path)[1], "wb") as labels:
             shutil.copyfileobj(file, labels)

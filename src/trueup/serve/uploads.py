@@ -1,7 +1,7 @@
-"""From the body of a request to predictions: streamed to a temporary file, read by a limited process, then checked.
+"""Turn the body of a request into predictions: stream it to a temporary file, read it in a limited process, check it.
 
-Here is what an upload may take: its bytes while it arrives, and the memory and time of the process that reads it,
-`trueup.serve.upload_reader`. Rows, classes and numbers are limited there too. All limits are in `Settings`.
+`Settings` limits the bytes of an upload, and the memory and time of the process that reads it. That process,
+`trueup.serve.upload_reader`, also limits rows and classes.
 """
 
 from __future__ import annotations
@@ -40,36 +40,36 @@ from trueup.serve.upload_reader import Arrays, Options
 HINTS = {
     Hint.BINARY_SCORE: "a binary score x needs two columns in the file, 0 and x",
     Hint.CONFIDENCE: "a probability p of one event needs two columns in the file, 1 − p and p",
-    Hint.PER_CENT: "divide per cent by 100",
+    Hint.PER_CENT: "divide percentages by 100",
     Hint.LOG_ODDS: "a log-odds x needs two columns in the file, 0 and x",
-    Hint.RENORMALISE: "divide rounded probabilities by their sums before you write the file",
-    Hint.FLATTEN: "tokens or pixels must be in the file as rows, one each",
-    Hint.IGNORE_INDEX: "what is to be ignored must be left out of the file",
+    Hint.RENORMALISE: "divide rounded probabilities by their sum before you write the file",
+    Hint.FLATTEN: "the file must have one row per token or pixel",
+    Hint.IGNORE_INDEX: "leave rows to be ignored out of the file",
     Hint.PROBS: "tick “Probabilities, not logits” to read probabilities",
-    Hint.SPLIT: "write their names under “What is in the file?”",
+    Hint.SPLIT: "enter their names under “What is in the file?”",
     Hint.NOT_PROBABILITIES: "untick “Probabilities, not logits” if they are logits",
     Hint.EXACT_ZEROS: "send probabilities with exact zeros as probabilities",
     **dict.fromkeys((hint for hint in Hint if hint.name.startswith("LOAD_")), ""),
 }
-"""What to do instead, in the words of the page."""
+"""Remedies in the terms of the page."""
 MONITOR_HINTS = HINTS | {
     Hint.PROBS: "choose “probabilities” under “What is in the file?” to read probabilities",
     Hint.NOT_PROBABILITIES: "choose “logits” under “What is in the file?” if they are logits",
 }
-"""The same on the page of monitors."""
+"""Remedies in the terms of the page of monitors."""
 READERS = 2
-"""Files read at a time: each may take as much memory as the settings allow."""
+"""Number of files read at the same time; each may take as much memory as the settings allow."""
 ENVIRONMENT = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MALLOC_ARENA_MAX"), "1")
 ENVIRONMENT["ARROW_DEFAULT_MEMORY_POOL"] = "system"
-"""Of the reader: allocators and threads that reserve addresses in advance would use up the limit."""
-NO_SPACE = "there is no space left here for an upload"
+"""Environment of the reader; allocators and threads that reserve addresses in advance would use up its limit."""
+NO_SPACE = "the server's disk has no space left for an upload"
 WATCH_SECONDS = 0.1
-"""How often the reader's memory is looked at where the system does not limit it."""
+"""Seconds between two checks of the reader's memory on systems that cannot limit it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Upload:
-    """A file that a user left: the rows to calibrate on and, if the file has them, those to test on."""
+    """An uploaded file: calibration rows and, if the file has them, test rows."""
 
     name: str
     val: PredictionTable
@@ -78,12 +78,12 @@ class Upload:
 
     @property
     def test_or_val(self) -> PredictionTable:
-        """The rows that charts are of: those to test on, if there are any."""
+        """The rows for charts: the test rows if there are any."""
         return self.test or self.val
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows to calibrate on, and classes."""
+        """Numbers of calibration rows and classes."""
         rows, classes = self.val.logits.shape
         return rows, classes
 
@@ -100,7 +100,7 @@ class Upload:
         return sum(array.nbytes for array in arrays if array is not None)
 
     def info(self) -> dict[str, Any]:
-        """What the API says of it."""
+        """Return the fields of `models.DataInfo` except the id."""
         rows, classes = self.shape
         test_rows = None if self.test is None else len(self.test.labels)
         clusters = None if self.val.clusters is None else self.val.cluster_name
@@ -118,47 +118,47 @@ class UnlabelledData(Upload):
 
 
 def clean_name(name: str) -> str:
-    """The name of a file as it may be shown: no folders, no control characters, not too long.
+    r"""Make a file's name safe to show: no folders, no control characters, at most 100 characters.
 
-    >>> clean_name("../../etc/net\\n.npz")
+    >>> clean_name("../../etc/net\n.npz")
     'net.npz'
     """
-    bare = "".join(letter for letter in name.replace("\\", "/").rpartition("/")[2] if letter.isprintable())
-    return bare[-100:] or "unnamed"
+    base = "".join(letter for letter in name.replace("\\", "/").rpartition("/")[2] if letter.isprintable())
+    return base[-100:] or "unnamed"
 
 
 class DiskBudget:
-    """Bytes on disk that all uploads may take together.
+    """A limit on the disk space of all uploads.
 
     >>> budget = DiskBudget(100)
-    >>> with budget.share() as take:
-    ...     take(60)
+    >>> with budget.share() as reserve:
+    ...     reserve(60)
     >>> budget.used
     0
     """
 
-    def __init__(self, most: int) -> None:
-        self._most, self.used = most, 0
+    def __init__(self, limit: int) -> None:
+        self._limit, self.used = limit, 0
 
     @contextmanager
     def share(self) -> Iterator[Callable[[int], None]]:
-        """What one upload takes, until its files are gone: a function that takes bytes, or refuses."""
-        mine = 0
+        """Yield a function that reserves bytes for one upload, or raises; they are released at the end."""
+        reserved = 0
 
-        def take(size: int) -> None:
-            nonlocal mine
-            if self.used + size > self._most:
-                raise HTTPException(503, "other uploads take all the space that is left; please try again in a minute")
-            self.used, mine = self.used + size, mine + size
+        def reserve(size: int) -> None:
+            nonlocal reserved
+            if self.used + size > self._limit:
+                raise HTTPException(503, "other uploads use all the space; please try again in a minute")
+            self.used, reserved = self.used + size, reserved + size
 
         try:
-            yield take
+            yield reserve
         finally:
-            self.used -= mine
+            self.used -= reserved
 
 
 class Receiver:
-    """Receives uploads: so many at once, within the budget of the disk, and so many read at a time."""
+    """Receives uploads, with limits on their number, on the disk space and on the number of readers."""
 
     def __init__(self, settings: Settings, disk: DiskBudget) -> None:
         self._settings, self._disk = settings, disk
@@ -166,7 +166,7 @@ class Receiver:
 
     @asynccontextmanager
     async def receive(self, request: Request, name: str) -> AsyncIterator[tuple[Path, str]]:
-        """The body of a request as a temporary file, which is its turn to be read, and the name to call it by."""
+        """Write the body of a request to a temporary file, wait for a reader, and yield the path and a safe name."""
         name = clean_name(name)
         suffix = suffix_of(name)
         if suffix not in FORMATS:
@@ -176,12 +176,12 @@ class Receiver:
         if self._arriving.locked():
             raise HTTPException(503, "too many files are arriving; please try again in a minute")
         async with self._arriving:
-            with self._disk.share() as take, TemporaryDirectory(prefix=temporary_prefix("upload")) as folder:
+            with self._disk.share() as reserve, TemporaryDirectory(prefix=temporary_prefix("upload")) as folder:
                 path = Path(folder, f"upload{suffix}")
                 try:
                     with open(path, "wb") as file:
                         async for chunk in request.stream():
-                            take(len(chunk))
+                            reserve(len(chunk))
                             file.write(chunk)
                 except OSError as error:
                     if error.errno != errno.ENOSPC:
@@ -192,9 +192,9 @@ class Receiver:
 
 
 def read(path: Path, name: str, options: Options, settings: Settings, hints: Mapping[Hint, str] = HINTS) -> Upload:
-    """Read predictions from a file that may be damaged or hostile; errors call it by the name its owner knows.
+    """Read predictions from a file that may be damaged or hostile; errors use the file's original name.
 
-    Without a name of the labels, only the logits are read, also of a file that has labels.
+    If `options.labels` is None, only the logits are read.
     """
     try:
         return _check(_run_reader(path, name, options, settings), name, options)
@@ -206,9 +206,9 @@ def read(path: Path, name: str, options: Options, settings: Settings, hints: Map
 
 
 def _run_reader(path: Path, name: str, options: Options, settings: Settings) -> list[Arrays]:
-    """The arrays of each split, as `upload_reader` wrote them; an error if it takes more than it may."""
-    most = f"{settings.reader_bytes / 2**30:.3g} GB"
-    needs_memory = HTTPException(413, f"{name}: the file needs more memory than an upload may take: at most {most}")
+    """Run `upload_reader` and return the arrays of each split; raise if it exceeds its limits."""
+    limit = f"{settings.reader_bytes / 2**30:.3g} GB"
+    needs_memory = HTTPException(413, f"{name}: the file needs more memory than the limit of {limit}")
     limits = {limit.name: getattr(settings, limit.name) for limit in fields(ReaderLimits)}
     end = monotonic() + settings.reader_seconds
     limited = sys.platform == "linux"  # elsewhere a process cannot limit its own memory
@@ -224,7 +224,7 @@ def _run_reader(path: Path, name: str, options: Options, settings: Settings) -> 
                     process.wait(end - monotonic() if limited else WATCH_SECONDS)
                     break
                 if monotonic() >= end:
-                    late = f"the file takes too long to read: at most {settings.reader_seconds:g} seconds"
+                    late = f"reading the file takes longer than the limit of {settings.reader_seconds:g} seconds"
                     raise HTTPException(413, f"{name}: {late}")
                 if not limited and _resident_bytes(process.pid) > settings.reader_bytes:
                     raise needs_memory
@@ -234,7 +234,7 @@ def _run_reader(path: Path, name: str, options: Options, settings: Settings) -> 
         if not (folder / "result.json").exists():
             if process.returncode == -9 or b"alloc" in (folder / "stderr").read_bytes():
                 raise needs_memory
-            raise ValueError(f"{name}: the file is damaged, and cannot be read")
+            raise ValueError(f"{name}: the file is damaged and cannot be read")
         result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         if result["kind"] == upload_reader.MEMORY:
             raise needs_memory
@@ -254,16 +254,16 @@ def _resident_bytes(pid: int) -> int:
 
 
 def _check(parts: list[Arrays], name: str, options: Options) -> Upload:
-    with record_warnings() as notes, errors_name_file(Path(name)):  # one user's warnings must not reach another
+    with record_warnings() as notes, errors_name_file(Path(name)):  # one user must not see another's warnings
         tables = [_table(arrays, options) for arrays in parts]
     for table in tables:
         if not options.probs and (doubt := looks_like_probabilities(table.logits)):
-            notes.append(f"{doubt}: say so under “What is in the file?” if they are")
+            notes.append(f"{doubt}; if so, choose that under “What is in the file?”")
     if not all(len(table.logits) for table in tables):
         raise ValueError(f"{name}: there are no rows")
     classes = [table.logits.shape[1] for table in tables]
     if len(set(classes)) > 1:
-        raise InputError("val and test", "have as many classes", f"{classes[0]} and {classes[1]}", file=name)
+        raise InputError("val and test", "have equally many classes", f"{classes[0]} and {classes[1]}", file=name)
     kind = UnlabelledData if options.labels is None else UploadedData
     return kind(name, *tables, notes=tuple(dict.fromkeys(notes)))
 
@@ -274,7 +274,7 @@ def _table(arrays: Arrays, options: Options) -> PredictionTable:
         pair = as_logits(values, doubt=False), np.empty(0, np.int64)
     else:
         pair = as_pair(values, arrays["labels"], doubt=False)
-    # Row by row, in memory of their own: not a view that would keep something larger alive.
+    # Contiguous copies: a view would keep a larger array alive.
     z, y = (np.ascontiguousarray(array) for array in pair)
     groups = {column: arrays[f"names{k}"][arrays[f"group{k}"]] for k, column in enumerate(options.groups)}
     clusters: Any = {"clusters": arrays.get("clusters"), "cluster_name": options.clusters or "cluster"}

@@ -1,4 +1,4 @@
-// What every page asks of the server, and how.
+// Requests to the server, for every page.
 export async function ask(path, options = {}) {
   let answer;
   try {
@@ -14,13 +14,13 @@ export async function ask(path, options = {}) {
 export const query = (path, fields) => `${path}?${new URLSearchParams(fields)}`;
 export const posted = (value) => ({ method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(value) });
 
-// Files as they are sent: an array and its labels one after the other.
+// Prepares files for upload: an array and its labels are sent one after the other.
 export function paired(files) {
   const pairs = files.filter((file) => !/\.labels\.npy$/i.test(file.name)).map((file) => {
     const labels = files.find((other) => other.name.toLowerCase() === file.name.toLowerCase().replace(/\.npy$/, ".labels.npy"));
     const isArray = /\.npy$/i.test(file.name);
     return { name: file.name, body: isArray && labels ? new Blob([file, labels]) : file };
   });
-  if (!pairs.length) throw new Error("The labels came alone: choose x.npy and x.labels.npy together.");
+  if (!pairs.length) throw new Error("These are labels only: choose x.npy and x.labels.npy together.");
   return pairs;
 }

@@ -1,4 +1,4 @@
-// Plotly is large: it is fetched once, when the first diagram is wanted or the page is idle.
+// Plotly is large: it is fetched once, before the first diagram or when the page is idle.
 let loading;
 export function plotly() {
   loading ??= new Promise((resolve, reject) => {
@@ -16,7 +16,7 @@ const drawn = new Map();
 const night = matchMedia("(prefers-color-scheme: dark)");
 let dark;
 
-// What each colour of the server's charts becomes on a dark page.
+// Maps the colours of the server's charts to those of a dark page.
 async function repainted(value) {
   if (!night.matches) return value;
   dark ??= await (await fetch("/static/dark.json")).json();
@@ -32,7 +32,7 @@ async function repainted(value) {
 async function react(element, chart) {
   const [library, { data, layout }] = await Promise.all([plotly(), repainted(chart)]);
   if (drawn.get(element) !== chart) return;
-  const { height, width, ...rest } = layout; // the page gives the place
+  const { height, width, ...rest } = layout; // the page sets the size
   await library.react(element, data, { ...rest, autosize: true, showlegend: false, margin: { ...rest.margin, t: 12 } }, CONFIG);
 }
 
@@ -46,17 +46,17 @@ night.addEventListener("change", () => {
   for (const [element, chart] of drawn) react(element, chart);
 });
 
-// Calls `ask` with the newest wish only: while one is being answered, later ones replace each other.
+// Calls `ask` with the newest argument only: while one request is running, later ones replace each other.
 export function newest(ask) {
-  let wanted, busy = false;
+  let nextArgument, busy = false;
   return async function (...wish) {
-    wanted = wish;
+    nextArgument = wish;
     if (busy) return;
     busy = true;
     try {
-      while (wanted) {
-        const now = wanted;
-        wanted = undefined;
+      while (nextArgument) {
+        const now = nextArgument;
+        nextArgument = undefined;
         await ask(...now);
       }
     } finally {

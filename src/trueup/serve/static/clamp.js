@@ -1,4 +1,4 @@
-// A small honest model of Neural Clamping: digits of 5 × 7 pixels in a frame, a camera with glare, a linear network.
+// A small model of Neural Clamping: digits of 5 × 7 pixels in a frame, a camera with glare, a linear network.
 const FONT = ["0E11131519110E", "040C040404040E", "0E11010204081F", "1F02040201110E", "02060A121F0202", "1F101E0101110E", "0608101E11110E", "1F010204080808", "0E11110E11110E", "0E11110F01020C"];
 const WIDTH = 7, HEIGHT = 9, NOISE = 0.5, GAIN = 1.6, GLARE = 4, ROWS = 600, BINS = 15;
 const NAMES = "0123456789";
@@ -24,7 +24,7 @@ function random() {
 }
 const normal = () => Math.sqrt(-2 * Math.log(1 - random())) * Math.cos(2 * Math.PI * random());
 
-// The network's logits are linear in the pixels, so those of the glare are added, not computed again.
+// The network's logits are linear in the pixels, so the logits of the glare are simply added.
 const read = (image) => glyphs.map((glyph) => (GAIN * glyph.reduce((sum, pixel, i) => sum + pixel * image[i], 0)) / NOISE ** 2);
 const rows = Array.from({ length: ROWS }, (_, row) => {
   const label = row % 10;
@@ -105,7 +105,7 @@ function show() {
     bars[k].setAttribute("class", k !== answer ? "" : k === row.label ? "right" : "wrong");
     names[k].setAttribute("class", k === answer ? "on" : "");
   });
-  $("toy-bars").setAttribute("aria-label", `It says ${NAMES[answer]} with ${percent(p[answer])}; the digit is a ${NAMES[row.label]}`);
+  $("toy-bars").setAttribute("aria-label", `It predicts ${NAMES[answer]} with ${percent(p[answer])} confidence; the digit is a ${NAMES[row.label]}`);
   const { confidence, accuracy, ece } = measure(temperature, delta);
   for (const [id, share] of [["toy-says", confidence], ["toy-right", accuracy]]) {
     $(id).style.width = `${100 * share}%`;
@@ -115,10 +115,10 @@ function show() {
   $("toy-delta-out").textContent = delta === 0 ? "none" : percent(delta);
   $("toy-temperature").setAttribute("aria-valuetext", temperature.toFixed(2));
   $("toy-delta").setAttribute("aria-valuetext", percent(delta));
-  const judged = ece < 0.08 ? "honest" : confidence > accuracy ? "overconfident" : "underconfident";
-  const repaired = accuracy > 0.85 ? "and it reads well" : "but it reads badly";
-  const words = { honest: `Honest, ${repaired}.`, overconfident: `Overconfident, ${repaired}.`, underconfident: `Too modest, ${repaired}.` };
-  $("toy-words").textContent = `Over ${ROWS} digits: ${words[judged]} ECE ${ece.toFixed(3)}. This digit is a ${NAMES[row.label]}; the network says ${NAMES[answer]} with ${percent(p[answer])}.`;
+  const verdict = ece < 0.08 ? "calibrated" : confidence > accuracy ? "overconfident" : "underconfident";
+  const repaired = accuracy > 0.85 ? "with high accuracy" : "with low accuracy";
+  const words = { calibrated: `Calibrated, ${repaired}.`, overconfident: `Overconfident, ${repaired}.`, underconfident: `Underconfident, ${repaired}.` };
+  $("toy-words").textContent = `Over ${ROWS} digits: ${words[verdict]} ECE ${ece.toFixed(3)}. This digit is a ${NAMES[row.label]}; the network predicts ${NAMES[answer]} with ${percent(p[answer])} confidence.`;
 }
 
 const presets = {

@@ -14,8 +14,8 @@ function table(caption, rows) {
   made.append(Object.assign(document.createElement("caption"), { textContent: caption, className: "hidden" }));
   for (const cells of rows) {
     const row = made.insertRow();
-    cells.forEach((text, place) => {
-      const cell = place ? make("td", text) : Object.assign(make("th", text), { scope: "row" });
+    cells.forEach((text, index) => {
+      const cell = index ? make("td", text) : Object.assign(make("th", text), { scope: "row" });
       row.append(cell);
     });
   }
@@ -24,7 +24,7 @@ function table(caption, rows) {
 
 function fields(schema, all) {
   const properties = all[named(schema.$ref)]?.properties ?? {};
-  return Object.entries(properties).map(([name, found]) => [name, kind(found), found.description ?? "", found.default === undefined ? "" : `default ${JSON.stringify(found.default)}`]);
+  return Object.entries(properties).map(([name, field]) => [name, kind(field), field.description ?? "", field.default === undefined ? "" : `default ${JSON.stringify(field.default)}`]);
 }
 
 function verb(path, method, about, all) {
@@ -32,16 +32,16 @@ function verb(path, method, about, all) {
   const summary = make("summary");
   summary.append(make("span", method, "verb"), make("code", path), make("span", (about.description ?? about.summary).replace(/`/g, "")));
   made.append(summary);
-  const asked = (about.parameters ?? []).map(({ name, schema, description, required }) =>
+  const inputs = (about.parameters ?? []).map(({ name, schema, description, required }) =>
     [name, kind(schema), description ?? schema.description ?? "", required ? "required" : `default ${JSON.stringify(schema.default ?? null)}`]);
   const body = about.requestBody?.content["application/json"]?.schema;
-  if (body) asked.push(...fields(body, all));
-  if (asked.length) made.append(make("p", "It takes", "quiet"), table(`What ${path} takes`, asked));
+  if (body) inputs.push(...fields(body, all));
+  if (inputs.length) made.append(make("p", "Input", "quiet"), table(`Input of ${path}`, inputs));
   const [status, answer] = Object.entries(about.responses).find(([code]) => code.startsWith("2"));
   const schema = Object.values(answer.content ?? {})[0]?.schema;
-  const given = fields(schema?.items ?? schema ?? {}, all);
-  made.append(make("p", `It answers ${status}${schema ? `, ${schema.format === "binary" ? Object.keys(answer.content)[0] : kind(schema)}` : ""}`, "quiet"));
-  if (given.length) made.append(table(`What ${path} answers`, given));
+  const outputs = fields(schema?.items ?? schema ?? {}, all);
+  made.append(make("p", `Answer ${status}${schema ? `, ${schema.format === "binary" ? Object.keys(answer.content)[0] : kind(schema)}` : ""}`, "quiet"));
+  if (outputs.length) made.append(table(`Answer of ${path}`, outputs));
   return made;
 }
 

@@ -1,11 +1,11 @@
-// The class frequencies of rows without labels, and what follows from them.
+// The class frequencies of rows without labels.
 const $ = (id) => document.getElementById(id);
 const percent = (share) => `${(100 * share).toFixed(1)}\u00a0%`;
 const MOST = 20;
 
 export function showLabelShift({ id, new: rows, text, prior, performance }) {
   const { accuracy } = performance.metrics;
-  const expected = `On these ${rows.rows.toLocaleString("en")} rows an accuracy of ${percent(accuracy.value)} is expected${prior.p_value < 0.05 ? " once they are corrected for the new frequencies" : ""}: with 95\u00a0% confidence labels would show ${percent(accuracy.low)} to ${percent(accuracy.high)}. This holds as long as calibration does; a change in what the classes look like shows only with labels.`;
+  const expected = `The expected accuracy on these ${rows.rows.toLocaleString("en")} rows is ${percent(accuracy.value)}${prior.p_value < 0.05 ? " after correction for the new frequencies" : ""}: with 95\u00a0% confidence, labels would show ${percent(accuracy.low)} to ${percent(accuracy.high)}. This assumes that the model is calibrated; a change in the appearance of the classes shows only with labels.`;
   $("shift-text").replaceChildren(...[text[0], expected, ...text.slice(1), ...rows.notes].map((sentence) => {
     const paragraph = document.createElement("p");
     paragraph.textContent = sentence.replace(/ %/g, "\u00a0%");
@@ -29,7 +29,7 @@ export function showLabelShift({ id, new: rows, text, prior, performance }) {
     cell.append(bar);
     return row;
   }));
-  $("shift-note").textContent = shown.length < prior.prior.length ? `The ${shown.length} of ${prior.prior.length.toLocaleString("en")} classes that changed most.` : "";
+  $("shift-note").textContent = shown.length < prior.prior.length ? `The ${shown.length} of ${prior.prior.length.toLocaleString("en")} classes with the largest changes.` : "";
   $("shift-calibrator").href = `/api/label-shifts/${id}/calibrator`;
   $("shift-state").textContent = rows.name;
   $("shift-result").hidden = false;

@@ -8,10 +8,10 @@ const $ = (id) => document.getElementById(id);
 const whole = (number) => number.toLocaleString("en");
 const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(1)}\u00a0%`);
 const fixed = (number) => (number === null ? "–" : number.toFixed(4));
-const put = (element, text) => { if (element.textContent !== text) element.textContent = text; }; // a reader hears changes only
+const put = (element, text) => { if (element.textContent !== text) element.textContent = text; }; // a screen reader announces changes only
 const now = { list: [], shown: null, busy: false };
 
-// The evidence may be 10⁻⁹ or 10³⁰⁰: the same in few letters, and no more than is worth telling.
+// Formats the evidence, which may be 10⁻⁹ or 10³⁰⁰, briefly.
 function wealth(number) {
   if (number >= 1e6) return "over a million";
   if (number >= 0.01 && number < 1e5) return number >= 100 ? whole(Math.round(number)) : String(Number(number.toPrecision(2)));
@@ -27,13 +27,13 @@ function ago(seconds) {
   return "just now";
 }
 
-function complain(error, place = "message") {
-  put($(place), error.message);
-  $(place).hidden = false;
+function complain(error, id = "message") {
+  put($(id), error.message);
+  $(id).hidden = false;
 }
 const address = (id, verb = "") => `/api/monitors/${encodeURIComponent(id)}${verb}`;
-const wanted = () => decodeURIComponent(location.hash.slice(1));
-const state = ({ status }) => (status.alarm ? "alarm" : status.rows ? "calm" : "waiting");
+const idInAddress = () => decodeURIComponent(location.hash.slice(1));
+const state = ({ status }) => (status.alarm ? "alarm" : status.rows ? "no alarm" : "waiting");
 
 // The list keeps its elements, so that a focus stays where it is.
 const items = new Map();
@@ -45,36 +45,36 @@ function item(id) {
   return entry;
 }
 
-function list(found) {
-  now.list = found;
-  for (const [id, entry] of items) if (!found.some((one) => one.id === id)) { entry.remove(); items.delete(id); }
-  found.forEach((one, place) => {
+function list(monitors) {
+  now.list = monitors;
+  for (const [id, entry] of items) if (!monitors.some((one) => one.id === id)) { entry.remove(); items.delete(id); }
+  monitors.forEach((one, index) => {
     if (!items.has(one.id)) items.set(one.id, item(one.id));
     const entry = items.get(one.id);
     const [called, chip, count] = entry.firstChild.children;
     put(called, one.name);
     put(chip, state(one));
-    chip.className = `chip ${state(one)}`;
+    chip.className = `chip ${state(one).replace(" ", "-")}`;
     put(count, `${whole(one.status.rows)} rows`);
     if (one.id === now.shown) entry.firstChild.setAttribute("aria-current", "true");
     else entry.firstChild.removeAttribute("aria-current");
-    if ($("list").children[place] !== entry) $("list").insertBefore(entry, $("list").children[place] ?? null);
+    if ($("list").children[index] !== entry) $("list").insertBefore(entry, $("list").children[index] ?? null);
   });
-  $("empty").hidden = found.length > 0;
-  $("watch").hidden = !found.length;
+  $("empty").hidden = monitors.length > 0;
+  $("watch").hidden = !monitors.length;
 }
 
 // One monitor.
 function sentence({ status, settings }) {
   if (status.alarm) return `Alarm at row ${whole(status.alarm.row)}. ${status.alarm.reason}`;
   if (!status.rows) return "Waiting for the first rows.";
-  return `Calm: nothing seen so far proves its confidence wrong. The evidence is ${wealth(status.evidence)}; the alarm is at ${wealth(1 / (1 - settings.level))}.`;
+  return `No alarm. The evidence against calibration is ${wealth(status.evidence)}; the alarm is raised at ${wealth(1 / (1 - settings.level))}.`;
 }
 
 function expected({ rows, accuracy, answered, error }, event) {
   const span = ({ value, low, high }) => `${percent(value)} (${percent(low)} to ${percent(high)})`;
-  const errors = answered ? ` Of the ${whole(answered)} that are answered, ${span(error)} are expected to be wrong.` : "";
-  return `Estimated until labels arrive: of ${whole(rows)} rows ${span(accuracy)} ${event ? "will be the event" : "will be right"}.${errors} This holds as long as calibration does.`;
+  const errors = answered ? ` Of the ${whole(answered)} answered rows, ${span(error)} are expected to be wrong.` : "";
+  return `Estimate without labels: of ${whole(rows)} rows, ${span(accuracy)} ${event ? "will be the event" : "will be right"}.${errors} This assumes that the model is still calibrated.`;
 }
 
 function show(one) {
@@ -82,23 +82,23 @@ function show(one) {
   $("one").hidden = false;
   put($("name"), one.name);
   const age = one.updated === null ? "" : `last rows ${ago(Date.now() / 1000 - one.updated)}`;
-  put($("source"), [`${whole(status.rows)} rows`, `${whole(settings.n_classes)} classes`, settings.classwise ? "each class watched" : "", age].filter(Boolean).join(" · "));
+  put($("source"), [`${whole(status.rows)} rows`, `${whole(settings.n_classes)} classes`, settings.classwise ? "each class tested" : "", age].filter(Boolean).join(" · "));
   put($("says"), sentence(one));
-  $("says").className = `says ${state(one)}`;
+  $("says").className = `says ${state(one).replace(" ", "-")}`;
   put($("n-evidence"), wealth(status.evidence));
   put($("n-ece"), fixed(status.recent_ece));
-  for (const word of document.querySelectorAll(".w-says")) put(word, status.event ? "predicts" : "says");
-  for (const word of document.querySelectorAll(".w-right")) put(word, status.event ? "happens" : "is right");
+  for (const word of document.querySelectorAll(".w-says")) put(word, status.event ? "predicted" : "confidence");
+  for (const word of document.querySelectorAll(".w-right")) put(word, status.event ? "observed" : "accuracy");
   put($("n-confidence"), percent(status.recent_confidence));
   put($("n-accuracy"), percent(status.recent_accuracy));
   const { promise, unlabelled } = status;
   $("promise").hidden = !promise?.answered;
-  $("promise").className = `says ${promise?.broken ? "alarm" : "calm"}`;
+  $("promise").className = `says ${promise?.broken ? "alarm" : "no-alarm"}`;
   put($("promise"), promise?.answered ? promise.text : "");
   $("awaiting").hidden = !unlabelled;
   put($("awaiting"), unlabelled ? expected(unlabelled, status.event) : "");
-  put($("span"), `Recent means the last ${whole(settings.window)} rows. A calibrated network reaches the alarm, ever, with a chance of ${Number((100 * (1 - settings.level)).toPrecision(3))}\u00a0% at most. After a restart of the server the charts begin anew; the evidence goes on.`);
-  put($("kept"), one.problem ? `It cannot be written to its folder: ${one.problem}.` : one.saved_rows === null ? "It lives in memory until the server stops: trueup serve --monitors FOLDER keeps it." : "It is kept over a restart of the server.");
+  put($("span"), `Recent means the last ${whole(settings.window)} rows. A calibrated network ever raises the alarm with probability at most ${Number((100 * (1 - settings.level)).toPrecision(3))}\u00a0%. After a restart of the server the charts begin again; the evidence continues.`);
+  put($("kept"), one.problem ? `The checkpoint could not be written: ${one.problem}.` : one.saved_rows === null ? "It exists in memory until the server stops: trueup serve --monitors FOLDER keeps it." : "It survives a restart of the server.");
   $("kept").classList.toggle("warned", one.problem !== null);
   $("checkpoint").href = address(one.id, "/file");
   snippets(one);
@@ -144,11 +144,11 @@ const picture = newest(async ({ history, settings, status, id }) => {
   const span = [rows[0], rows.at(-1)];
   const alarms = status.alarm && status.alarm.row >= rows[0] ? [upright(status.alarm.row)] : [];
   const limit = 1 / (1 - settings.level);
-  // Once it is proof, how much more it grows is of no interest: the axis ends there, so that all before stays visible.
+  // The axis ends above the alarm threshold, so that smaller values stay visible.
   const [lowest, highest] = [Math.min(...history.evidence, 1), Math.max(...history.evidence, limit)].map(Math.log10);
   const top = Math.min(highest, 2 * Math.log10(limit) + 2) + 0.5, bottom = Math.max(lowest, -12) - 0.5;
   const step = Math.max(1, Math.ceil((top - bottom) / 5)), first = Math.ceil(bottom / step);
-  const powers = Array.from({ length: Math.floor(top / step) - first + 1 }, (_, place) => step * (first + place));
+  const powers = Array.from({ length: Math.floor(top / step) - first + 1 }, (_, index) => step * (first + index));
   const level = { type: "line", xref: "paper", x0: 0, x1: 1, y0: limit, y1: limit, line: { color: VERMILION, width: 1.5, dash: "dash" } };
   const shown = history.evidence.map((value) => Math.min(Math.max(value, 1e-12), 10 ** (top + 1)));
   const evidence = {
@@ -165,7 +165,7 @@ const picture = newest(async ({ history, settings, status, id }) => {
     layout: { ...layout(span, { range: [0, Math.max(1.15 * most([history.ece]), 0.01)], tickformat: ".2~f" }), shapes: alarms },
   };
   const rates = {
-    data: [line(rows, history.confidence, VERMILION, `${status.event ? "predicts" : "says"} %{y:.1%}`, { dash: "dash" }), line(rows, history.accuracy, BLUE, `${status.event ? "happens" : "is right"} %{y:.1%}`)],
+    data: [line(rows, history.confidence, VERMILION, `${status.event ? "predicted" : "confidence"} %{y:.1%}`, { dash: "dash" }), line(rows, history.accuracy, BLUE, `${status.event ? "observed" : "accuracy"} %{y:.1%}`)],
     layout: { ...layout(span, { tickformat: ".0%" }), shapes: alarms },
   };
   const words = `from row ${whole(rows[0])} to row ${whole(rows.at(-1))}`;
@@ -173,7 +173,7 @@ const picture = newest(async ({ history, settings, status, id }) => {
     await Promise.all([
       draw($("evidence"), evidence, `Evidence against calibration ${words}, on a logarithmic axis: now ${wealth(status.evidence)}, the alarm is at ${wealth(limit)}${status.alarm ? `, reached at row ${whole(status.alarm.row)}` : ""}`),
       draw($("ece"), ece, `Calibration error of recent rows ${words}: now ${fixed(status.recent_ece)}`),
-      draw($("rates"), rates, `What it ${status.event ? "predicts and what happens" : "says and what is right"} in recent rows ${words}: now ${percent(status.recent_confidence)} and ${percent(status.recent_accuracy)}`),
+      draw($("rates"), rates, `${status.event ? "Predicted and observed frequency" : "Confidence and accuracy"} of recent rows ${words}: now ${percent(status.recent_confidence)} and ${percent(status.recent_accuracy)}`),
     ]);
     $("charts").dataset.drawn = `${id}/${rows.at(-1)}`;
   } catch (error) {
@@ -181,15 +181,15 @@ const picture = newest(async ({ history, settings, status, id }) => {
   }
 });
 
-// Looking: every two seconds while somebody may see it.
+// Polls every two seconds while the page is visible.
 let timer, lost = false;
 async function look() {
   clearTimeout(timer);
   try {
-    const found = await ask("/api/monitors");
-    const asked = wanted();
-    now.shown = [asked, now.shown].find((wish) => found.some(({ id }) => id === wish)) ?? found[0]?.id ?? null;
-    list(found);
+    const monitors = await ask("/api/monitors");
+    const requested = idInAddress();
+    now.shown = [requested, now.shown].find((wish) => monitors.some(({ id }) => id === wish)) ?? monitors[0]?.id ?? null;
+    list(monitors);
     if (now.shown === null) $("one").hidden = true;
     else {
       const one = await ask(address(now.shown));
@@ -208,15 +208,15 @@ document.addEventListener("visibilitychange", () => { if (document.visibilitySta
 addEventListener("hashchange", async () => {
   $("message").hidden = true;
   await look();
-  if (wanted() === now.shown) $("name").focus({ preventScroll: innerWidth > 800 }); // other marks are places on the page
+  if (idInAddress() === now.shown) $("name").focus({ preventScroll: innerWidth > 800 }); // other fragments are anchors on the page
 });
 
 async function go(id) {
-  if (wanted() === id) return look();
+  if (idInAddress() === id) return look();
   location.hash = encodeURIComponent(id);
 }
 
-// Making.
+// Creating a monitor.
 function open() {
   $("make").reset();
   $("making-message").hidden = true;
@@ -247,7 +247,7 @@ $("make").addEventListener("submit", async (event) => {
     $("make-it").disabled = false;
   }
 });
-// A checkpoint brings its number of classes.
+// A checkpoint contains its number of classes.
 $("restore").addEventListener("change", () => {
   const restoring = $("restore").files.length > 0;
   $("new-n_classes").required = !restoring;
@@ -272,7 +272,7 @@ for (const button of examples)
     }
   });
 
-// Replaying. Only XMLHttpRequest tells how much of a body is sent.
+// Replaying. Only XMLHttpRequest reports the progress of an upload.
 function progress({ done, total }, words = `Replaying ${whole(done)} of ${whole(total)} rows`) {
   $("replaying").hidden = false;
   $("progress").max = Math.max(total, 1);
@@ -306,7 +306,7 @@ async function replay(files) {
     const parcels = paired(files).sort((a, b) => a.name.localeCompare(b.name, "en", { numeric: true }));
     const { upload_bytes: most } = await ask("/api/limits");
     const large = parcels.find(({ body }) => body.size > most);
-    if (large) throw new Error(`${large.name} is too large: at most ${Math.round(most / 2 ** 20)} MB are taken here.`);
+    if (large) throw new Error(`${large.name} is too large: at most ${Math.round(most / 2 ** 20)} MB are accepted.`);
     for (const parcel of parcels) {
       progress({ done: 0, total: 1 }, `Sending ${parcel.name}`);
       const { notes } = await sent(query(address(id, "/replay"), { name: parcel.name, ...fields }), parcel);
@@ -326,11 +326,11 @@ async function replay(files) {
 $("file").addEventListener("change", () => { if ($("file").files.length) replay([...$("file").files]); });
 for (const kind of ["dragenter", "dragover"]) $("drop").addEventListener(kind, () => $("drop").classList.add("over"));
 for (const kind of ["dragleave", "drop"]) $("drop").addEventListener(kind, () => $("drop").classList.remove("over"));
-// A file dropped beside the field would otherwise replace the page.
+// A file dropped outside the field would otherwise replace the page.
 for (const kind of ["dragover", "drop"])
   document.addEventListener(kind, (event) => { if (event.target !== $("file") && event.target !== $("restore")) event.preventDefault(); });
 
-// Taking home, and leaving.
+// Download and delete.
 for (const button of document.querySelectorAll("[data-copy]"))
   button.addEventListener("click", async () => {
     const text = $(button.dataset.copy);
@@ -346,7 +346,7 @@ for (const button of document.querySelectorAll("[data-copy]"))
   });
 $("delete").addEventListener("click", async () => {
   const one = now.list.find(({ id }) => id === now.shown);
-  if (!one || !confirm(`Delete the monitor ${one.name} and all it has seen?`)) return;
+  if (!one || !confirm(`Delete the monitor ${one.name} and its history?`)) return;
   try {
     await ask(address(one.id), { method: "DELETE" });
     history.replaceState(null, "", location.pathname);

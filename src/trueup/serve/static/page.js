@@ -16,16 +16,16 @@ function complain(error) {
   if (!$("result").hidden) $("message").scrollIntoView({ block: "center" });
 }
 
-// Of two files, the one called test is tested on.
+// With two files, the one with "test" in its name is the test file.
 function parcels(files) {
   const pairs = paired(files);
-  if (pairs.length > 2) throw new Error(`One or two files are wanted, these are ${pairs.length}.`);
+  if (pairs.length > 2) throw new Error(`Choose one or two files; these are ${pairs.length}.`);
   return pairs.sort((a, b) => /test/i.test(a.name) - /test/i.test(b.name));
 }
 
 async function send({ name, body }, labelled = true) {
   if (limits && body.size > limits.upload_bytes)
-    throw new Error(`${name} is too large: at most ${Math.round(limits.upload_bytes / 2 ** 20)} MB are taken here.`);
+    throw new Error(`${name} is too large: at most ${Math.round(limits.upload_bytes / 2 ** 20)} MB are accepted.`);
   const written = (id) => $(id).value.trim();
   const fields = new URLSearchParams({ name, probs: $("probs").checked, logits: written("logits") || "logits", labels: written("labels") || "labels", labelled });
   if (labelled) {
@@ -63,7 +63,7 @@ function forget() {
   history.replaceState(null, "", location.pathname);
 }
 
-// The address names what is shown, so that a reload or a bookmark finds it, as long as the server keeps it.
+// The address contains the ids of the result, so that a reload or a bookmark shows it while the server keeps it.
 function remember() {
   const ids = { data: now.data.id, ...(now.test && { test: now.test.id }), job: now.job, ...(now.shift && { shift: now.shift }) };
   history.replaceState(null, "", query(location.pathname, ids));
@@ -81,28 +81,28 @@ async function recall() {
     await show(run, job);
   } catch (error) {
     history.replaceState(null, "", location.pathname);
-    if (run === now.run) complain(new Error(`This result is not kept any more: bring the file again. (${error.message})`));
+    if (run === now.run) complain(new Error(`The server has deleted this result: upload the file again. (${error.message})`));
   }
 }
 
-// What is asked for beside the usual.
+// Options other than the defaults.
 function wishes() {
-  const methods = [...$("wanted").querySelectorAll("input:checked")].map((box) => box.value);
+  const methods = [...$("method-choices").querySelectorAll("input:checked")].map((box) => box.value);
   const n_folds = Number($("folds").value);
   return { ...(methods.length && { methods }), ...(n_folds && { n_folds }) };
 }
 
 async function listWishes() {
-  if ($("wanted").children.length) return;
+  if ($("method-choices").children.length) return;
   const methods = (await ask("/api/methods")).filter(({ name }) => name !== "identity");
-  $("wanted").replaceChildren(...methods.map(({ name, title, summary, default: usual }) => {
+  $("method-choices").replaceChildren(...methods.map(({ name, title, summary, default: usual }) => {
     const label = document.createElement("label");
     label.className = "check";
     label.title = summary;
     const box = document.createElement("input");
     box.type = "checkbox";
     box.value = name;
-    label.append(box, ` ${title}${usual ? " (usual)" : ""}`);
+    label.append(box, ` ${title}${usual ? " (default)" : ""}`);
     return label;
   }));
 }
@@ -129,7 +129,7 @@ async function show(run, kept = null) {
   listMethods(job);
   $("fitting").hidden = false;
   remember();
-  evaluated.then((found) => { if (run === now.run && !now.result) $("verdict").textContent = joined(found.verdict); }, complain);
+  evaluated.then((answer) => { if (run === now.run && !now.result) $("verdict").textContent = joined(answer.verdict); }, complain);
   await follow(run);
 }
 
@@ -162,7 +162,7 @@ function finish(job) {
   $("second").value = result.chosen === "raw" ? methods[1] ?? "raw" : result.chosen;
   $("report").href = `/api/jobs/${job.id}/report`;
   $("calibrator").href = `/api/jobs/${job.id}/calibrator`;
-  $("calibrator").textContent = result.chosen === "raw" ? "Download a calibrator that changes nothing" : "Download the calibrator";
+  $("calibrator").textContent = result.chosen === "raw" ? "Download the identity calibrator" : "Download the calibrator";
   for (const id of ["take", "legend"]) $(id).hidden = false;
   $("compare").hidden = methods.length < 2;
   if (methods.length > 1) compare();
@@ -173,14 +173,14 @@ function finish(job) {
   if (now.shift) followShift();
 }
 
-// The groups, before calibration and after.
+// The groups, before and after calibration.
 async function where() {
   const job = now.job;
-  const found = await ask(`/api/jobs/${job}/groups`);
+  const answer = await ask(`/api/jobs/${job}/groups`);
   if (job !== now.job) return;
-  $("where-text").textContent = joined(found.text);
+  $("where-text").textContent = joined(answer.text);
   $("where").hidden = false;
-  const figures = found.panels.map(({ title, summary, head, rows }) => {
+  const figures = answer.panels.map(({ title, summary, head, rows }) => {
     const figure = document.createElement("figure");
     const heading = document.createElement("h3");
     const chart = document.createElement("div");
@@ -194,12 +194,12 @@ async function where() {
     return figure;
   });
   $("where-panels").replaceChildren(...figures);
-  await Promise.all(found.panels.map(({ title, summary, chart }, place) => {
-    const element = figures[place].querySelector(".chart");
+  await Promise.all(answer.panels.map(({ title, summary, chart }, index) => {
+    const element = figures[index].querySelector(".chart");
     element.style.height = `${chart.layout.height}px`;
     return draw(element, chart, `${title}. ${summary}`);
   }));
-  $("where").dataset.drawn = String(found.panels.length);
+  $("where").dataset.drawn = String(answer.panels.length);
 }
 
 function numbersTable(title, head, rows) {
@@ -212,8 +212,8 @@ function numbersTable(title, head, rows) {
   scroll.className = "scroll";
   const line = (cells, tag) => {
     const row = document.createElement("tr");
-    row.append(...cells.map((text, place) => {
-      const cell = document.createElement(tag === "th" || !place ? "th" : "td");
+    row.append(...cells.map((text, index) => {
+      const cell = document.createElement(tag === "th" || !index ? "th" : "td");
       cell.scope = tag === "th" ? "col" : "row";
       cell.textContent = joined(text);
       return cell;
@@ -227,7 +227,7 @@ function numbersTable(title, head, rows) {
   return details;
 }
 
-// Rows without labels: how frequent their classes are.
+// Rows without labels: their class frequencies.
 async function bringNew(files) {
   const run = now.run;
   $("message").hidden = true;
@@ -253,11 +253,11 @@ async function followShift() {
   const shift = now.shift;
   try {
     for (;;) {
-      const found = await ask(`/api/label-shifts/${encodeURIComponent(shift)}`);
+      const answer = await ask(`/api/label-shifts/${encodeURIComponent(shift)}`);
       if (shift !== now.shift) return;
-      if (found.state === "done") return showLabelShift(found);
-      if (found.state === "failed" || found.state === "stopped") throw new Error(found.error ?? "The estimate was stopped.");
-      $("shift-state").textContent = found.state === "waiting" ? "Waiting for other fits…" : `Estimating the class frequencies of ${found.new.name}…`;
+      if (answer.state === "done") return showLabelShift(answer);
+      if (answer.state === "failed" || answer.state === "stopped") throw new Error(answer.error ?? "The estimate was stopped.");
+      $("shift-state").textContent = answer.state === "waiting" ? "Waiting for other fits…" : `Estimating the class frequencies of ${answer.new.name}…`;
       await new Promise((resume) => setTimeout(resume, 250));
     }
   } catch (error) {
@@ -265,11 +265,11 @@ async function followShift() {
   }
 }
 
-// The table: what is known of each method so far.
+// The table: the results of each method so far.
 function listMethods(job) {
   const result = job.result;
   const names = result ? Object.keys(result.scores.methods).concat(Object.keys(result.failures)) : ["raw", ...job.methods];
-  const largest = result && Math.max(...Object.values(result.scores.methods).map((found) => found.metrics.ece.value));
+  const largest = result && Math.max(...Object.values(result.scores.methods).map((answer) => answer.metrics.ece.value));
   $("methods").tBodies[0].replaceChildren(...names.map((name) => {
     const row = document.createElement("tr");
     const head = document.createElement("th");
@@ -277,18 +277,18 @@ function listMethods(job) {
     head.textContent = (result?.titles ?? job.titles)[name];
     row.append(head);
     if (result?.scores.methods[name]) filled(row, head, name, result, largest, job.id);
-    else if (result) said(row, result.failures[name], "failed");
+    else if (result) writeNote(row, result.failures[name], "failed");
     else {
-      const place = job.methods.indexOf(name);
-      const done = place < job.done;
+      const index = job.methods.indexOf(name);
+      const done = index < job.done;
       const running = name === job.fitting;
-      said(row, place < 0 ? "" : done ? "✓ fitted" : running ? "fitting…" : "waiting", running ? "now" : "");
+      writeNote(row, index < 0 ? "" : done ? "✓ fitted" : running ? "fitting…" : "waiting", running ? "now" : "");
     }
     return row;
   }));
 }
 
-function said(row, text, kind) {
+function writeNote(row, text, kind) {
   const cell = row.insertCell();
   cell.colSpan = 8;
   cell.className = "why";
@@ -320,7 +320,7 @@ function filled(row, head, name, result, largest, job) {
     made.append(text);
     return made;
   };
-  // Only colour and shape would say nothing to a screen reader: the title says it in words.
+  // A screen reader needs a title in words in addition to colour and shape.
   const dot = (metric, better) => {
     const moved = change[metric];
     const made = document.createElement("span");
@@ -352,35 +352,35 @@ function filled(row, head, name, result, largest, job) {
   cell(name === "raw" ? "" : link);
 }
 
-// The knobs.
+// The sliders.
 const temperature = () => Math.exp(Number($("temperature").value));
-const redraw = newest(async (id, wanted, bins) => {
+const redraw = newest(async (id, temperature, bins) => {
   try {
-    const found = await ask(query(`/api/data/${id}/curve`, { temperature: wanted.toFixed(4), bins }));
+    const answer = await ask(query(`/api/data/${id}/curve`, { temperature: temperature.toFixed(4), bins }));
     if (id !== (now.test ?? now.data)?.id) return;
-    nameOutcome(found.event);
-    $("n-confidence").textContent = percent(found.confidence);
-    $("n-accuracy").textContent = percent(found.accuracy);
-    $("n-ece").textContent = found.ece.toFixed(4);
-    $("n-nll").textContent = found.nll.toFixed(4);
-    await draw($("diagram"), found.chart, `Reliability diagram at temperature ${wanted.toFixed(2)} with ${bins} bins: ${outcomes(found)}`);
-    $("diagram").dataset.drawn = `${wanted.toFixed(2)}/${bins}`;
+    nameOutcome(answer.event);
+    $("n-confidence").textContent = percent(answer.confidence);
+    $("n-accuracy").textContent = percent(answer.accuracy);
+    $("n-ece").textContent = answer.ece.toFixed(4);
+    $("n-nll").textContent = answer.nll.toFixed(4);
+    await draw($("diagram"), answer.chart, `Reliability diagram at temperature ${temperature.toFixed(2)} with ${bins} bins: ${outcomes(answer)}`);
+    $("diagram").dataset.drawn = `${temperature.toFixed(2)}/${bins}`;
   } catch (error) {
     complain(error);
   }
 });
 
-// Of two classes the diagram is of class 1: how likely it was said to be, and how often it came.
+// For two classes the diagram shows class 1: its predicted probability and its frequency.
 function nameOutcome(event) {
-  $("t-confidence").textContent = event ? "predicts class 1 in" : "says";
-  $("t-accuracy").textContent = event ? "class 1 happens in" : "is right";
+  $("t-confidence").textContent = event ? "predicts class 1 in" : "confidence";
+  $("t-accuracy").textContent = event ? "class 1 happens in" : "accuracy";
   $("key-outcome").textContent = event ? "how often class 1 happens" : "accuracy";
   $("key-over").textContent = event ? "predicted too high" : "overconfident";
   $("key-under").textContent = event ? "predicted too low" : "underconfident";
 }
 
 function outcomes({ event, confidence, accuracy, ece }) {
-  const means = event ? `predicts class 1 in ${percent(confidence)}, it happens in ${percent(accuracy)}` : `says ${percent(confidence)}, is right ${percent(accuracy)}`;
+  const means = event ? `predicts class 1 in ${percent(confidence)}, it happens in ${percent(accuracy)}` : `confidence ${percent(confidence)}, accuracy ${percent(accuracy)}`;
   return `${means}, ECE ${ece.toFixed(4)}`;
 }
 
@@ -398,7 +398,7 @@ function setTemperature(value) {
   turn();
 }
 
-// Temperature scaling takes a row of logits (1, 0, …) to (1/T, 0, …), which tells its temperature.
+// Temperature scaling takes a row of logits (1, 0, …) to (1/T, 0, …), which reveals its temperature.
 async function bestTemperature() {
   if (!now.result?.scores.methods.temperature) return;
   const row = Array.from({ length: now.data.n_classes }, (_, k) => (k ? 0 : 1));
@@ -416,34 +416,34 @@ const compare = newest(async () => {
     return;
   }
   try {
-    const found = await ask(query(`/api/jobs/${now.job}/compare`, { first, second, bins: $("bins").value }));
+    const answer = await ask(query(`/api/jobs/${now.job}/compare`, { first, second, bins: $("bins").value }));
     const words = (curve) => `Reliability diagram of ${now.result.titles[curve.method]}: ${outcomes(curve)}`;
-    await Promise.all([draw($("chart-first"), found.first.chart, words(found.first)), draw($("chart-second"), found.second.chart, words(found.second))]);
-    const { ece, nll } = found.scores.methods[second].change;
-    const told = (name, moved) => {
+    await Promise.all([draw($("chart-first"), answer.first.chart, words(answer.first)), draw($("chart-second"), answer.second.chart, words(answer.second))]);
+    const { ece, nll } = answer.scores.methods[second].change;
+    const describeChange = (name, moved) => {
       const clear = moved.low > 0 || moved.high < 0;
       const how = clear ? (moved.value < 0 ? "is lower" : "is higher") : "does not clearly differ";
       return `${name} ${how}${clear ? ` by ${Math.abs(moved.value).toFixed(4)}` : ""} (change ${signed(moved.low)} to ${signed(moved.high)} with 95\u00a0% confidence)`;
     };
-    $("difference").textContent = `With ${now.result.titles[second]} instead of ${now.result.titles[first]}, the ${told("ECE", ece)}, and the ${told("NLL", nll)}.`;
+    $("difference").textContent = `With ${now.result.titles[second]} instead of ${now.result.titles[first]}, the ${describeChange("ECE", ece)}, and the ${describeChange("NLL", nll)}.`;
     $("compare").dataset.drawn = `${first}/${second}`;
   } catch (error) {
     complain(error);
   }
 });
 
-// Promises: the server gives all of them, and the slider goes from one to the next.
+// Guarantees: the server sends all of them, and the slider selects one.
 let promised;
 async function promises() {
   const job = now.job;
   try {
-    const found = await ask(`/api/jobs/${job}/promise`);
+    const answer = await ask(`/api/jobs/${job}/promise`);
     if (job !== now.job) return;
-    promised = found;
-    const possible = found.allowed.findIndex((share, place) => share >= 0.02 && found.threshold[place] !== null);
-    $("allowed").max = found.allowed.length - 1;
-    $("allowed").value = possible < 0 ? found.allowed.length - 1 : possible;
-    $("promise-note").textContent = found.note;
+    promised = answer;
+    const possible = answer.allowed.findIndex((share, index) => share >= 0.02 && answer.threshold[index] !== null);
+    $("allowed").max = answer.allowed.length - 1;
+    $("allowed").value = possible < 0 ? answer.allowed.length - 1 : possible;
+    $("promise-note").textContent = answer.note;
     $("promise").hidden = false;
     allow();
     sets();
@@ -453,14 +453,14 @@ async function promises() {
 }
 
 function allow() {
-  const place = Number($("allowed").value);
-  const share = percent(promised.allowed[place]);
+  const index = Number($("allowed").value);
+  const share = percent(promised.allowed[index]);
   $("allowed-out").textContent = share;
   $("allowed").setAttribute("aria-valuetext", share);
-  $("promise-text").textContent = joined(promised.text[place]);
+  $("promise-text").textContent = joined(promised.text[index]);
   const [line, mark] = promised.chart.data;
-  const chart = { ...promised.chart, data: [line, { ...mark, x: [promised.allowed[place]], y: [promised.coverage[place]] }] };
-  draw($("promise-chart"), chart, `Share of rows answered against the errors allowed. ${promised.text[place]}`).catch(complain);
+  const chart = { ...promised.chart, data: [line, { ...mark, x: [promised.allowed[index]], y: [promised.coverage[index]] }] };
+  draw($("promise-chart"), chart, `Share of rows answered against the errors allowed. ${promised.text[index]}`).catch(complain);
 }
 
 const sets = newest(async () => {
@@ -469,10 +469,10 @@ const sets = newest(async () => {
   $("coverage").setAttribute("aria-valuetext", percent(coverage, 0));
   const job = now.job;
   try {
-    const found = await ask(query(`/api/jobs/${job}/sets`, { coverage }));
+    const answer = await ask(query(`/api/jobs/${job}/sets`, { coverage }));
     if (job !== now.job) return;
-    const { coverage: held, size, empty } = found.scores;
-    $("sets-text").textContent = `${found.note ? `${found.note} ` : ""}Sets of ${size.toFixed(2)} classes on average; they hold the truth in ${percent(held.value)} of ${held.rows.toLocaleString("en")} rows (95\u00a0% interval ${percent(held.low)} to ${percent(held.high)})${empty > 0 ? `; ${percent(empty)} are empty` : ""}.`;
+    const { coverage: held, size, empty } = answer.scores;
+    $("sets-text").textContent = `${answer.note ? `${answer.note} ` : ""}Sets of ${size.toFixed(2)} classes on average; they contain the true class in ${percent(held.value)} of ${held.rows.toLocaleString("en")} rows (95\u00a0% interval ${percent(held.low)} to ${percent(held.high)})${empty > 0 ? `; ${percent(empty)} are empty` : ""}.`;
     $("sets-text").dataset.drawn = String(coverage);
   } catch (error) {
     if (job === now.job) complain(error);
@@ -500,7 +500,7 @@ $("stop").addEventListener("click", () => {
 });
 for (const kind of ["dragenter", "dragover"]) $("drop").addEventListener(kind, () => $("drop").classList.add("over"));
 for (const kind of ["dragleave", "drop"]) $("drop").addEventListener(kind, () => $("drop").classList.remove("over"));
-// A file dropped beside the field would otherwise replace the page.
+// A file dropped outside the field would otherwise replace the page.
 for (const kind of ["dragover", "drop"])
   document.addEventListener(kind, (event) => { if (event.target !== $("file")) event.preventDefault(); });
 for (const id of ["temperature", "bins"]) $(id).addEventListener("input", turn);
@@ -511,12 +511,12 @@ for (const id of ["first", "second"]) $(id).addEventListener("change", () => com
 $("choices").addEventListener("toggle", () => listWishes().catch(complain), { once: true });
 recall();
 
-ask("/api/limits").then((found) => {
-  limits = found;
-  const minutes = Math.round(found.seconds / 60);
+ask("/api/limits").then((answer) => {
+  limits = answer;
+  const minutes = Math.round(answer.seconds / 60);
   $("kept").textContent = minutes === 1 ? "a minute after its last use" : `${minutes} minutes after its last use`;
 }, () => {});
-// What the first sight of the page does not need comes after it.
+// Everything else loads after the first view of the page.
 requestAnimationFrame(() => setTimeout(() => {
   import("/static/clamp.js");
   (window.requestIdleCallback ?? setTimeout)(() => plotly().catch(() => {}));
