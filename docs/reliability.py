@@ -18,47 +18,47 @@ TRIALS = "tests/hard"
 
 HEAD = """# What was tried, and what happened
 
-Nothing that is thrown at it may break it or lose a row. In particular:
+Bad input and failing machines must not break the library or lose a row. In particular:
 
-* **A file that is saved is whole or as it was before.** A full disk, a missing permission or a kill leave the old file
-  byte for byte, and an error names the file. What a killed process leaves behind are at most hidden drafts
-  (`.name.0123456789abcdef.tmp`, `.tmpAb12Cd`), which nothing reads and anybody may delete. Only a `.npy` pair is two
-  files: each is whole, but a kill or another writer between their two renames leaves logits beside labels of another
-  version. Files that torch itself writes (ONNX, `torch.export`) are torch's: write them under a new name.
-* **A broken file is refused in one sentence that names it.** No reader crashes, hangs, runs code from a file, or takes
-  memory that the file only promises.
-* **Threads may share calibrators, monitors and files.** A calibrator used from many threads gives the
-  numbers of one; a monitor counts every row of every batch once; who saves last to a path wins, whole.
-* **The same numbers come again.** The same seed gives the same bits, and the number of threads changes a table by less
-  than 10⁻¹² of itself and a calibrated probability by less than 10⁻⁸.
+* **Saving a file is atomic.** A full disk, a missing permission or a kill leaves the old file unchanged. An error
+  names the file. A killed process leaves at most hidden temporary files (`.name.0123456789abcdef.tmp`, `.tmpAb12Cd`).
+  Nothing reads them, and you may delete them. A `.npy` pair is two files, each of which is complete. A kill or another
+  writer between the two renames can leave logits and labels of different versions. torch itself writes ONNX and
+  `torch.export` files: write them under a new name.
+* **A broken file is rejected with one sentence that names it.** No reader crashes, hangs or runs code from a file. None
+  allocates memory that only the file's header declares.
+* **Threads may share calibrators, monitors and files.** Many threads get the same numbers from a calibrator as one. A
+  monitor counts every row of every batch once. If several threads save to one path, one of the complete files remains.
+* **Results are reproducible.** The same seed gives the same bits. The number of threads changes a table by less than a
+  relative 10⁻¹², and a calibrated probability by less than 10⁻⁸.
 
-One hole is known. A worker of `--scheduler processes` that is killed in the very moment of handing over its result can
-make Python's own pool wait for ever (seen with Python 3.11): no number comes out wrong, but the command has to be
-stopped. `--scheduler local`, which is Dask, does such work again elsewhere.
+There is one known defect. If a worker of `--scheduler processes` is killed while it returns its result, Python's process
+pool can wait for ever (observed with Python 3.11). No number is wrong, but you have to stop the command.
+`--scheduler local`, which is Dask, repeats such work in another worker.
 
-Each row below is a test of `tests/hard`, which runs with all others; what happened is what it counted and measured.
-This page is written by
+Each row below is a test in `tests/hard`, which runs with all other tests. The column "what happened" has its counts and
+measurements. To write this page:
 
 ```sh
 $ python docs/reliability.py --effort {effort}
 ```
 
-and not written if a trial fails. `--effort` multiplies the number of examples: {effort} here. The test suite takes 1,
-and a third of the broken files.
+The page is not written if a trial fails. `--effort` multiplies the number of examples: {effort} here. The test suite uses
+1 and a third of the broken files.
 {machine}
 """
 
 KINDS = {
-    "files": ("Broken files", "Good files of every kind are damaged in many ways and read."),
-    "faults": ("Disks, permissions, kills, clocks", "The machine fails while something is written, sent or awaited."),
-    "threads": ("Threads", "Eight threads do the same thing at once."),
-    "numbers": ("The same numbers", "Thread counts, seeds and the two ways to compute, compared."),
+    "files": ("Broken files", "Valid files of every kind are damaged in many ways and read."),
+    "faults": ("Disks, permissions, kills, clocks", "The machine fails during writing, sending or waiting."),
+    "threads": ("Threads", "Eight threads do the same work at the same time."),
+    "numbers": ("Reproducible results", "Thread counts, seeds and the two implementations, compared."),
 }
 
 
 @dataclass
 class Trial:
-    """One test, and what it reported."""
+    """One test and its report."""
 
     tried: str
     kind: str = ""
@@ -66,29 +66,29 @@ class Trial:
     seconds: float = 0.0
     outcome: str = "passed"
     reasons: list[str] = field(default_factory=list)
-    """Why it failed, or was skipped."""
+    """Reasons for a failure or a skip."""
 
 
 class TrialRecorder:
-    """A plugin of pytest that records the trials."""
+    """A pytest plugin that records the trials."""
 
     def __init__(self) -> None:
         self.trials: dict[str, Trial] = {}
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
-        """A trial is a test function; its docstring says what is tried."""
+        """Register a test function as a trial, described by its docstring."""
         if isinstance(item, pytest.Function):
             description = " ".join((item.function.__doc__ or "").split("\n\n")[0].split())
             case = f" ({item.callspec.id})" if hasattr(item, "callspec") else ""
             self.trials[item.nodeid] = Trial(description + case)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Setting up, the trial itself and cleaning up come one after the other."""
+        """Combine the reports of setup, call and teardown."""
         trial = self.trials.get(report.nodeid)
         if trial is None:
             return
         properties: dict[str, Any] = dict(report.user_properties)
-        # One that was run together with others, in the setting up of the first, reports its own seconds.
+        # Trials that ran together in one setup report their own seconds.
         trial.seconds = properties.get("seconds", trial.seconds + report.duration)
         trial.kind, trial.happened = properties.get("kind", trial.kind), properties.get("happened", trial.happened)
         if report.outcome != "passed":
@@ -98,7 +98,7 @@ class TrialRecorder:
 
 
 def page(trials: list[Trial], effort: int) -> str:
-    """The whole page: the promise, a table for each kind of trial, and what was skipped."""
+    """Format the page: the introduction, a table per kind of trial, and the skipped trials."""
     parts = [HEAD.format(effort=effort, machine=describe_machine())]
     for kind, (title, what) in KINDS.items():
         rows = [trial for trial in trials if trial.kind == kind and trial.outcome == "passed"]
@@ -115,7 +115,7 @@ def page(trials: list[Trial], effort: int) -> str:
 
 
 def describe_machine() -> str:
-    """What it was run on."""
+    """Describe versions and machine."""
     import torch
 
     import trueup
@@ -129,7 +129,7 @@ def _cell(text: str) -> str:
 
 
 def run(effort: int) -> list[Trial]:
-    """Run all trials; those that fail, or say nothing, end the program with their names."""
+    """Run all trials; exit with their names if some fail or report nothing."""
     os.environ["TRUEUP_EFFORT"] = str(effort)
     os.chdir(ROOT)
     recorder = TrialRecorder()
@@ -143,7 +143,7 @@ def run(effort: int) -> list[Trial]:
     if code or failed or silent or not recorder.trials:
         names = [f"failed: {name}" for name in failed] + [f"reported nothing: {name}" for name in silent]
         sys.exit(
-            f"{PAGE.name} is as it was: not all trials went well (pytest ended with {int(code)})"
+            f"{PAGE.name} is unchanged: not all trials passed (pytest exited with {int(code)})"
             + "\n  ".join(["", *names])
         )
     return list(recorder.trials.values())

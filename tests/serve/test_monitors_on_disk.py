@@ -62,7 +62,10 @@ def test_a_full_disk_is_told_and_survived(tmp_path, monkeypatch):
         found = updated(client, id, stream(20))
         assert (found["status"]["rows"], found["saved_rows"], found["problem"]) == (20, 0, "No space left on device")
         refused = client.post("/api/monitors", json={"name": "another", "n_classes": 3})
-        assert error(refused, 507) == "the monitor was not made, since it cannot be kept: No space left on device"
+        assert (
+            error(refused, 507)
+            == "the monitor was not made, since its checkpoint cannot be written: No space left on device"
+        )
         assert len(client.get("/api/monitors").json()) == 1
         assert "trueup_failed_checkpoints_total 2.0" in client.get("/metrics").text
         monkeypatch.undo()
@@ -81,7 +84,7 @@ def test_a_deleted_monitor_does_not_come_back(tmp_path):
         client.app.state.monitors.write(session)
         time.sleep(0.1)
         for answer in (client.get(f"/api/monitors/{id}"), client.delete(f"/api/monitors/{id}")):
-            assert error(answer, 404) == "no monitor is kept here under that id"
+            assert error(answer, 404) == "there is no monitor under that id"
         assert error(update(client, id, stream(5)), 404)
         assert error(replay(client, id, of(stream(5))), 404)
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
@@ -134,7 +137,7 @@ def test_a_checkpoint_goes_home_and_comes_back(client, tmp_path):
     assert other != id
     assert updated(client, other, stream(50, seed=2))["status"] == monitor.update(*stream(50, seed=2)).to_dict()
     taken = client.post("/api/monitors/restore", params={"name": "back"}, content=answer.content)
-    assert "called 'back' already" in error(taken, 409)
+    assert "there is already a monitor 'back'" in error(taken, 409)
 
 
 def checkpoint(tmp_path, change):
@@ -151,7 +154,7 @@ def checkpoint(tmp_path, change):
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ('"n_classes": 3', '"n_classes": 1000000000', "n_classes must be at most 20,000 here"),
+        ('"n_classes": 3', '"n_classes": 1000000000', "n_classes must be at most 20,000"),
         ('"n_classes": 3', '"n_classes": 4', "do not fit its settings"),
         ('"bins": 15', '"bins": 100000000', "bins"),
         ('"rows": 40', '"rows": "x"', "the checkpoint"),
