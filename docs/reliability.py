@@ -43,8 +43,8 @@ measurements. To write this page:
 $ python docs/reliability.py --effort {effort}
 ```
 
-The page is not written if a trial fails. `--effort` multiplies the number of examples: {effort} here. The test suite uses
-1 and a third of the broken files.
+The page is not written if a trial fails. `--effort` multiplies the number of examples: {effort} here. The test
+suite uses 1 and a third of the broken files.
 {machine}
 """
 
