@@ -32,8 +32,8 @@ Bad input and failing machines must not break the library or lose a row. In part
 * **Results are reproducible.** The same seed gives the same bits. The number of threads changes a table by less than a
   relative 10⁻¹², and a calibrated probability by less than 10⁻⁸.
 
-There is one known defect. If a worker of `--scheduler processes` is killed while it returns its result, Python's process
-pool can wait for ever (observed with Python 3.11). No number is wrong, but you have to stop the command.
+There is one known defect. If a worker of `--scheduler processes` is killed while it returns its result, Python's
+process pool can wait for ever (observed with Python 3.11). No number is wrong, but you have to stop the command.
 `--scheduler local`, which is Dask, repeats such work in another worker.
 
 Each row below is a test in `tests/hard`, which runs with all other tests. The column "what happened" has its counts and
