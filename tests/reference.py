@@ -1,4 +1,4 @@
-"""Slow loops, obviously right: what the fast code is held against."""
+"""Slow loops that are obviously right, to compare the fast code with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def softmax(logits):
 
 
 def claims(logits, labels):
-    """What each row claims and whether it came true: P(class 1) of two classes, of more the predicted class's."""
+    """Score and outcome of each row: P(class 1) with two classes, with more the confidence."""
     if logits.shape[1] > 2:
         return top_label(logits, labels)
     return softmax(logits)[:, 1], (np.asarray(labels) == 1).astype(float)
@@ -37,7 +37,7 @@ def top_label(logits, labels):
 
 
 def scores_and_outcomes(logits, labels, fold=False):
-    """P(class 1) and whether it happened for two classes, unless folded; else confidence and correctness."""
+    """P(class 1) and its outcome for two classes, unless `top_label`; else confidence and correctness."""
     if len(np.asarray(logits)[0]) == 2 and not fold:
         return np.array([row[1] for row in softmax(logits)]), np.array([float(y == 1) for y in labels])
     return top_label(logits, labels)
@@ -80,7 +80,7 @@ def false_positive_rate(scores, positive, recall):
 
 
 def risks(certainty, wrong):
-    """Errors among the first k over k, averaged over every order that has the certain ones first."""
+    """Error rate among the first k rows, averaged over every order by decreasing certainty."""
     n = len(wrong)
     total, orders = np.zeros(n), 0
     for order in itertools.permutations(range(n)):
@@ -120,10 +120,10 @@ def variance_error(std, error, bins):
     least, greatest = min(variance), max(variance)
     members = [[] for _ in range(bins)]
     for i, v in enumerate(variance):
-        place = 0
-        while place < bins - 1 and v > least + (greatest - least) * (place + 1) / bins:
-            place += 1
-        members[place].append(i)
+        position = 0
+        while position < bins - 1 and v > least + (greatest - least) * (position + 1) / bins:
+            position += 1
+        members[position].append(i)
     return sum(abs(sum(error[i] ** 2 - variance[i] for i in m)) for m in members) / len(std)
 
 
@@ -133,7 +133,7 @@ def ks_error(scores, hits):
 
 
 def ranked_rows(logits, labels, rank):
-    """Scores and hits of the rank-th class, and of the first `rank` together; ties go to the lowest index."""
+    """Scores and hits of the rank-th class, and of the first `rank` classes; ties go to the lowest index."""
     scores, hits, sums, within = [], [], [], []
     for row, z, y in zip(softmax(logits), logits, labels, strict=True):
         order = sorted(range(len(row)), key=lambda k: (-z[k], k))
@@ -145,7 +145,7 @@ def ranked_rows(logits, labels, rank):
 
 
 def smooth_error(confidence, correct, points=20_000):
-    """The residual smoothed image by image of the reflected Gaussian, and σ by bisection."""
+    """The residual smoothed by the reflected Gaussian, reflection by reflection, and σ by bisection."""
     t = (np.arange(points) + 0.5) / points
 
     def error(sigma):
@@ -165,7 +165,7 @@ def smooth_error(confidence, correct, points=20_000):
 
 
 def kernel_density_error(confidence, correct):
-    """Triweight densities of half-width 3h, image by image, then the ratio, capped, wherever there is any density."""
+    """Triweight densities of half-width 3h with reflections, then their capped ratio where the density is positive."""
     n, accuracy = len(confidence), sum(correct) / len(correct)
     right = [c for c, a in zip(confidence, correct, strict=True) if a]
     width = 3 * np.std(right) * (2 * n) ** -0.2
@@ -224,7 +224,7 @@ def is_tied(a, b):
 
 
 def equal_mass_index(confidence, bins):
-    """Rank r goes to chunk r·B // n; a run of equal ones all goes where its first one goes."""
+    """Rank r goes to chunk r·B // n; a run of equal values goes to the chunk of its first one."""
     n = len(confidence)
     order = sorted(range(n), key=lambda i: confidence[i])
     index = np.zeros(n, dtype=int)
@@ -235,14 +235,14 @@ def equal_mass_index(confidence, bins):
 
 
 def bin_gaps(index, confidence, hits):
-    """Per bin that is not empty: (share of rows, accuracy, mean confidence, rows)."""
-    found = []
+    """(share of rows, accuracy, mean confidence, rows) of each bin with rows."""
+    result = []
     for b in sorted(set(index.tolist())):
         inside = [i for i in range(len(index)) if index[i] == b]
         acc = sum(hits[i] for i in inside) / len(inside)
         conf = sum(confidence[i] for i in inside) / len(inside)
-        found.append((len(inside) / len(index), acc, conf, len(inside)))
-    return found
+        result.append((len(inside) / len(index), acc, conf, len(inside)))
+    return result
 
 
 def binned_errors(index, confidence, hits):
@@ -259,7 +259,7 @@ def binned_errors(index, confidence, hits):
 
 
 def snap(c, bins):
-    """Put a computed confidence that lies a few roundings off an edge on that edge."""
+    """Move a confidence within rounding error of an edge onto that edge."""
     nearest = round(c * bins) / bins
     return nearest if abs(c - nearest) <= 8 * 2.220446049250313e-16 * nearest else c
 
@@ -295,7 +295,7 @@ def debiased_square(confidence, hits, bins):
 
 
 def ece_sweep(confidence, hits, norm=1):
-    """Equal-mass bins, equal confidences together, as many as keep their accuracies in order."""
+    """Equal-mass bins, with equal confidences in one bin, as many as have increasing accuracies."""
 
     def binned(b):
         return [gap[:3] for gap in bin_gaps(equal_mass_index(confidence, b), confidence, hits)]
@@ -312,7 +312,7 @@ def ece_sweep(confidence, hits, norm=1):
 
 
 def lemma_residual(logits, labels, temperature, gamma):
-    """Σ w (z_y − zᵀq) row by row, and beside Σ w sqrt(Var_q z) unless that vanishes."""
+    """Σ w (z_y − zᵀq) row by row, divided by Σ w sqrt(Var_q z) unless that vanishes."""
     total = spread = 0.0
     for z, y, q in zip(logits, labels, softmax(np.asarray(logits) / temperature), strict=True):
         p = q[y]
@@ -326,7 +326,7 @@ def lemma_residual(logits, labels, temperature, gamma):
 
 
 def losses(name, logits, labels, **options):
-    """The loss of each row, one row, one pair, one bin at a time."""
+    """The loss of each row, pair or bin in a loop."""
     probs = softmax(logits)
     p = [row[y] for row, y in zip(probs, labels, strict=True)]
     nll = [cross_entropy(row, y) for row, y in zip(logits, labels, strict=True)]
@@ -374,7 +374,7 @@ def cross_entropy(row, y):
 
 
 def mmce_weighted(confidence, correct, bandwidth):
-    """The three double sums over right and right, wrong and wrong, right and wrong."""
+    """The double sums over pairs of right, of wrong, and of one right and one wrong row."""
     right = [c for c, a in zip(confidence, correct, strict=True) if a]
     wrong = [c for c, a in zip(confidence, correct, strict=True) if not a]
     if not right or not wrong:
@@ -412,7 +412,7 @@ def soft_binned(confidence, correct, bins, temperature, order):
 
 
 def blurred(plane, sigma):
-    """Every pixel a weighted mean over a square, repeated border."""
+    """Each pixel as a weighted mean over a square, with repeated border."""
     height, width = plane.shape
     r = int(4 * sigma + 0.5)
     weight = [math.exp(-0.5 * (d / sigma) ** 2) for d in range(-r, r + 1)]
@@ -425,7 +425,7 @@ def blurred(plane, sigma):
 
 
 def cosine_quantised(block, table, quality):
-    """One 8 × 8 block of bytes through the sums of the standard, rounded to steps of the table, and back."""
+    """The JPEG transform of one 8 × 8 block by the sums of the standard, quantised by the table, and its inverse."""
     scale = 5000 // quality if quality < 50 else 200 - 2 * quality
     eight = range(8)
     norm = [math.sqrt(0.5)] + [1.0] * 7
@@ -481,11 +481,11 @@ def empirical_quantile(z, level):
         above = 0.5 * math.erfc(t / math.sqrt(2))
         return 1 - above / (0.5 * math.erfc(z[-1] / math.sqrt(2))) / (n + 1)
 
-    place = level * (n + 1)
-    if 1 <= place <= n:
-        i = min(int(place), n - 1)
-        return z[i - 1] + (place - i) * (z[min(i, n - 1)] - z[i - 1])
-    low, high = (-40.0, z[0]) if place < 1 else (z[-1], 40.0)
+    position = level * (n + 1)
+    if 1 <= position <= n:
+        i = min(int(position), n - 1)
+        return z[i - 1] + (position - i) * (z[min(i, n - 1)] - z[i - 1])
+    low, high = (-40.0, z[0]) if position < 1 else (z[-1], 40.0)
     for _ in range(200):
         middle = (low + high) / 2
         low, high = (middle, high) if share(middle) < level else (low, middle)
@@ -525,7 +525,7 @@ def aligned(error, uncertainty, alpha, level, group):
 
 
 def slow_wealth(confidence, correct, beliefs, shares, block):
-    """Wealth of betters who begin anew each block, one payoff at a time, every set of bets by itself."""
+    """Wealth of bettors who restart each block, one payoff at a time, for each set of bets."""
     import math
 
     total = 0.0
@@ -545,27 +545,27 @@ def slow_wealth(confidence, correct, beliefs, shares, block):
 
 
 def chances_of_hits(chances):
-    """The distribution of how many of independent events come true, each with its own chance, one event at a time."""
-    found = [1.0]
+    """The Poisson-binomial distribution, one event at a time."""
+    result = [1.0]
     for p in chances:
-        longer = [0.0] * (len(found) + 1)
-        for k, mass in enumerate(found):
+        longer = [0.0] * (len(result) + 1)
+        for k, mass in enumerate(result):
             longer[k] += mass * (1 - p)
             longer[k + 1] += mass * p
-        found = longer
-    return found
+        result = longer
+    return result
 
 
 def class_calibration_errors(logits, labels, bins):
     """Each class's calibration error, mean probability and frequency."""
     probs = softmax(logits)
-    found = []
+    result = []
     for k in range(probs.shape[1]):
         hits = np.array([float(y == k) for y in labels])
         index = np.array([equal_width_index(snap(p, bins), bins) for p in probs[:, k]])
         error = binned_errors(index, probs[:, k], hits)["ece"]
-        found.append((error, sum(probs[:, k]) / len(hits), sum(hits) / len(hits)))
-    return found
+        result.append((error, sum(probs[:, k]) / len(hits), sum(hits) / len(hits)))
+    return result
 
 
 def posterior_of_temperature(logits, labels, new, scale=0.5, smooth=0.1):
@@ -587,13 +587,13 @@ def posterior_of_temperature(logits, labels, new, scale=0.5, smooth=0.1):
 
 
 def em_weights(probs, labels, prior, steps=20000):
-    """Weights of a mixture by EM: each row's label is shared out to the parts, α − 1 rows more to each."""
+    """Weights of a mixture by EM with a Dirichlet prior that adds α − 1 rows to each part."""
     parts, n, _ = probs.shape
-    given = np.array([[probs[m, i, labels[i]] for m in range(parts)] for i in range(n)])
+    true_class_prob = np.array([[probs[m, i, labels[i]] for m in range(parts)] for i in range(n)])
     weights = np.full(parts, 1 / parts)
     for _ in range(steps):
         counts = np.array(prior, dtype=float) - 1
-        counts = counts + (weights * given / (given @ weights)[:, None]).sum(axis=0)
+        counts = counts + (weights * true_class_prob / (true_class_prob @ weights)[:, None]).sum(axis=0)
         before, weights = weights, counts / counts.sum()
         if np.abs(weights - before).max() < 1e-9:
             break
@@ -609,7 +609,7 @@ def nll_of_mixture(probs, labels, sample_weight):
 
 
 def brier_of_mixture(probs, labels, sample_weight):
-    """Its mean Brier score."""
+    """The mean Brier score of a mixture."""
     total = 0.0
     for i, y in enumerate(labels):
         for k in range(probs.shape[2]):
@@ -619,7 +619,7 @@ def brier_of_mixture(probs, labels, sample_weight):
 
 
 def pav(scores, hits):
-    """Isotonic regression: blocks of equal scores, merged with the block before while that is above."""
+    """Isotonic regression: blocks of equal scores, merged with the block before while its mean is higher."""
     order = sorted(range(len(scores)), key=lambda i: scores[i])
     blocks = []
     for i in order:
@@ -631,8 +631,8 @@ def pav(scores, hits):
     for block in blocks:
         merged.append(block)
         while len(merged) > 1 and np.mean([hits[i] for i in merged[-2]]) >= np.mean([hits[i] for i in merged[-1]]):
-            last = merged.pop()
-            merged[-1] = merged[-1] + last
+            block = merged.pop()
+            merged[-1] = merged[-1] + block
     fitted = np.zeros(len(scores))
     for block in merged:
         fitted[block] = np.mean([hits[i] for i in block])
@@ -650,7 +650,7 @@ def corp(scores, hits):
 
 
 def masked_nll_temperature(logits, labels):
-    """The temperature of most likelihood, each row's softmax taken over the options that it has, by halving."""
+    """The maximum likelihood temperature, with each row's softmax over its own options, by bisection."""
 
     def slope(beta):
         total = 0.0
@@ -669,8 +669,8 @@ def masked_nll_temperature(logits, labels):
 
 
 def image_class_errors(logits, labels, error, bins, ignore_index=-100):
-    """Of each image and class: |mean probability − share of the class| over the bins of its probability, gathered."""
-    found = []
+    """|mean probability − share of the class| over the bins of its probability, for each image and class."""
+    result = []
     for image, label in zip(logits, labels, strict=True):
         p = np.exp(image - image.max(axis=0))
         p = (p / p.sum(axis=0)).reshape(len(p), -1)
@@ -686,5 +686,5 @@ def image_class_errors(logits, labels, error, bins, ignore_index=-100):
             row.append(
                 {"ece": np.average(gaps, weights=sizes), "average_ce": np.mean(gaps), "mce": np.max(gaps)}[error]
             )
-        found.append(row)
-    return np.array(found)
+        result.append(row)
+    return np.array(result)

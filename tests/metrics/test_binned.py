@@ -22,7 +22,7 @@ def test_aece_equals_the_slow_loop(pair, bins):
 
 
 @given(seed=st.integers(0, 10_000), n=st.integers(1, 400), levels=st.sampled_from([2, 5, 999]), scale=st.floats(0.1, 8))
-def test_aece_keeps_equal_confidences_whole_whatever_the_order_of_their_classes(seed, n, levels, scale):
+def test_aece_keeps_equal_confidences_in_one_bin_whatever_the_order_of_classes(seed, n, levels, scale):
     """In float32 the same numbers in another order sum up to another confidence; exact ones tie."""
     rng = np.random.default_rng(seed)
     z = (rng.integers(0, levels, (n, 45)) * (scale / levels)).astype(np.float32)
@@ -76,7 +76,7 @@ def test_thresholded_sce_at_zero_is_sce():
     assert metrics.thresholded_sce(*pair, threshold=0.0) == pytest.approx(metrics.sce(*pair), abs=1e-12)
 
 
-def test_sce_over_classes_seen():
+def test_sce_over_the_classes_up_to_the_largest_label():
     logits, labels = calibrated(200, 6)
     labels = np.minimum(labels, 3)
     probs = softmax(logits)
@@ -100,7 +100,7 @@ def test_guo_rule_is_the_widely_copied_loop():
     assert metrics.ece(logits, labels, compat="guo") == pytest.approx(expected, abs=1e-6)
 
 
-def test_torchmetrics_rule_gives_certainty_a_bin_of_its_own():
+def test_torchmetrics_rule_adds_a_bin_for_confidence_one():
     logits = torch.tensor([[200.0, 0.0], [200.0, 0.0], [3.0, 0.0]])  # two confidences of 1, one of .9526
     labels = torch.tensor([0, 1, 0])
     certain, other = abs(0.5 - 1) * 2 / 3, abs(1 - 0.95257) / 3
@@ -172,7 +172,7 @@ def test_unknown_options_are_refused(name):
         metrics.METRICS[name](*calibrated(10, 3), compat="nonsense")
 
 
-def test_compat_of_no_rows_is_undefined():
+def test_compat_without_rows_is_undefined():
     none = np.zeros((0, 3)), np.zeros(0, int)
     assert np.isnan(metrics.aece(*none, compat="mukhoti"))
     assert np.isnan(metrics.sce(*none, compat="nctoolkit"))

@@ -28,7 +28,7 @@ def test_the_interval_of_a_mean_is_students_over_the_images():
     assert scores.to_dict()["clusters"] == 20
 
 
-def test_it_is_many_times_wider_than_by_row():
+def test_the_interval_by_image_is_many_times_wider_than_by_row():
     z, y, image = images(20, 400, common=0.6, seed=1)
     by_row, by_image = trueup.evaluate(z, y), trueup.evaluate(z, y, clusters=image)
     for name in ("accuracy", "nll", "brier"):
@@ -46,14 +46,14 @@ def test_unequal_clusters_and_weights_have_the_jackknife():
     error = np.sqrt(6 / 7 * np.sum((without - np.average(loss, weights=w)) ** 2))
     df = degrees_of_freedom(np.bincount(cluster, w))
     assert 1 < df < 6
-    found = trueup.evaluate(z, y, sample_weight=w, clusters=cluster, metrics=("nll",))["nll"]
+    result = trueup.evaluate(z, y, sample_weight=w, clusters=cluster, metrics=("nll",))["nll"]
     plain = trueup.evaluate(z, y, sample_weight=w, metrics=("nll",))["nll"]
     error = max(error, (plain.high - plain.low) / 2 / 1.959964)  # never less than that of independent rows
-    assert (found.high - found.low) / 2 == pytest.approx(stats.t.ppf(0.975, df) * error, rel=1e-5)
+    assert (result.high - result.low) / 2 == pytest.approx(stats.t.ppf(0.975, df) * error, rel=1e-5)
 
 
 @pytest.mark.parametrize("classes", [2, 4])
-def test_pixels_that_repeat_tell_nothing_new(classes):
+def test_repeated_pixels_do_not_narrow_the_interval(classes):
     z, y, image = images(12, 30, classes=classes, seed=2)
     once = trueup.evaluate(z, y, clusters=image, n_resamples=200)
     twice = trueup.evaluate(*(np.repeat(x, 2, axis=0) for x in (z, y)), clusters=np.repeat(image, 2), n_resamples=200)
@@ -66,7 +66,7 @@ def test_clusters_of_one_row_are_independent_rows():
     z, y = calibrated(1000, 4, temperature=1.5)
     plain, each = trueup.evaluate(z, y), trueup.evaluate(z, y, clusters=np.arange(1000))
     for name in plain.metrics:
-        if name != "mce":  # of which one bin of few rows decides
+        if name != "mce":  # one bin with few rows decides it
             width = plain[name].high - plain[name].low
             assert each[name].low == pytest.approx(plain[name].low, abs=0.25 * width)
             assert each[name].high == pytest.approx(plain[name].high, abs=0.25 * width)
@@ -82,7 +82,7 @@ def test_neither_order_nor_names_matter():
         assert (second[name].low, second[name].high) == pytest.approx((first[name].low, first[name].high), abs=1e-9)
 
 
-def test_a_stream_adds_up_though_a_cluster_goes_on():
+def test_tallies_add_up_when_a_cluster_spans_chunks():
     z, y, image = images(40, 25, seed=6)
     whole = Tally.of(z, y, clusters=image)
     parts = [slice(0, 333), slice(333, 340), slice(340, None)]
@@ -104,10 +104,10 @@ def test_a_stream_adds_up_though_a_cluster_goes_on():
 
 def test_very_many_clusters_share_blocks():
     z, y = calibrated(4000, 3)
-    found = as_clusters(np.arange(4000) // 2, 4000)
-    assert found.block.max() + 1 == MAX_BLOCKS
-    assert all(len(set(found.block[found.code == k].tolist())) == 1 for k in range(0, 2000, 97))
-    plain, by_two = (trueup.evaluate(z, y, clusters=c)["nll"] for c in (None, found))
+    result = as_clusters(np.arange(4000) // 2, 4000)
+    assert result.block.max() + 1 == MAX_BLOCKS
+    assert all(len(set(result.block[result.code == k].tolist())) == 1 for k in range(0, 2000, 97))
+    plain, by_two = (trueup.evaluate(z, y, clusters=c)["nll"] for c in (None, result))
     assert by_two.high - by_two.low == pytest.approx(plain.high - plain.low, rel=0.15)
 
 
@@ -125,7 +125,7 @@ def test_calibrated_images_are_not_rejected_as_their_pixels_are():
     assert rejected["kuiper"] <= 5
 
 
-def test_what_is_wrong_in_every_image_is_found():
+def test_an_error_in_every_image_is_detected():
     z, y, image = images(20, 200, sharpness=4.0, classes=2, seed=1)
     assert metrics.consistency(z, y, clusters=image).p_value < 0.01
     assert metrics.kuiper_test(z, y, clusters=image).p_value < 0.05
@@ -145,8 +145,8 @@ def test_differences_are_paired_and_by_cluster():
     losses = [ScoredRows.of(logits, y).rows.nll.reshape(20, 50).mean(axis=1) for logits in (z, z / 3)]
     change = losses[1] - losses[0]
     low, high = stats.t.interval(0.95, 19, change.mean(), stats.sem(change))
-    found = scores.changes["flat"]["nll"]
-    assert (found.low, found.high) == pytest.approx((low, high))
+    result = scores.changes["flat"]["nll"]
+    assert (result.low, result.high) == pytest.approx((low, high))
     for name in scores.metrics:
         assert scores.changes["flat"][name].low <= scores.changes["flat"][name].value + 0.02
     same = trueup.compare({"raw": (z, y), "same": (z, y)}, clusters=image).changes["same"]
@@ -178,14 +178,14 @@ def test_a_group_of_one_cluster_counts_as_one_row():
         ({"a": [1] * 12, "b": [1] * 12}, "clusters must be one column, got 2 columns"),
     ],
 )
-def test_what_is_wrong_is_said(clusters, message):
+def test_bad_input_is_named_in_the_error(clusters, message):
     z, y = calibrated(12, 3)
     with pytest.raises(InputError) as error:
         trueup.evaluate(z, y, clusters=clusters)
     assert message in str(error.value)
 
 
-def test_a_cluster_without_weight_is_not_there():
+def test_a_cluster_without_weight_does_not_count():
     z, y, image = images(5, 20, seed=1)
     with pytest.raises(InputError, match="at least 2"):
         trueup.evaluate(z, y, clusters=image, sample_weight=image == 2)
@@ -204,15 +204,15 @@ def test_simulations_run(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     import clusters
 
-    found = clusters.simulate(clusters.WORLDS[1], sets=12, pixels=32, population=500)
-    assert found.by_cluster["accuracy"] >= 8 / 12  # eleven expected
-    assert found.by_row["accuracy"] < found.by_cluster["accuracy"]
-    assert found.by_cluster["ece"] >= 8 / 12
-    assert found.rejected > 0.5
+    result = clusters.simulate(clusters.WORLDS[1], sets=12, pixels=32, population=500)
+    assert result.by_cluster["accuracy"] >= 8 / 12  # eleven expected
+    assert result.by_row["accuracy"] < result.by_cluster["accuracy"]
+    assert result.by_cluster["ece"] >= 8 / 12
+    assert result.rejected > 0.5
     sys.modules.pop("clusters")
 
 
-def test_few_clusters_are_too_few_however_many_rows_they_have():
+def test_few_clusters_with_many_rows_are_too_few():
     rng = np.random.default_rng(0)
     z = rng.normal(size=(40, 3)) * 2
     y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)

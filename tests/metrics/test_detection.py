@@ -28,7 +28,7 @@ def detections(n=200):
         ((5, 2, 2, 2, 2), 8, 0.03923),
     ],
 )
-def test_it_is_netcals(bins, least, netcal):
+def test_it_equals_netcal(bins, least, netcal):
     assert d_ece(*detections(), bins=bins, least=least) == pytest.approx(netcal, abs=1e-6)
 
 
@@ -70,7 +70,7 @@ def test_from_rows_to_a_repaired_detector(tmp_path):
     assert np.abs(np.exp(after[dog, 1]) - truth[dog]).mean() < 0.05
 
 
-def test_what_is_wrong_is_said():
+def test_bad_input_is_named_in_the_error():
     with pytest.raises(InputError, match="hits must be 0 or 1, got 0.5"):
         d_ece([0.5], [0.5])
     with pytest.raises(InputError, match=r"boxes must lie in \[0, 1\], as shares of the image, got 0.5..320"):

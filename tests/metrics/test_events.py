@@ -149,11 +149,11 @@ class TestDoors:
             ([[[0.2, 0.8]]], "must have shape"),
         ],
     )
-    def test_confidences_that_are_none(self, bad, message):
+    def test_numbers_that_are_no_confidences(self, bad, message):
         with pytest.raises(ValueError, match=message):
             from_probs(np.array(bad))
 
-    def test_the_error_names_the_door(self):
+    def test_the_error_names_the_function_to_use(self):
         with pytest.raises(ValueError, match="from_probs"):
             evaluate(np.array([0.9, 0.3]), [1, 0])
 
@@ -216,27 +216,27 @@ def test_slope_and_intercept_equal_a_general_minimiser(seed, n, weighted):
     best = minimize(loss, [0.0, 0.5], method="Nelder-Mead", options={"xatol": 1e-10, "fatol": 1e-15, "maxiter": 4000}).x
     options = {"sample_weight": w} if weighted else {}
     z = from_log_odds(x)
-    found = metrics.calibration_intercept(z, y, **options), metrics.calibration_slope(z, y, **options)
-    assert found == pytest.approx(tuple(best), abs=1e-6)
+    result = metrics.calibration_intercept(z, y, **options), metrics.calibration_slope(z, y, **options)
+    assert result == pytest.approx(tuple(best), abs=1e-6)
     shift = metrics.calibration_in_the_large(z, y, **options)
     assert w @ sigmoid(x + shift) == pytest.approx(w @ y, rel=1e-9)
 
 
-def test_slope_where_there_is_none():
+def test_slope_is_undefined_without_a_maximum():
     z = from_log_odds(np.array([-1.0, 0.5, 2.0]))
     for labels in ([0, 0, 0], [1, 1, 1], [0, 0, 1]):  # never, always, separated
         assert math.isnan(metrics.calibration_slope(z, labels))
     assert math.isnan(metrics.calibration_slope(np.zeros((4, 2)), [0, 1, 0, 1]))
 
 
-def test_the_walds_interval_covers():
+def test_the_wald_interval_covers():
     covered = 0
     for seed in range(100):
         rng = np.random.default_rng(seed)
         x = rng.normal(size=400) * 1.5
         y = (rng.random(400) < sigmoid(0.8 * x + 0.2)).astype(int)
-        found = evaluate(from_log_odds(x), y, metrics=["calibration_slope"], n_resamples=1)["calibration_slope"]
-        covered += found.low <= 0.8 <= found.high
+        result = evaluate(from_log_odds(x), y, metrics=["calibration_slope"], n_resamples=1)["calibration_slope"]
+        covered += result.low <= 0.8 <= result.high
     assert 88 <= covered <= 100
 
 
@@ -266,7 +266,7 @@ def test_the_range_of_brownian_motion():
         assert (spread > r).mean() <= brownian_range_tail(r) + 0.03
 
 
-def test_tests_of_calibration_hold_their_level_and_find_what_is_wrong():
+def test_tests_of_calibration_hold_their_level_and_detect_miscalibration():
     false = {"kuiper_test": 0, "hosmer_lemeshow": 0}
     for seed in range(200):
         rng = np.random.default_rng(seed)
@@ -281,16 +281,16 @@ def test_tests_of_calibration_hold_their_level_and_find_what_is_wrong():
 
 
 @pytest.mark.parametrize("name", ["kuiper_test", "hosmer_lemeshow"])
-def test_what_is_certain_and_does_not_happen_is_not_calibrated(name):
+def test_a_certain_event_that_does_not_happen_is_miscalibrated(name):
     certain, labels = from_log_odds(np.full(100, 1000.0)), np.arange(100) % 2
-    found = getattr(metrics, name)(certain, labels)
-    assert (found.statistic, found.p_value) == (np.inf, 0.0)
+    result = getattr(metrics, name)(certain, labels)
+    assert (result.statistic, result.p_value) == (np.inf, 0.0)
     some = from_log_odds(np.where(np.arange(100) < 50, 1000.0, 0.3))
     assert getattr(metrics, name)(some, labels).p_value < 1e-3
     assert not getattr(metrics, name)(certain, np.ones(100, int)).p_value < 1
 
 
-def test_many_clusters_are_taken_a_chunk_at_a_time(monkeypatch):
+def test_many_clusters_are_processed_in_chunks(monkeypatch):
     rng = np.random.default_rng(1)
     x, clusters = rng.normal(size=400), rng.permutation(np.arange(400) // 4)
     logits, labels = from_log_odds(x), (rng.random(400) < sigmoid(x)).astype(int)
@@ -302,7 +302,7 @@ def test_many_clusters_are_taken_a_chunk_at_a_time(monkeypatch):
     assert parts.p_value == pytest.approx(whole.p_value, abs=0.07)
 
 
-def test_a_tally_gives_nearly_what_the_rows_give():
+def test_a_tally_gives_nearly_the_values_of_the_rows():
     logits, labels = risk_score(5000)
     exact = event_values(Points.of(logits, labels), EVENT_METRICS)
     grid = event_values(Points.of_grid(Tally.of(logits, labels).grid), EVENT_METRICS)
@@ -332,24 +332,24 @@ def test_intervals_of_miscalibration_and_ici_cover_calibration_and_its_absence()
         x = rng.normal(size=1000) * 1.5
         for slope in (1.0, 0.5):
             y = (rng.random(1000) < sigmoid(slope * x)).astype(int)
-            found = evaluate(from_log_odds(x), y, metrics=["miscalibration", "ici"], n_resamples=160)
+            result = evaluate(from_log_odds(x), y, metrics=["miscalibration", "ici"], n_resamples=160)
             for name in ("miscalibration", "ici"):
-                covered[slope, name] += found[name].low - 1e-9 <= truth[slope, name] <= found[name].high + 1e-9
+                covered[slope, name] += result[name].low - 1e-9 <= truth[slope, name] <= result[name].high + 1e-9
     assert all(count >= 34 for count in covered.values()), covered
 
 
 @pytest.mark.parametrize(
-    ("model", "said", "right", "values"),
+    ("model", "mean_stated", "right", "values"),
     [("gpt-4.1-mini", 0.9283, 0.7601, 15), ("Qwen3-14B", 0.8963, 0.6301, 17), ("gemini-2.0-flash", 0.959, 0.784, 19)],
 )
-def test_stated_confidences_of_language_models(data, model, said, right, values):
+def test_stated_confidences_of_language_models(data, model, mean_stated, right, values):
     """Confidences of exactly 1 are moved by half of the resolution, 0.005, unless a floor says otherwise."""
     with (data / "llm" / f"mmlu_pro_{model}.csv").open(encoding="utf-8") as file:
         rows = [(row["stated_confidence"], row["correct"]) for row in csv.DictReader(file) if row["stated_confidence"]]
     stated, correct = np.array(rows, dtype=float).T
     assert len(np.unique(stated)) == values
     scores = evaluate(from_probs(stated, floor=1e-9), correct.astype(int), metrics=["predicted", "observed"])
-    assert scores["predicted"].value == pytest.approx(said, abs=5e-5)
+    assert scores["predicted"].value == pytest.approx(mean_stated, abs=5e-5)
     assert scores["observed"].value == pytest.approx(right, abs=5e-5)
     assert "overestimates" in scores.verdict()
 

@@ -29,7 +29,7 @@ UNCERTAINTY_TOOLBOX = {
     "coverage_80": 0.6328571428571429,
     "coverage_95": 0.7957142857142857,
 }
-"""Of uncertainty-toolbox 0.1.1 on the rows of `skewed`: crps_gaussian, nll_gaussian, check_score, sharpness,
+"""Values of uncertainty-toolbox 0.1.1 on the rows of `skewed`: crps_gaussian, nll_gaussian, check_score, sharpness,
 mean_absolute_calibration_error of intervals and of quantiles, get_proportion_in_interval, prediction_error_metrics."""
 
 
@@ -51,23 +51,23 @@ def quantiles_of(mean, std, levels=TAU):
 
 
 def values(scores):
-    return {metric: found.value for metric, found in scores.values[scores.methods[0]].items()}
+    return {metric: result.value for metric, result in scores.values[scores.methods[0]].items()}
 
 
 def test_the_table_equals_uncertainty_toolbox():
-    found = values(evaluate_forecasts(*skewed(), n_resamples=20))
+    result = values(evaluate_forecasts(*skewed(), n_resamples=20))
     for metric, expected in UNCERTAINTY_TOOLBOX.items():
-        assert found[metric] == pytest.approx(expected, abs=1e-9), metric
+        assert result[metric] == pytest.approx(expected, abs=1e-9), metric
 
 
 def test_the_table_equals_the_metrics_of_the_package():
     forecast = honest(60)
-    found = values(evaluate_forecasts(*forecast, coverage=(0.9,), n_resamples=20))
-    assert found["crps"] == pytest.approx(regression.crps(*forecast), abs=1e-12)
-    assert found["nll"] == pytest.approx(regression.gaussian_nll(*forecast), abs=1e-12)
-    assert found["width_90"] == pytest.approx(regression.interval_width(*forecast, level=0.9), abs=1e-12)
-    assert found["interval_error"] == pytest.approx(regression.mean_calibration_error(*forecast), abs=1e-12)
-    assert found["pit_error"] == pytest.approx(
+    result = values(evaluate_forecasts(*forecast, coverage=(0.9,), n_resamples=20))
+    assert result["crps"] == pytest.approx(regression.crps(*forecast), abs=1e-12)
+    assert result["nll"] == pytest.approx(regression.gaussian_nll(*forecast), abs=1e-12)
+    assert result["width_90"] == pytest.approx(regression.interval_width(*forecast, level=0.9), abs=1e-12)
+    assert result["interval_error"] == pytest.approx(regression.mean_calibration_error(*forecast), abs=1e-12)
+    assert result["pit_error"] == pytest.approx(
         regression.mean_calibration_error(*forecast, shares="quantiles"), abs=1e-12
     )
 
@@ -87,22 +87,22 @@ def test_pinball_loss_equals_scikit_learn_of_quantiles_and_of_gaussians():
 def test_quantiles_equal_the_loops(rows):
     y = np.array([row[0] for row in rows], float)
     q = np.array([[row[1] - 1.5, row[1], row[1] + 0.5 * row[2]] for row in rows], float)  # the last two may cross
-    found = values(evaluate_forecasts(q, [0.1, 0.5, 0.9], y, n_resamples=20))
+    result = values(evaluate_forecasts(q, [0.1, 0.5, 0.9], y, n_resamples=20))
     inside = [low <= target <= high for target, (low, _, high) in zip(y, q, strict=True)]
-    assert found["coverage_80"] == pytest.approx(sum(inside) / len(inside))
+    assert result["coverage_80"] == pytest.approx(sum(inside) / len(inside))
     shares = [sum(target <= row[k] for target, row in zip(y, q, strict=True)) / len(y) for k in range(3)]
     gaps = [abs(share - level) for share, level in zip(shares, (0.1, 0.5, 0.9), strict=True)]
-    assert found["pit_error"] == pytest.approx(sum(gaps) / 3)
-    assert found["interval_error"] == pytest.approx(abs(sum(inside) / len(inside) - 0.8))
+    assert result["pit_error"] == pytest.approx(sum(gaps) / 3)
+    assert result["interval_error"] == pytest.approx(abs(sum(inside) / len(inside) - 0.8))
     losses = [mean_pinball_loss(y, q[:, k], alpha=level) for k, level in enumerate((0.1, 0.5, 0.9))]
-    assert found["crps"] == pytest.approx(2 * np.dot([0.3, 0.4, 0.3], losses))  # by the widths of the levels' cells
+    assert result["crps"] == pytest.approx(2 * np.dot([0.3, 0.4, 0.3], losses))  # by the widths of the levels' cells
 
 
 def test_many_quantiles_have_the_crps_of_their_law():
     mean, std, y = honest(100)
     levels = (np.arange(400) + 0.5) / 400
-    found = values(evaluate_forecasts(quantiles_of(mean, std, levels), levels, y, n_resamples=20))
-    assert found["crps"] == pytest.approx(regression.crps(mean, std, y), rel=2e-3)
+    result = values(evaluate_forecasts(quantiles_of(mean, std, levels), levels, y, n_resamples=20))
+    assert result["crps"] == pytest.approx(regression.crps(mean, std, y), rel=2e-3)
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "quantiles"])
@@ -145,7 +145,7 @@ def test_intervals_hold_the_truth_of_honest_and_of_narrow_forecasts():
 
 
 TRUE_PIT_ERROR = float(np.mean([abs(ndtr(ndtri(level) / 2) - level) for level in np.linspace(0, 1, 100)]))
-"""Of forecasts with half of the true deviation."""
+"""Coverage of forecasts with half of the true deviation."""
 
 
 def test_the_test_of_calibration_keeps_its_level_and_names_the_fault():
@@ -185,31 +185,31 @@ def test_paired_differences_have_signs_and_know_what_is_equal():
     assert change["rmse"].value == 0
     assert change["rmse"].low == change["rmse"].high == 0
     same = scores.changes["same"]
-    assert all(found.value == 0 for found in same.values())
-    assert all(found.low <= 0 <= found.high for found in same.values())
+    assert all(result.value == 0 for result in same.values())
+    assert all(result.low <= 0 <= result.high for result in same.values())
 
 
-def test_gaussians_beside_quantiles_are_judged_by_the_same_levels():
+def test_gaussians_compared_with_quantiles_use_the_same_levels():
     mean, std, y = honest(100)
     scores = compare_forecasts(gaussian=(mean, std, y), quantiles=(quantiles_of(mean, std), TAU, y))
     assert scores.levels == tuple(TAU)
-    assert all(found.value == pytest.approx(0, abs=1e-12) for found in scores.changes["quantiles"].values())
+    assert all(result.value == pytest.approx(0, abs=1e-12) for result in scores.changes["quantiles"].values())
     assert "quantiles of the levels 0.05, 0.1" in scores.caption()
 
 
-def test_certain_forecasts_have_right_answers_and_no_likelihood():
+def test_certain_forecasts_have_finite_scores_but_no_likelihood():
     scores = evaluate_forecasts([1.0, 2.0, 3.0], [0.0, 0.0, 0.0], [1.0, 5.0, 2.0], n_resamples=20)
-    found = values(scores)
-    assert found["crps"] == found["mae"] == pytest.approx(4 / 3)
-    assert found["pinball"] == pytest.approx(2 / 3)
-    assert found["coverage_50"] == found["coverage_95"] == pytest.approx(1 / 3)
-    assert math.isnan(found["nll"])
+    result = values(scores)
+    assert result["crps"] == result["mae"] == pytest.approx(4 / 3)
+    assert result["pinball"] == pytest.approx(2 / 3)
+    assert result["coverage_50"] == result["coverage_95"] == pytest.approx(1 / 3)
+    assert math.isnan(result["nll"])
     assert "std is 0 in 3 rows" in str(scores)
     tiny = values(evaluate_forecasts([0.0, 0.0], [1e-320, 1.0], [1.0, 0.0], n_resamples=20))
     assert tiny["crps"] == pytest.approx((1 + regression.crps([0.0], [1.0], [0.0])) / 2)
 
 
-def test_crossing_quantiles_are_scored_as_they_are_and_told():
+def test_crossing_quantiles_are_scored_as_given_with_a_remark():
     y = np.array([0.0, 1.0, 2.0])
     q = np.array([[0.0, 1.0], [2.0, 0.0], [1.0, 3.0]])
     scores = evaluate_forecasts(q, [0.1, 0.9], y, n_resamples=20)

@@ -47,7 +47,7 @@ def test_means_by_hand_and_the_worst_group():
         table["D"]
 
 
-def test_groups_that_are_wrong_alike_are_not_said_to_be_right():
+def test_groups_with_the_same_error_are_not_called_right():
     rng = np.random.default_rng(0)
     p, group = rng.uniform(0.2, 0.6, 4000), np.arange(4000) % 2
     table = evaluate_groups(p, rng.random(4000) < p + 0.2, group)
@@ -60,11 +60,11 @@ def test_one_group_of_one_score_is_a_binomial():
     """Mid-p intervals lie a little inside Clopper's and Pearson's."""
     for events in (0, 2, 15):
         y = np.arange(30) < events
-        found = evaluate_groups(np.full(30, 0.1), y, np.zeros(30)).rows[0].difference
+        result = evaluate_groups(np.full(30, 0.1), y, np.zeros(30)).rows[0].difference
         low = beta.ppf(0.025, events, 31 - events) if events else 0.0
         high = beta.ppf(0.975, events + 1, 30 - events)
-        assert low - 0.1 - 1e-9 <= found.low <= low - 0.1 + 0.03
-        assert high - 0.1 - 0.04 <= found.high <= high - 0.1 + 1e-9
+        assert low - 0.1 - 1e-9 <= result.low <= low - 0.1 + 0.03
+        assert high - 0.1 - 0.04 <= result.high <= high - 0.1 + 1e-9
 
 
 def test_parts_add_up_and_a_common_factor_changes_nothing():
@@ -84,7 +84,7 @@ def test_parts_add_up_and_a_common_factor_changes_nothing():
     assert (numbers(weighted)[:, 3] > numbers(copied)[:, 3]).all()  # copies are no new rows
 
 
-def test_several_columns_hold_together():
+def test_intervals_of_several_columns_hold_at_once():
     table = evaluate_groups(P, Y, {"ward": WARD, "even": np.arange(3000) % 2})
     assert {row.name for row in table.rows} == {"ward=A", "ward=B", "ward=C", "even=0", "even=1"}
     assert set(table.heterogeneity) == {"ward", "even"}
@@ -92,7 +92,7 @@ def test_several_columns_hold_together():
     assert table["ward", "A"].difference.high > alone.high
 
 
-def test_a_smaller_group_shows_less():
+def test_a_smaller_group_has_a_larger_detectable_difference():
     sizes = np.array([30, 300, 3000])
     group = np.repeat(["s", "m", "l"], sizes)
     p = np.tile([0.1, 0.3], len(group) // 2)
@@ -147,19 +147,19 @@ def test_groups_of_another_length_are_one_clear_error_everywhere(wrong):
             pytest.fail(f"{name} took them: {call()}")
 
 
-def test_what_is_not_a_number_is_one_group():
+def test_nan_is_one_group():
     ages = np.where(np.arange(3000) % 3 == 0, np.nan, 40.0)
     table = evaluate_groups(P, Y, ages)
     assert {row.group: row.rows for row in table.rows} == {"(missing)": 1000, 40.0: 2000}
 
 
-def test_packed_sums_come_back():
+def test_packed_sums_are_restored():
     tally = GroupTally.of(P, Y, {"ward": WARD, "even": np.arange(3000) % 2})
-    keys, places, sums = tally.pack()
-    again = GroupTally.unpack(json.loads(json.dumps(keys)), places, sums)
-    assert str(again.table()) == str(tally.table())
+    keys, index, sums = tally.pack()
+    unpacked = GroupTally.unpack(json.loads(json.dumps(keys)), index, sums)
+    assert str(unpacked.table()) == str(tally.table())
     assert GroupTally.unpack(*GroupTally({}).pack()).sums == {}
-    for broken in ((keys[:1], places, sums), (keys, places[1:], sums), (keys, places, -sums), ([["a"]], places, sums)):
+    for broken in ((keys[:1], index, sums), (keys, index[1:], sums), (keys, index, -sums), ([["a"]], index, sums)):
         with pytest.raises(ValueError, match="its groups"):
             GroupTally.unpack(*broken)
 
@@ -169,9 +169,9 @@ def test_simulations_run(monkeypatch):
     import group_repair
     import groups
 
-    found = groups.simulate(groups.WORLDS[2], simulations=3, groups=6)
-    assert 0 <= found.together <= 1
-    assert found.width < 0.3
+    result = groups.simulate(groups.WORLDS[2], simulations=3, groups=6)
+    assert 0 <= result.together <= 1
+    assert result.width < 0.3
     losses = group_repair.compare("temperature", groups=3, size=100, differ=0.5, simulations=1)
     assert losses.mixed < 0.8
     for name in ("groups", "group_repair"):

@@ -17,11 +17,11 @@ from trueup.metrics.resampling import BootstrapBins, Classwise, Resampling, solv
 def true_ece(temperature, classes=5, scale=2.0, n=400_000):
     """The binned error of the distribution itself, which a sample only estimates; and the class-wise one."""
     z = np.random.default_rng(99).normal(size=(n, classes)) * scale
-    said, meant = (np.exp(v - v.max(axis=1, keepdims=True)) for v in (z, z / temperature))
-    said, meant = said / said.sum(axis=1, keepdims=True), meant / meant.sum(axis=1, keepdims=True)
-    best = said.argmax(axis=1)[:, None]
-    top = Bins.from_scores(said.max(axis=1), np.take_along_axis(meant, best, 1)[:, 0], equal_width(15)).ece()
-    each = [Bins.from_scores(said[:, k], meant[:, k], equal_width(15)).ece() for k in range(classes)]
+    stated, true = (np.exp(v - v.max(axis=1, keepdims=True)) for v in (z, z / temperature))
+    stated, true = stated / stated.sum(axis=1, keepdims=True), true / true.sum(axis=1, keepdims=True)
+    best = stated.argmax(axis=1)[:, None]
+    top = Bins.from_scores(stated.max(axis=1), np.take_along_axis(true, best, 1)[:, 0], equal_width(15)).ece()
+    each = [Bins.from_scores(stated[:, k], true[:, k], equal_width(15)).ece() for k in range(classes)]
     return top, float(np.mean(each))
 
 
@@ -31,8 +31,8 @@ def test_intervals_of_calibration_errors_cover_the_truth(temperature, n):
     covered = {"ece": 0, "sce": 0}
     for seed in range(100):
         tally = Tally.of(*calibrated(n, 5, temperature=temperature, seed=seed))
-        for name, found in intervals(tally, ("ece", "sce"), Resampling(n_resamples=200, seed=seed)).items():
-            covered[name] += found.low <= {"ece": ece, "sce": sce}[name] <= found.high
+        for name, result in intervals(tally, ("ece", "sce"), Resampling(n_resamples=200, seed=seed)).items():
+            covered[name] += result.low <= {"ece": ece, "sce": sce}[name] <= result.high
     assert covered["ece"] >= 88  # 95 expected; 88 is three standard deviations below
     assert covered["sce"] >= 88
 
@@ -40,7 +40,7 @@ def test_intervals_of_calibration_errors_cover_the_truth(temperature, n):
 def test_intervals_of_means_are_those_of_the_bootstrap():
     logits, labels = calibrated(400, 4, temperature=2)
     scored = ScoredRows.of(logits, labels)
-    found = intervals(scored.tally)
+    result = intervals(scored.tally)
     rng = np.random.default_rng(0)
     index = rng.integers(0, 400, size=(4000, 400))
     columns = {"accuracy": "correct"}
@@ -48,8 +48,8 @@ def test_intervals_of_means_are_those_of_the_bootstrap():
         replicas = getattr(scored.rows, columns.get(name, name))[index].mean(axis=1)
         low, high = np.quantile(replicas, [0.025, 0.975])
         width = high - low
-        assert found[name].low == pytest.approx(low, abs=0.1 * width)
-        assert found[name].high == pytest.approx(high, abs=0.1 * width)
+        assert result[name].low == pytest.approx(low, abs=0.1 * width)
+        assert result[name].high == pytest.approx(high, abs=0.1 * width)
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
@@ -93,15 +93,15 @@ def test_bands_hold_the_accuracy_of_a_calibrated_network(metric):
     inside = total = 0
     for seed in range(20):
         logits, labels = calibrated(2000, 4, seed=seed)
-        found = metrics.consistency(logits, labels, metric=metric, seed=seed)
+        result = metrics.consistency(logits, labels, metric=metric, seed=seed)
         scored = ScoredRows.of(logits, labels)
         index, edges = scored.bin_of_row(adaptive=metric == "aece")
         accuracy = Bins.from_indices(index, scored.rows.confidence, scored.rows.correct, edges).accuracy
-        low, high = found.low[: len(accuracy)], found.high[: len(accuracy)]
+        low, high = result.low[: len(accuracy)], result.high[: len(accuracy)]
         full = ~np.isnan(accuracy) & ~np.isnan(low)
         inside += ((low <= accuracy + 0.01) & (accuracy - 0.01 <= high))[full].sum()
         total += full.sum()
-        assert found.excess == pytest.approx(found.statistic - found.expected)
+        assert result.excess == pytest.approx(result.statistic - result.expected)
     assert inside / total > 0.9
 
 
@@ -114,9 +114,9 @@ def test_spiegelhalter_is_standard_normal_under_calibration():
     z = [metrics.spiegelhalter(*calibrated(500, 4, seed=s)).z for s in range(300)]
     assert abs(np.mean(z)) < 4 / np.sqrt(300)
     assert np.std(z) == pytest.approx(1, abs=0.15)
-    found = metrics.spiegelhalter(*calibrated(2000, 4, temperature=1.5))
-    assert found.z > 3
-    assert found.p_value < 0.01
+    result = metrics.spiegelhalter(*calibrated(2000, 4, temperature=1.5))
+    assert result.z > 3
+    assert result.p_value < 0.01
     assert metrics.spiegelhalter(*calibrated(2000, 4, temperature=0.7)).z < -3
 
 
@@ -136,11 +136,11 @@ class TestPaired:
             logits, labels = calibrated(1500, 5, temperature=1.6, seed=seed)
             one = ScoredRows.of(logits, labels)
             two = ScoredRows.of(logits / 1.6, labels, paired_with=one)
-            found = differences(one, two, ("ece", "sce", "nll"), Resampling(n_resamples=200, seed=seed))
+            result = differences(one, two, ("ece", "sce", "nll"), Resampling(n_resamples=200, seed=seed))
             # The second network's logits are the first's at scale 2/1.6, so its own binned truth is zero.
-            covered["ece"] += found["ece"].low <= truth <= found["ece"].high
-            covered["sce"] += found["sce"].low <= sce_truth <= found["sce"].high
-            covered["nll"] += found["nll"].high < 0
+            covered["ece"] += result["ece"].low <= truth <= result["ece"].high
+            covered["sce"] += result["sce"].low <= sce_truth <= result["sce"].high
+            covered["nll"] += result["nll"].high < 0
         assert covered["ece"] >= 50
         assert covered["sce"] >= 48
         assert covered["nll"] >= 55
@@ -154,8 +154,8 @@ class TestPaired:
     def test_a_method_does_not_differ_from_itself(self):
         pair = calibrated(500, 4)
         for metric in TABLE_METRICS:
-            found = metrics.paired_bootstrap(pair, pair, metric=metric)
-            assert found.value == found.low == found.high == pytest.approx(0, abs=1e-12), metric
+            result = metrics.paired_bootstrap(pair, pair, metric=metric)
+            assert result.value == result.low == result.high == pytest.approx(0, abs=1e-12), metric
 
     def test_rows_must_be_the_same(self):
         with pytest.raises(ValueError, match=r"the same \(rows, classes, bins\), got \(50, 3, 15\) and \(40, 3, 15\)"):
@@ -182,12 +182,12 @@ def test_seeds_decide_and_the_global_generator_is_left_alone():
 @pytest.mark.parametrize("n", [0, 1, 2, 10])
 def test_tiny_sets(metric, n):
     logits, labels = calibrated(10, 3)
-    found = metrics.bootstrap(logits[:n], labels[:n], metric=metric)
-    assert isinstance(found, Interval)
+    result = metrics.bootstrap(logits[:n], labels[:n], metric=metric)
+    assert isinstance(result, Interval)
     if n == 0:
-        assert np.isnan([found.value, found.low, found.high]).all()
+        assert np.isnan([result.value, result.low, result.high]).all()
     if n == 10:
-        assert found.low <= found.high
+        assert result.low <= result.high
 
 
 def test_refusals():
@@ -203,14 +203,14 @@ def test_refusals():
 def test_no_error_at_all_still_has_an_upper_end():
     # Everything right with certainty: no gap, no noise.
     z = np.array([[800.0, 0.0]] * 20)
-    found = metrics.bootstrap(z, np.zeros(20, int))
-    assert (found.value, found.low, found.high) == (0, 0, 0)
+    result = metrics.bootstrap(z, np.zeros(20, int))
+    assert (result.value, result.low, result.high) == (0, 0, 0)
     # All bins underconfident: overconfidence is 0 as observed, but noise could have hidden some.
     logits = np.log(np.tile([[0.6, 0.4]], (30, 1)))
     labels = np.array([0] * 20 + [1] * 10)
-    found = metrics.bootstrap(logits, labels, metric="overconfidence", top_label=True)
-    assert found.value == found.low == 0
-    assert found.high > 0
+    result = metrics.bootstrap(logits, labels, metric="overconfidence", top_label=True)
+    assert result.value == result.low == 0
+    assert result.high > 0
 
 
 def test_class_wise_noise_matches_simulation():
@@ -235,16 +235,16 @@ def test_repeated_rows_do_not_blow_up_the_class_wise_interval():
     rng = np.random.default_rng(3)
     logits = np.log(np.full((2000, 3), [0.4, 0.3, 0.3]))
     labels = rng.choice(3, size=2000, p=[0.1, 0.6, 0.3])
-    found = metrics.bootstrap(logits, labels, metric="sce")
-    assert found.low < 0.2 < found.high
-    assert found.high - found.low < 0.05
+    result = metrics.bootstrap(logits, labels, metric="sce")
+    assert result.low < 0.2 < result.high
+    assert result.high - result.low < 0.05
     other = np.log(np.full((2000, 3), [0.1, 0.6, 0.3]))
     change = metrics.paired_bootstrap((logits, labels), (other, labels), metric="sce")
     assert change.low < -0.2 < change.high < -0.1
 
 
 @pytest.mark.parametrize("number", [0, -1, 2.5, True])
-def test_resamples_must_be_a_number_of_them(number):
+def test_resamples_must_be_a_positive_whole_number(number):
     pair = calibrated(50, 3)
     for call in (
         lambda: metrics.bootstrap(*pair, n_resamples=number),
@@ -262,8 +262,8 @@ def test_spiegelhalter_of_rounded_halves_is_undefined():
 
 
 def test_low_ends_keep_the_order_of_the_errors():
-    found = intervals(Tally.of(*calibrated(3000, 10, temperature=2)), ("ece", "rmsce", "mce"))
-    assert 0 < found["ece"].low <= found["rmsce"].low <= found["mce"].low + 1e-12
+    result = intervals(Tally.of(*calibrated(3000, 10, temperature=2)), ("ece", "rmsce", "mce"))
+    assert 0 < result["ece"].low <= result["rmsce"].low <= result["mce"].low + 1e-12
     crowded = metrics.bootstrap(*calibrated(300, 4), metric="mce", bins=1000)
     assert crowded.high >= crowded.low
     assert crowded.high > 0

@@ -132,7 +132,7 @@ def test_mmce_by_hand():
 
 
 @given(st.lists(st.tuples(st.floats(0.5001, 0.9999), st.booleans()), min_size=2, max_size=30))
-def test_two_columns_see_twice_the_squared_mmce(confident):
+def test_skce_of_two_columns_is_twice_the_squared_mmce(confident):
     c, a = np.array([c for c, _ in confident]), np.array([int(a) for _, a in confident])
     z = np.log(np.stack([1 - c, c], axis=1))
     assert skce_biased(z, a, bandwidth=math.sqrt(2) * 0.4) == pytest.approx(2 * mmce(z, a) ** 2, abs=1e-7)
@@ -213,23 +213,23 @@ def test_overconfidence_is_found(method, n):
 
 def test_the_test_equals_the_slow_loop():
     z, y = draw(np.random.default_rng(4), 20, 3)
-    found = skce_test(z, y, bandwidth=0.5, n_resamples=50, seed=7)
+    result = skce_test(z, y, bandwidth=0.5, n_resamples=50, seed=7)
     h = skce_matrix(z, y, 0.5)
     np.fill_diagonal(h, 0)
     signs = np.random.default_rng(7).choice([-1.0, 1.0], size=(20, 50))
     exceeding = sum(w @ h @ w >= h.sum() for w in signs.T)
-    assert found.p_value == (1 + exceeding) / 51
-    assert found.statistic == pytest.approx(h.sum() / (20 * 19)) == pytest.approx(skce(z, y, bandwidth=0.5))
-    assert skce_test(z, y, bandwidth=0.5, n_resamples=50, seed=7) == found
-    assert 1 / 51 <= found.p_value <= 1
+    assert result.p_value == (1 + exceeding) / 51
+    assert result.statistic == pytest.approx(h.sum() / (20 * 19)) == pytest.approx(skce(z, y, bandwidth=0.5))
+    assert skce_test(z, y, bandwidth=0.5, n_resamples=50, seed=7) == result
+    assert 1 / 51 <= result.p_value <= 1
 
 
 def test_the_linear_test_by_hand():
     # All rows (½, ½): every product is ½ for equal labels and −½ for others; here 3 of 4 pairs agree.
-    found = skce_test(np.zeros((8, 2)), [0, 0, 1, 1, 0, 0, 0, 1], method="linear")
-    assert found.statistic == pytest.approx(0.25)
+    result = skce_test(np.zeros((8, 2)), [0, 0, 1, 1, 0, 0, 0, 1], method="linear")
+    assert result.statistic == pytest.approx(0.25)
     # Mean ¼, variance (3·¼² + ¾²)/3 = ¼, standard error ¼: one standard error above zero.
-    assert found.p_value == pytest.approx(0.158655, abs=1e-6)
+    assert result.p_value == pytest.approx(0.158655, abs=1e-6)
 
 
 def test_which_test_is_run(monkeypatch):

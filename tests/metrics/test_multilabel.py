@@ -48,9 +48,9 @@ def test_micro_macro_and_each_label():
     pair = (np.stack([np.zeros(400), x[:, 2]], axis=1), y[:, 2])
     assert scores.labels["c"]["ece"].value == pytest.approx(metrics.ece(*pair))
     assert scores.labels["c"]["ece"].low == pytest.approx(trueup.evaluate(*pair, n_resamples=200)["ece"].low)
-    for found in scores.macro.values():
-        assert found.low <= found.value + 0.02
-        assert found.value <= found.high + 0.02
+    for result in scores.macro.values():
+        assert result.low <= result.value + 0.02
+        assert result.value <= result.high + 0.02
     assert scores.micro.clusters == 400
     assert "mean (macro)" in str(scores)
     assert scores.to_dict()["macro"]["nll"]["value"] == scores.macro["nll"].value
@@ -58,7 +58,7 @@ def test_micro_macro_and_each_label():
 
 
 def test_the_macro_interval_is_that_of_rows():
-    """Of means over the same rows of all labels it is Student's over blocks; it covers as it should."""
+    """The macro interval is Student's over blocks of rows, and has the nominal coverage."""
     x, y = tags(100_000, seed=99)
     truth = np.logaddexp(0, np.where(y == 1, -x, x)).mean()
     covered = {"nll": 0, "ece": 0}
@@ -83,7 +83,7 @@ def test_correlated_rows_widen_it():
     assert by_patient.micro.cluster_name == "patient"
 
 
-def test_fits_per_label_share_what_few_rows_cannot_tell(tmp_path):
+def test_fits_per_label_share_strength_with_few_rows(tmp_path):
     x, y = tags(3000, 3, slopes=[1.0, 0.3, 1.0])
     y[20:, 2] = -100  # twenty rows of the last label
     fitted = per_label("platt")(x, y)
@@ -103,7 +103,7 @@ def test_fits_per_label_share_what_few_rows_cannot_tell(tmp_path):
         fitted(new[:, :2])
 
 
-def test_what_is_wrong_is_said():
+def test_bad_input_is_named_in_the_error():
     x, y = tags(10)
     with pytest.raises(InputError, match=r"targets must be 0 or 1, or -100 if unknown, got 2 at \[0, 1\]"):
         trueup.io.from_multilabel(x, np.where(np.arange(30).reshape(10, 3) == 1, 2, y))
@@ -115,7 +115,7 @@ def test_what_is_wrong_is_said():
         per_label()(x[:, :1], y[:, :1])
 
 
-def test_another_mark_of_unknown_labels_is_hinted_at():
+def test_another_mark_of_unknown_labels_gets_a_hint():
     with pytest.raises(InputError, match="got -1 at .*; ignore_index names another mark"):
         evaluate_labels(np.zeros((2, 2)), [[0, 1], [-1, 1]])
 

@@ -62,7 +62,7 @@ def test_a_recall_that_is_met_exactly_suffices():
 
 
 @given(scored.filter(lambda rows: len({p for _, p in rows}) == 2))
-def test_turning_scores_or_marks_around_turns_the_roc_area_around(rows):
+def test_negating_scores_or_marks_reflects_the_roc_area(rows):
     scores, positive = np.array([s for s, _ in rows]), np.array([p for _, p in rows])
     area = ranking.roc_area(scores, positive)
     assert area + ranking.roc_area(-scores, positive) == pytest.approx(1)
@@ -95,7 +95,7 @@ labelled = st.lists(st.tuples(tenths, st.integers(0, 2)), min_size=1, max_size=5
 
 
 def uncertainty(rows, score):
-    """What the rows say of themselves, rounded so that ties are those of exact arithmetic."""
+    """Confidence and correctness of each row, rounded so that ties are those of exact arithmetic."""
     probs = np.array([p for p, _ in rows]) / sum(rows[0][0])
     u = 1 - probs.max(axis=1) if score == "confidence" else -(probs * np.log(probs)).sum(axis=1)
     wrong = [float(p.index(max(p)) != y) for p, y in rows]

@@ -49,8 +49,8 @@ def test_parts_add_up_and_axes_agree():
     z, y = torch.from_numpy(rng.normal(size=(6, 3, 4, 4))), torch.from_numpy(rng.integers(0, 3, (6, 4, 4)))
     whole = SegmentationTally.of(z, y, background=0)
     parts = sum(SegmentationTally.of(z[i : i + 2], y[i : i + 2], background=0) for i in (0, 2, 4))
-    last = SegmentationTally.of(z.movedim(1, -1), y, class_axis="last", background=0)
-    for other in (parts, last):
+    classes_last = SegmentationTally.of(z.movedim(1, -1), y, class_axis="last", background=0)
+    for other in (parts, classes_last):
         assert other.value() == whole.value()
         assert str(other) == str(whole)
     assert whole.classes == (1, 2)
@@ -71,7 +71,7 @@ def test_an_image_without_pixels_counts_nothing():
     assert np.isnan(SegmentationTally.of(z[:1], y[:1]).value().low)
 
 
-def test_what_is_wrong_is_said():
+def test_bad_input_is_named_in_the_error():
     z, y = np.zeros((2, 3, 4, 4)), np.zeros((2, 4, 4), int)
     with pytest.raises(InputError, match=r"labels must have shape \(2, 3, 4\) to match the logits, got \(2, 4, 4\)"):
         SegmentationTally.of(z, y, class_axis="last")

@@ -105,7 +105,7 @@ def test_ks_classwise_is_the_same_in_any_number_of_chunks(monkeypatch):
 
 
 @pytest.mark.parametrize("value", [0, 4, -1, 1.5, None])
-def test_places_must_exist(value):
+def test_ranks_must_exist(value):
     z, y = draw(0, 5, 3)
     with pytest.raises(ValueError, match=r"rank must lie in 1\.\.3, the number of classes, got"):
         ks(z, y, rank=value)
@@ -161,7 +161,7 @@ def test_smooth_ece_of_certain_rows():
     assert smooth_ece(np.zeros((4, 2)), [0, 0, 1, 1]) == pytest.approx(0, abs=1e-12)
 
 
-def test_smooth_ece_of_tiny_residuals_is_not_lost_below_the_mesh():
+def test_smooth_ece_resolves_residuals_smaller_than_the_mesh():
     z = np.array([[0.0, x] for x in (14.0, 15.0, 16.0)])
     expected = np.mean(1 - softmax(z)[:, 1])
     assert expected < 1e-6
@@ -182,7 +182,7 @@ def test_kde_ece_equals_the_slow_loop(pair):
         assert kde_ece(z, y) == pytest.approx(confidence.mean())
 
 
-def test_kde_ece_does_not_hang_on_the_grid():
+def test_kde_ece_does_not_depend_on_the_grid():
     z, y = draw(3, 500, 4, sharpness=0.5)
     fine = kde_ece(z, y, grid=1 << 17)
     assert kde_ece(z, y) == pytest.approx(fine, abs=1e-7)

@@ -162,7 +162,7 @@ def test_levels_are_printed_as_they_are():
 
 def test_no_interval_reaches_below_zero():
     scores = evaluate([[1.0, 2.0], [3.0, 4.0]], [0, 1], top_label=True)
-    assert all(found.low >= 0 for found in scores.values["network"].values())
+    assert all(result.low >= 0 for result in scores.values["network"].values())
 
 
 def test_too_few_resamples_judge_nothing():
