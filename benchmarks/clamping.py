@@ -1,12 +1,12 @@
-"""Clamping beside temperature scaling on real networks: what it gains under shift, what it never loses, what it costs.
+"""Clamping compared with temperature scaling on real networks: gain under shift, loss without shift, and cost.
 
-    python benchmarks/clamping.py               the bars but the sweep of all shifts, a quarter of an hour on two cores
-    python benchmarks/clamping.py --full        every bar, within an hour; the sweep on 1,000 calibration images
-    python benchmarks/clamping.py --sweep 2500  the sweep alone, on so many calibration images: two hours
-    python benchmarks/clamping.py --small       a smoke run of seconds on drawn data; its figures mean nothing
+    python benchmarks/clamping.py               all bars without the sweep; a quarter of an hour on two cores.
+    python benchmarks/clamping.py --full        all bars, within an hour.
+    python benchmarks/clamping.py --sweep 2500  the sweep over all shifts with 2,500 images; two hours.
+    python benchmarks/clamping.py --small       a smoke test of seconds on random data.
 
-The networks and images are in the folder that TRUEUP_DATA names. Costs are in forward passes over the calibration
-images; a backward pass to the input counts for as much as was measured during the fit.
+TRUEUP_DATA names the folder of networks and images. Costs are in forward passes over the calibration images. A backward
+pass to the input counts with its measured cost.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from trueup_studies.networks import CNN, Normalise, load_weights, resnet20, resn
 from trueup_studies.shift_benchmark import Images, ShiftBenchmarkRow, benchmark_shift
 
 SLACK, WORSE = 0.0005, 0.002
-"""How much test NLL may exceed temperature's: on the data of the training, and under any shift."""
+"""Largest excess of the test NLL over temperature scaling: without shift, and under any shift."""
 AT_ZERO, MOVED = 20.0, 80.0
-"""Forward-equivalents allowed to a fit that ends at δ = 0, and to one that does not."""
+"""Largest cost in forward passes of a fit that ends at δ = 0, and of any other fit."""
 ORACLE = 0.9
-"""What share of the oracle's gain in NLL clamping must reach."""
+"""Smallest share of the oracle's NLL gain that clamping must reach."""
 
 
 class Bar(NamedTuple):
-    """What clamping must gain over temperature under one shift."""
+    """Required gain of clamping over temperature scaling under one shift."""
 
     corruption: str
     severity: int
     nll: float
-    """Least share of temperature's test NLL that goes."""
+    """Smallest relative decrease of the test NLL."""
     accuracy: float
-    """Least gain in accuracy."""
+    """Smallest gain in accuracy."""
     oracle: bool
     """Whether an oracle knows the shift."""
 
@@ -68,15 +68,15 @@ BARS = (
 
 
 class Sizes(NamedTuple):
-    """How much of everything a run does."""
+    """Sizes of a run."""
 
     plain: int = 2500
     shifted: int = 2500
     swept: int = 0
-    """Calibration images at each corruption and severity; none leaves that out."""
+    """Calibration images at each corruption and severity; 0 skips the sweep."""
     severities: tuple[int, ...] = (1, 2, 3, 4, 5)
     descent: int = 1500
-    """Images on which the published recipe descends."""
+    """Images for the published recipe."""
     epochs: int = 100
     repeated: int = 512
     batch: int = 500
@@ -102,17 +102,17 @@ class Subject(NamedTuple):
 
 def main() -> None:
     """Print the bars."""
-    parser = argparse.ArgumentParser(description="Clamping beside temperature scaling.")
+    parser = argparse.ArgumentParser(description="Clamping compared with temperature scaling.")
     parser.add_argument("--small", action="store_true", help="a smoke run of seconds on drawn data")
     parser.add_argument("--full", action="store_true", help="every bar, within an hour")
-    parser.add_argument("--sweep", type=int, help="the sweep of all shifts alone, on so many calibration images")
+    parser.add_argument("--sweep", type=int, help="only the sweep over all shifts, with this number of images")
     options = parser.parse_args()
     sizes = SMALL if options.small else FULL if options.full else DEFAULT
     subjects = drawn_subjects(sizes) if options.small else real_subjects()
     warnings.simplefilter("ignore")  # a smoke run's temperatures may end at bounds
     started = perf_counter()
     print(f"trueup {trueup.__version__}, torch {torch.__version__} on {torch.get_num_threads()} threads\n", flush=True)
-    print_row("what", "clamping", "bar", "", "beside it")
+    print_row("quantity", "clamping", "bar", "", "remark")
     first, second = subjects
     if options.sweep:
         judge_sweep(sizes._replace(swept=options.sweep), first)
@@ -155,7 +155,7 @@ def real_subjects() -> tuple[Subject, Subject]:
 
 
 def drawn_subjects(sizes: Sizes) -> tuple[Subject, Subject]:
-    """Two untrained networks that are too sure of labels drawn from themselves."""
+    """Two untrained networks that are overconfident on labels drawn from their own predictions."""
     generator = torch.Generator().manual_seed(0)
     normalise = Normalise((0.5,) * 3, (0.25,) * 3)
     subjects = []
@@ -175,11 +175,11 @@ def drawn_subjects(sizes: Sizes) -> tuple[Subject, Subject]:
 
 
 def judge_in_distribution(sizes: Sizes, subject: Subject) -> None:
-    """Judge that clamping loses nothing where there is nothing to gain."""
-    given, unseen = (Loader(sizes, subject, half, sizes.plain) for half in ("calibration", "test"))
-    scaled = temperature(subject.model, given)
+    """Check that clamping loses nothing without a shift."""
+    images_to_fit, unseen = (Loader(sizes, subject, half, sizes.plain) for half in ("calibration", "test"))
+    scaled = temperature(subject.model, images_to_fit)
     began = perf_counter()
-    clamped = clamp(subject.model, given, progress=False)
+    clamped = clamp(subject.model, images_to_fit, progress=False)
     took = perf_counter() - began
     before, after = (metrics.nll(*collect(m, unseen, progress=False)) for m in (scaled, clamped))
     record = clamped.fit_record
@@ -195,7 +195,7 @@ def judge_in_distribution(sizes: Sizes, subject: Subject) -> None:
 
 
 def judge_shift(sizes: Sizes, subject: Subject, bar: Bar) -> None:
-    """Judge what clamping gains under one shift; on the second network the gains themselves are not judged."""
+    """Check the gain of clamping under one shift; on the second network the gain has no bar."""
     rows = repaired(sizes, subject, bar.corruption, bar.severity, sizes.shifted)
     scaled, clamped = rows["temperature"], rows["clamping"]
     setting = CORRUPTIONS[bar.corruption].settings[bar.severity - 1]
@@ -230,7 +230,7 @@ def judge_shift(sizes: Sizes, subject: Subject, bar: Bar) -> None:
 
 
 def judge_sweep(sizes: Sizes, subject: Subject) -> None:
-    """Judge that no corruption at any severity makes clamping worse than temperature, and the dearest fit."""
+    """Check that clamping is never worse than temperature scaling, and the cost of the most expensive fit."""
     worst: list[tuple[float, str]] = []
     costs: dict[bool, list[float]] = {False: [], True: []}
     for name in CORRUPTIONS:
@@ -251,28 +251,32 @@ def judge_sweep(sizes: Sizes, subject: Subject) -> None:
     print_row(
         "all corruptions and severities: the worst", f"{most:+.4f}", f"≤ {WORSE}", verdict(sizes, most <= WORSE), where
     )
-    for moved, found in costs.items():
-        if found:
-            judge_cost(sizes, f"all corruptions: the dearest of {len(found)}", float(moved), max(found))
+    for moved, costs_of_kind in costs.items():
+        if costs_of_kind:
+            judge_cost(
+                sizes, f"all corruptions: the most expensive of {len(costs_of_kind)}", float(moved), max(costs_of_kind)
+            )
 
 
 def judge_cost(sizes: Sizes, what: str, delta_norm: float, equivalents: float) -> None:
     most = MOVED if delta_norm else AT_ZERO
     passed = verdict(sizes, equivalents <= most)
-    beside = "ended at δ ≠ 0" if delta_norm else "ended at δ = 0"
-    print_row(f"{what}: forward-equivalents", f"{equivalents:.1f}", f"≤ {most:.0f}", passed, beside)
+    remark = "ended at δ ≠ 0" if delta_norm else "ended at δ = 0"
+    print_row(f"{what}: forward-equivalents", f"{equivalents:.1f}", f"≤ {most:.0f}", passed, remark)
 
 
 def judge_descent(sizes: Sizes, subject: Subject) -> None:
-    """Judge variable projection against the released recipe: a lower objective at a fifth of the cost."""
-    given = Loader(sizes, subject, "calibration", sizes.descent)
+    """Check variable projection against the released recipe: a lower objective at a fifth of the cost."""
+    images_to_fit = Loader(sizes, subject, "calibration", sizes.descent)
     objective = Objective(loss="focal", gamma=1.0, penalty=0.01, norm="l2")
     same: dict[str, Any] = {"objective": objective, "progress": False}
     random = MapOptions(start="random")
     began = perf_counter()
-    theirs = clamp(subject.model, given, recipe=partial(code, epochs=sizes.epochs), input_map=random, **same).fit_record
+    theirs = clamp(
+        subject.model, images_to_fit, recipe=partial(code, epochs=sizes.epochs), input_map=random, **same
+    ).fit_record
     middle = perf_counter()
-    ours = clamp(subject.model, given, recipe="varpro", **same).fit_record
+    ours = clamp(subject.model, images_to_fit, recipe="varpro", **same).fit_record
     took = middle - began, perf_counter() - middle
     what = f"{subject.name}, varpro, {sizes.descent:,} images"
     print_row(
@@ -295,11 +299,11 @@ def judge_descent(sizes: Sizes, subject: Subject) -> None:
 
 
 def judge_repeated(sizes: Sizes, subject: Subject) -> None:
-    """Judge that the paper's recipe gives the same bits for the same seed, and others for another."""
-    given = Loader(sizes, subject, "calibration", sizes.repeated)
+    """Check that the paper's recipe is reproducible bit for bit, and depends on the seed."""
+    images_to_fit = Loader(sizes, subject, "calibration", sizes.repeated)
     two = partial(paper, epochs=2, batch_size=max(1, sizes.repeated // 4))
     one, again, other = (
-        clamp(subject.model, given, recipe=two, input_map=MapOptions(start="random"), seed=seed, progress=False)
+        clamp(subject.model, images_to_fit, recipe=two, input_map=MapOptions(start="random"), seed=seed, progress=False)
         for seed in (0, 0, 1)
     )
     same, differs = (torch.equal(one.before.delta, fit.before.delta) for fit in (again, other))
@@ -314,13 +318,13 @@ def judge_repeated(sizes: Sizes, subject: Subject) -> None:
 
 
 def judge_untouched(sizes: Sizes, subject: Subject) -> None:
-    """Judge that the caller's model and the global random state are as they were, also after an exception."""
-    model, given = subject.model, Loader(sizes, subject, "calibration", sizes.repeated)
+    """Check that the caller's model and the global random state do not change, also after an exception."""
+    model, images_to_fit = subject.model, Loader(sizes, subject, "calibration", sizes.repeated)
     model.train()
     next(iter(model.parameters())).requires_grad_(False)
     for what, fit in (
-        ("a fit", lambda: clamp(model, given, progress=False)),
-        ("an exception inside a fit", lambda: clamp(model, given, recipe=raising, progress=False)),
+        ("a fit", lambda: clamp(model, images_to_fit, progress=False)),
+        ("an exception inside a fit", lambda: clamp(model, images_to_fit, recipe=raising, progress=False)),
     ):
         before = state_of(model)
         with suppress(Interruption):
@@ -338,7 +342,7 @@ def judge_untouched(sizes: Sizes, subject: Subject) -> None:
 
 
 class Interruption(Exception):
-    """What stops a fit on purpose."""
+    """An exception that stops a fit on purpose."""
 
 
 def raising(problem: Any) -> Any:
@@ -381,23 +385,23 @@ class Loader:
 
 
 def repaired(sizes: Sizes, subject: Subject, name: str, severity: int, most: int) -> dict[str, ShiftBenchmarkRow]:
-    """The rows of one shift by method, calibrated on the first images of one half, tested on those of the other."""
+    """Measure one shift by method, with calibration on one half of the images and tests on the other."""
     sides = (subject.calibration, most), (subject.test, sizes.shifted)
     halves = ((images[:size], labels[:size]) for (images, labels), size in sides)
     rows = benchmark_shift(subject.model, *halves, name, severity, normalise=subject.normalise, batch_size=sizes.batch)
     return {row.method: row for row in rows}
 
 
-def temperature(model: nn.Module, given: Any) -> Calibrated:
-    return Calibrated(model, after=trueup.METHODS["temperature"](*collect(model, given, progress=False)))
+def temperature(model: nn.Module, images_to_fit: Any) -> Calibrated:
+    return Calibrated(model, after=trueup.METHODS["temperature"](*collect(model, images_to_fit, progress=False)))
 
 
 def verdict(sizes: Sizes, passed: bool) -> str:
     return ("PASS" if passed else "MISS") if sizes.judged else "-"
 
 
-def print_row(what: str, value: str, bar: str, passed: str, beside: str) -> None:
-    print(f"{what:<76} {value:>10} {bar:>11}  {passed:<4}  {beside}".rstrip(), flush=True)
+def print_row(what: str, value: str, bar: str, passed: str, remark: str) -> None:
+    print(f"{what:<76} {value:>10} {bar:>11}  {passed:<4}  {remark}".rstrip(), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
-"""Repair beside its alternatives on shifted images: what it regains, what it never loses, what it costs.
+"""Repair compared with its alternatives on shifted images: gain, loss without shift, and cost.
 
-    python benchmarks/repair.py --out docs                 every row that is missing, then docs/repair.md
-    python benchmarks/repair.py --shifts blur --labels 200 --draws 3      some rows
-    python benchmarks/repair.py --small          a smoke run of seconds on drawn data; its figures mean nothing
+    python benchmarks/repair.py --out docs                              all missing rows, then the files in docs.
+    python benchmarks/repair.py --shifts blur --labels 200 --draws 3    some rows.
+    python benchmarks/repair.py --small                                 a smoke test of seconds on random data.
 
-The networks and images are in the folder that TRUEUP_DATA names. Rows go to a file of JSON lines as they are measured
-(--store), so that a run can be stopped and taken up again; the page shows all rows of the file.
+TRUEUP_DATA names the folder of networks and images. Every measured row is added to a file of JSON lines (--store), so a
+run can be stopped and continued. --out writes the means to repair.csv, and the figure and table of the page repair.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import json
 import math
 import os
@@ -111,40 +113,13 @@ SHIFTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 TABLE = ("none", "white balance", "hue", "gamma", "blur", "clear camera", "camera", "stripes", "dark", "dirt")
 MANY_LABELS = 5000
-"""With so many, all weights can be trained anew: what the network could do at all under the shift."""
+"""Number of labels with which all weights are fine-tuned, as an upper bound of the possible gain."""
 LABELS = (100, 200, 1000, 2500, MANY_LABELS)
 FIRST_DRAW = 2
-"""Those before it settled shifts, priors and rules; they are on no page."""
-
-
-INTRODUCTION = """# Repair under a new camera
-
-Written by `make bench-repair`. A network meets images that another camera took; some of them come with labels, or
-without. Each cell is test negative log-likelihood (± its standard deviation over draws) / accuracy in per cent / ECE in
-per cent, the mean over as many draws of the samples as stand in brackets. The last column is the cost of `repair` in
-forward passes over the samples, and in seconds by the clock on one core of a machine that did other work besides.
-Shifts act on calibration and test images alike. Methods without labels have the temperature of home, all others end in
-one fitted to the labels. 'Regained' is the share of the log-likelihood lost to the shift that `repair` gives back, over
-draws that have it, temperature and the unshifted images.
-
-The shifts, priors and rules were settled on draws 0 and 1 of these same images with ResNet-20; some after a look at
-others: how many samples judge the choice at once at draw 2 of white balance with 200 labels, the level of the score
-tests at the p-values that draws 0 to 15 have with 100 and 200 labels, and another estimate of a teacher's curvature was
-given up after draw 2 of blur without labels. That the whole way of a rung must be certain too was settled on draws 20
-to 39 of unshifted images with the transformer; that few labels need only say that new batch-norm statistics do not
-harm where inputs have moved, after a look at draws 2 to 6 of white balance, hue and gamma and at draw 2 of brightness,
-darkness, colour cast and contrast with 200 labels, which are in the table of 200 samples all the same: it flatters
-`repair` there. That a map taught without labels is left out unless answers are surer behind it was settled on draw 0,
-after a look at draw 2 of every shift without labels. Tables begin at draw 2 and end before draw 20.
-
-The shift called camera has noise, the clear camera has none. How far a network can come at all under a shift is in the
-table of 5,000 samples: all weights trained on four fifths of them, which the other fifth calibrates.
-
-Rows were measured as the code grew; those of draws 2 to 6 with 200 labels and most of draw 2 with more are from before
-the last layer's correction measured rarely active units by others' spread. Twelve rows of ResNet-20 that it could have
-changed were measured again, and their losses are the same to three digits; all of the transformer's were, and are the
-same to six.
-"""
+"""First reported draw; earlier draws were used to set priors and rules."""
+FIGURE_SAMPLES = 1000
+MARK = "<!-- table of means -->"
+"""Line before and after the table in the page."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +130,7 @@ class Row:
     shift: str
     method: str
     labels: int
-    """Samples of the new place, with labels or without."""
+    """Number of shifted samples, with labels or without."""
     draw: int
     nll: float
     accuracy: float
@@ -166,9 +141,9 @@ class Row:
     tests: int = 0
     """Test images."""
     gain: float = 0.0
-    """By how much the test loss is below that of temperature on the same samples."""
+    """Decrease of the test loss from temperature scaling on the same samples."""
     error: float = 0.0
-    """Standard error of that, over test images."""
+    """Standard error of the gain, over test images."""
 
 
 @dataclass(frozen=True)
@@ -189,114 +164,114 @@ def batches(pair: Pair, size: int = 200) -> list[Pair]:
     return list(zip(pair[0].split(size), pair[1].split(size), strict=True))
 
 
-def temperature(s: Subject, given: Pair, seed: int) -> tuple[nn.Module, float, str]:
+def temperature(s: Subject, shifted_pair: Pair, seed: int) -> tuple[nn.Module, float, str]:
     """Temperature alone."""
-    return trueup.calibrate(s.network, batches(given), progress=False), 1.0, ""
+    return trueup.calibrate(s.network, batches(shifted_pair), progress=False), 1.0, ""
 
 
-def clamping(s: Subject, given: Pair, seed: int) -> tuple[nn.Module, float, str]:
+def clamping(s: Subject, shifted_pair: Pair, seed: int) -> tuple[nn.Module, float, str]:
     """Neural Clamping."""
-    clamped = trueup.clamp(s.network, batches(given), seed=seed, progress=False)
+    clamped = trueup.clamp(s.network, batches(shifted_pair), seed=seed, progress=False)
     return clamped, clamped.fit_record.equivalents, ""
 
 
-def batch_norm(s: Subject, given: Pair, seed: int) -> tuple[nn.Module, float, str]:
+def batch_norm(s: Subject, shifted_pair: Pair, seed: int) -> tuple[nn.Module, float, str]:
     """New batch-norm statistics, then temperature."""
-    model = _with_new_statistics(s, given)
-    after = trueup.METHODS["temperature"](*collect(model, batches(given), progress=False))
+    model = _with_new_statistics(s, shifted_pair)
+    after = trueup.METHODS["temperature"](*collect(model, batches(shifted_pair), progress=False))
     return Calibrated(model, after=after), 2.0, ""
 
 
-def batch_norm_without_labels(s: Subject, given: Pair, seed: int) -> tuple[nn.Module, float, str]:
+def batch_norm_without_labels(s: Subject, shifted_pair: Pair, seed: int) -> tuple[nn.Module, float, str]:
     """New batch-norm statistics, the temperature of home."""
     from trueup.calibrators.temperature import Temperature
 
-    return Calibrated(_with_new_statistics(s, given), after=Temperature(s.home)), 1.0, ""
+    return Calibrated(_with_new_statistics(s, shifted_pair), after=Temperature(s.home)), 1.0, ""
 
 
-def _with_new_statistics(s: Subject, given: Pair) -> nn.Module:
+def _with_new_statistics(s: Subject, shifted_pair: Pair) -> nn.Module:
     with frozen(s.network):
-        samples = Network(s.network, CalibrationSet.read(batches(given), device="cpu"))
-        black = s.normalise(torch.zeros(1, *given[0].shape[1:]))[0]
+        samples = Network(s.network, CalibrationSet.read(batches(shifted_pair), device="cpu"))
+        black = s.normalise(torch.zeros(1, *shifted_pair[0].shape[1:]))[0]
         return share_copy(s.network, estimate(samples, None, 1.0, augment=Crop(black)))
 
 
-def tent(s: Subject, given: Pair, seed: int) -> tuple[nn.Module, float, str]:
-    """TENT: entropy of the answers lowered by batch norm's scales and offsets, one epoch; temperature by labels."""
+def tent(s: Subject, shifted_pair: Pair, seed: int) -> tuple[nn.Module, float, str]:
+    """TENT: one epoch of entropy minimisation over batch norm's scales and offsets; temperature by labels."""
 
     def entropy(z: Tensor, y: Tensor) -> Tensor:
         return -(torch.softmax(z, 1) * torch.log_softmax(z, 1)).sum(1).mean()
 
-    return _train_affine(s, given, seed, entropy, epochs=1)
+    return _train_affine(s, shifted_pair, seed, entropy, epochs=1)
 
 
-def batch_norm_affine(s: Subject, given: Pair, seed: int) -> tuple[nn.Module, float, str]:
+def batch_norm_affine(s: Subject, shifted_pair: Pair, seed: int) -> tuple[nn.Module, float, str]:
     """Batch norm's scales and offsets by labels, fifteen epochs of Adam; then temperature on the same samples."""
-    return _train_affine(s, given, seed, F.cross_entropy, epochs=15)
+    return _train_affine(s, shifted_pair, seed, F.cross_entropy, epochs=15)
 
 
 def _train_affine(
-    s: Subject, given: Pair, seed: int, loss: Callable[[Tensor, Tensor], Tensor], *, epochs: int
+    s: Subject, shifted_pair: Pair, seed: int, loss: Callable[[Tensor, Tensor], Tensor], *, epochs: int
 ) -> tuple[nn.Module, float, str]:
-    model = _with_new_statistics(s, given)
+    model = _with_new_statistics(s, shifted_pair)
     names = {f"{name}.{leaf}" for name in batch_norms(model) for leaf in ("weight", "bias")}
-    own = {name: tensor.detach().clone() for name, tensor in model.named_parameters() if name in names}
-    model = share_copy(model, own)
+    affine = {name: tensor.detach().clone() for name, tensor in model.named_parameters() if name in names}
+    model = share_copy(model, affine)
     trained = [tensor for name, tensor in model.named_parameters() if name in names]
     for tensor in trained:
         tensor.requires_grad = True
     optimiser = torch.optim.Adam(trained, lr=1e-3)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
-        for rows in torch.randperm(len(given[1]), generator=generator).split(100):
+        for rows in torch.randperm(len(shifted_pair[1]), generator=generator).split(100):
             optimiser.zero_grad()
-            loss(model(given[0][rows]), given[1][rows]).backward()
+            loss(model(shifted_pair[0][rows]), shifted_pair[1][rows]).backward()
             optimiser.step()
-    after = trueup.METHODS["temperature"](*collect(model, batches(given), progress=False))
+    after = trueup.METHODS["temperature"](*collect(model, batches(shifted_pair), progress=False))
     return Calibrated(model, after=after), 2.0 + 3.0 * epochs, ""
 
 
-def fine_tune(s: Subject, given: Pair, seed: int) -> tuple[nn.Module, float, str]:
-    """All weights by labels, four epochs of SGD with mirrored images; temperature on a fifth that was left out."""
+def fine_tune(s: Subject, shifted_pair: Pair, seed: int) -> tuple[nn.Module, float, str]:
+    """All weights by labels, four epochs of SGD with mirrored images; temperature on a held-out fifth."""
     model = deepcopy(s.network).train()
-    kept = math.ceil(0.8 * len(given[1]))
+    kept = math.ceil(0.8 * len(shifted_pair[1]))
     optimiser = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
     generator, epochs = torch.Generator().manual_seed(seed), 4
     schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.0, total_iters=epochs * math.ceil(kept / 128))
     for _ in range(epochs):
         for rows in torch.randperm(kept, generator=generator).split(128):
-            x = given[0][rows]
+            x = shifted_pair[0][rows]
             x = torch.where(torch.rand(len(x), 1, 1, 1, generator=generator) < 0.5, x, x.flip(3))
             optimiser.zero_grad()
-            F.cross_entropy(model(x), given[1][rows]).backward()
+            F.cross_entropy(model(x), shifted_pair[1][rows]).backward()
             optimiser.step()
             schedule.step()
     model.eval()
-    rest = given[0][kept:], given[1][kept:]
+    rest = shifted_pair[0][kept:], shifted_pair[1][kept:]
     after = trueup.METHODS["temperature"](*collect(model, batches(rest), progress=False))
     return Calibrated(model, after=after), 1.0 + 3.0 * epochs, ""
 
 
-def head(s: Subject, given: Pair, seed: int) -> tuple[nn.Module, float, str]:
+def head(s: Subject, shifted_pair: Pair, seed: int) -> tuple[nn.Module, float, str]:
     """The last layer alone."""
-    return _described(_repair(s, given, seed, RepairOptions(parts=("head",))))
+    return _described(_repair(s, shifted_pair, seed, RepairOptions(parts=("head",))))
 
 
-def repaired_by_labels(s: Subject, given: Pair, seed: int) -> tuple[nn.Module, float, str]:
+def repaired_by_labels(s: Subject, shifted_pair: Pair, seed: int) -> tuple[nn.Module, float, str]:
     """Repair with labels."""
-    return _described(_repair(s, given, seed, RepairOptions()))
+    return _described(_repair(s, shifted_pair, seed, RepairOptions()))
 
 
-def without_labels(s: Subject, given: Pair, seed: int) -> tuple[nn.Module, float, str]:
+def without_labels(s: Subject, shifted_pair: Pair, seed: int) -> tuple[nn.Module, float, str]:
     """Repair without labels."""
     options = AdaptOptions(temperature=s.home)
     return _described(
-        adapt(s.network, batches(given), normalise=s.normalise, options=options, seed=seed, progress=False)
+        adapt(s.network, batches(shifted_pair), normalise=s.normalise, options=options, seed=seed, progress=False)
     )
 
 
-def _repair(s: Subject, given: Pair, seed: int, options: RepairOptions) -> Repaired:
-    return repair(s.network, batches(given), normalise=s.normalise, options=options, seed=seed, progress=False)
+def _repair(s: Subject, shifted_pair: Pair, seed: int, options: RepairOptions) -> Repaired:
+    return repair(s.network, batches(shifted_pair), normalise=s.normalise, options=options, seed=seed, progress=False)
 
 
 def _described(repaired: Repaired) -> tuple[nn.Module, float, str]:
@@ -323,20 +298,20 @@ NEEDS_BATCH_NORM = ("batch norm", "TENT", "batch norm affine", "batch norm, no l
 
 
 def measure(s: Subject, shift: str, method: str, n: int, draw: int) -> Row:
-    """Fit to n shifted images and score on the test images, shifted alike."""
+    """Fit to n shifted images and score on test images with the same shift."""
     x, y = s.fit
     chosen = torch.from_numpy(np.random.default_rng(draw).permutation(len(y))[:n])
-    given = s.normalise(SHIFTS[shift](x[chosen])), y[chosen]
+    shifted_pair = s.normalise(SHIFTS[shift](x[chosen])), y[chosen]
     test = s.normalise(SHIFTS[shift](s.test[0])), s.test[1]
     started = perf_counter()
-    network, equivalents, words = METHODS[method](s, given, draw)
+    network, equivalents, words = METHODS[method](s, shifted_pair, draw)
     seconds = perf_counter() - started
     pair = collect(network, batches(test), progress=False)
     scores = metrics.nll(*pair), metrics.accuracy(*pair), metrics.ece(*pair)
-    if "no labels" in method:  # there is no temperature but that of home to be compared with
+    if "no labels" in method:  # without labels there is no temperature to compare with
         gain, error = 0.0, 0.0
     else:
-        alone = trueup.METHODS["temperature"](*collect(s.network, batches(given), progress=False))
+        alone = trueup.METHODS["temperature"](*collect(s.network, batches(shifted_pair), progress=False))
         gain, error = paired_gain(_losses(alone(_plain_logits(s, shift, test[0])), test[1]), _losses(*pair))
     return Row(s.name, shift, method, n, draw, *scores, equivalents, seconds, words, len(s.test[1]), gain, error)
 
@@ -345,7 +320,7 @@ _PLAIN: dict[tuple[str, str], Tensor] = {}
 
 
 def _plain_logits(s: Subject, shift: str, images: Tensor) -> Tensor:
-    """The network's own logits of the test images, which no draw changes."""
+    """The original network's logits of the test images, the same for all draws."""
     if (s.name, shift) not in _PLAIN:
         _PLAIN[s.name, shift] = collect(s.network, batches((images, s.test[1])), progress=False).logits
     return _PLAIN[s.name, shift]
@@ -356,7 +331,7 @@ def _losses(logits: Tensor, labels: Tensor) -> np.ndarray:
 
 
 def real_subjects(names: Sequence[str], tests: int, weights: Path) -> list[Subject]:
-    """CIFAR-10 ResNets of the folder that TRUEUP_DATA names, and a transformer trained on its images."""
+    """CIFAR-10 ResNets in the folder TRUEUP_DATA, and a transformer trained on its images."""
     folder = Path(os.environ["TRUEUP_DATA"])
     with np.load(folder / "images/cifar10_test.npz") as file:
         x, y = torch.from_numpy(file["images"]).movedim(3, 1).float() / 255, torch.from_numpy(file["labels"]).long()
@@ -398,7 +373,7 @@ class ViT(nn.Module):
 
 
 def train_vit(folder: Path, weights: Path, epochs: int = 6) -> ViT:
-    """Two or three minutes of AdamW on 20,000 training images, shifted and mirrored; kept in a file beside this."""
+    """Train for two or three minutes by AdamW on 20,000 shifted and mirrored images, or load the weights."""
     torch.manual_seed(0)
     network = ViT(10)
     if weights.is_file():
@@ -443,112 +418,87 @@ def read(path: Path) -> list[Row]:
     """The rows measured so far."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     rows = [Row(**json.loads(line)) for line in lines]
-    # Two runs side by side may have measured the same; a draw counts once.
+    # Two parallel runs may have measured the same row; it counts once.
     return list({(row.network, row.shift, row.method, row.labels, row.draw): row for row in rows}.values())
 
 
 def forget(path: Path, network: str) -> None:
-    """Drop the rows of a network that is about to be trained anew: it will be another one."""
+    """Drop the rows of a network that will be trained again, with other weights."""
     kept = [row for row in read(path) if row.network != network]
     path.write_text("".join(json.dumps(asdict(row)) + "\n" for row in kept), encoding="utf-8")
 
 
-def page(rows: Sequence[Row]) -> str:
-    """The page in Markdown."""
-    text, rows = [INTRODUCTION], [row for row in rows if row.draw >= FIRST_DRAW]
-    for network in dict.fromkeys(row.network for row in rows):
-        for n in sorted({row.labels for row in rows if row.network == network}):
-            text += _section(network, n, [row for row in rows if (row.network, row.labels) == (network, n)])
+def means(rows: Sequence[Row]) -> str:
+    """The means over draws of every network, number of samples, shift and method, as CSV."""
+    cells: dict[tuple[str, int, str, str], list[Row]] = {}
+    for row in sorted(rows, key=lambda row: (row.network, row.labels, list(SHIFTS).index(row.shift), row.draw)):
+        if row.draw >= FIRST_DRAW:
+            cells.setdefault((row.network, row.labels, row.shift, row.method), []).append(row)
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    columns = ["network", "samples", "shift", "method", "draws", "nll", "nll_sd", "accuracy", "ece"]
+    table.writerow([*columns, "forward_passes", "seconds", "last_draw_changes"])
+    for key, group in cells.items():
+        nll = [row.nll for row in group]
+        spread = f"{np.std(nll, ddof=1):.4f}" if len(group) > 1 else ""
+        numbers = [f"{np.mean([getattr(row, name) for row in group]):.4f}" for name in ("accuracy", "ece")]
+        costs = [f"{np.mean([getattr(row, name) for row in group]):.1f}" for name in ("equivalents", "seconds")]
+        table.writerow([*key, len(group), f"{np.mean(nll):.4f}", spread, *numbers, *costs, group[-1].words])
+    return text.getvalue()
+
+
+def comparison_table(rows: Sequence[Row]) -> str:
+    """One Markdown row per network, number of samples and alternative: means over the cells that both have."""
+    losses = {(r.network, r.labels, r.method, r.shift, r.draw): r.nll for r in rows if r.draw >= FIRST_DRAW}
+    text = [
+        "| network | samples | alternative | its NLL | NLL of repair | cells | largest loss |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for network, n in sorted({(row.network, row.labels) for row in rows}):
+        for method in METHODS:
+            ours = "repair, no labels" if "no labels" in method else "repair"
+            pairs = [
+                (losses[network, n, ours, *key[3:]], loss)
+                for key, loss in losses.items()
+                if key[:3] == (network, n, method) and (network, n, ours, *key[3:]) in losses
+            ]
+            if method != ours and pairs:
+                mean, other = np.mean(pairs, axis=0)
+                cells = f"{len(pairs)} | {max(a - b for a, b in pairs):+.4f}"
+                text.append(f"| {network} | {n:,} | {method} | {other:.4f} | {mean:.4f} | {cells} |")
     return "\n".join(text)
 
 
-def _section(network: str, n: int, rows: Sequence[Row]) -> list[str]:
-    methods = [name for name in METHODS if any(row.method == name for row in rows)]
-    shifts = [name for name in SHIFTS if any(row.shift == name for row in rows)]
-    tests = sorted({row.tests for row in rows})
-    text = [f"## {network}, {n:,} samples", "", f"{' or '.join(f'{k:,}' for k in tests)} test images.", ""]
-    text += ["| shift | " + " | ".join(methods) + " | regained | cost |", "|---|" + "---|" * (len(methods) + 2)]
-    for shift in shifts:
-        cells = [_cell([r for r in rows if (r.shift, r.method) == (shift, method)]) for method in methods]
-        costs = [(r.equivalents, r.seconds) for r in rows if (r.shift, r.method) == (shift, "repair")]
-        passes, seconds = zip(*costs, strict=True) if costs else ((), ())
-        cost = f"{np.mean(passes):.0f} (most {max(passes):.0f}), {np.mean(seconds):.0f} s" if costs else "–"
-        text.append(f"| {shift} | " + " | ".join(cells) + f" | {_regained(rows, shift)} | {cost} |")
-    text += ["", *_costs(rows, methods), *_differences(rows, methods)]
-    said = {r.shift: (r.draw, r.words) for r in sorted(rows, key=lambda r: r.draw) if r.method == "repair"}
-    if said:
-        text += ["", "What repair did:", ""]
-    text += [f"- {name}, draw {draw}: {words or 'nothing but the temperature'}" for name, (draw, words) in said.items()]
-    return [*text, ""]
+def draw_figure(rows: Sequence[Row], path: Path) -> None:
+    """Draw the mean test NLL of three methods under the main shifts, ResNet-20."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    ax = figure.subplots()
+    for method, marker in (("temperature", "s"), ("batch norm", "^"), ("repair", "o")):
+        points = []
+        for number, shift in enumerate(TABLE):
+            key = ("resnet20", FIGURE_SAMPLES, shift, method)
+            values = [r.nll for r in rows if (r.network, r.labels, r.shift, r.method) == key and r.draw >= FIRST_DRAW]
+            if values:
+                points.append((np.mean(values), number))
+        ax.plot(
+            *zip(*points, strict=True), marker, label="batch norm + temperature" if method == "batch norm" else method
+        )
+    ax.set_yticks(range(len(TABLE)), TABLE)
+    ax.invert_yaxis()
+    ax.set_xlabel(f"Test log-loss (nats), ResNet-20, {FIGURE_SAMPLES:,} labels")
+    ax.legend()
+    figure.savefig(path)
 
 
-def _costs(rows: Sequence[Row], methods: Sequence[str]) -> list[str]:
-    """What each method took, over its cells."""
-    parts = []
-    for method in methods:
-        passes, seconds = zip(*((r.equivalents, r.seconds) for r in rows if r.method == method), strict=True)
-        parts.append(f"{method} {np.mean(passes):.0f} ({np.mean(seconds):.0f} s)")
-    return [f"- forward passes over the samples (and seconds), mean over cells: {'; '.join(parts)}"]
-
-
-def _by_draw(rows: Sequence[Row], shift: str, method: str) -> dict[int, float]:
-    return {r.draw: r.nll for r in rows if (r.shift, r.method) == (shift, method)}
-
-
-def _regained(rows: Sequence[Row], shift: str) -> str:
-    clean, alone = _by_draw(rows, "none", "temperature"), _by_draw(rows, shift, "temperature")
-    ours = _by_draw(rows, shift, "repair")
-    draws = sorted(clean.keys() & alone.keys() & ours.keys())
-    lost = math.fsum(alone[d] - clean[d] for d in draws)
-    if not draws or lost < 0.01 * len(draws):
-        return "–"
-    return f"{100 * math.fsum(alone[d] - ours[d] for d in draws) / lost:.0f} %"
-
-
-def _differences(rows: Sequence[Row], methods: Sequence[str]) -> list[str]:
-    """Repair beside each other method, over the cells (shift and draw) that both have."""
-    text = []
-    for ours, others in (("repair", methods), ("repair, no labels", [m for m in methods if "no labels" in m])):
-        for method in others:
-            if method.startswith("repair") or ("no labels" in method) != ("no labels" in ours):
-                continue
-            pairs = [
-                (mine[d], theirs[d])
-                for shift in SHIFTS
-                for mine, theirs in [(_by_draw(rows, shift, ours), _by_draw(rows, shift, method))]
-                for d in mine.keys() & theirs.keys()
-            ]
-            if pairs:
-                mean, other = np.mean(pairs, axis=0)
-                text.append(
-                    f"- {ours} beside {method}: mean NLL {mean:.4f} against {other:.4f} over {len(pairs)} cells of "
-                    f"shift and draw; largest loss {max(a - b for a, b in pairs):+.4f}"
-                )
-    return [*text, *_never_worse([row for row in rows if row.method == "repair"])]
-
-
-def _never_worse(rows: Sequence[Row]) -> list[str]:
-    """In how many cells repair is worse than temperature by two standard errors, and what it costs where nothing is."""
-    if not rows:
-        return []
-    worse = sum(row.gain < -2 * row.error for row in rows)
-    text = [
-        f"- repair worse than temperature by two standard errors over the test images: {worse} of {len(rows)} cells"
-    ]
-    if clean := [row for row in rows if row.shift == "none"]:
-        touched = sum(row.gain != 0 for row in clean)
-        change = 0.0 - float(np.mean([row.gain for row in clean]))
-        text.append(f"- unshifted images: repair touched {touched} of {len(clean)} draws; mean change {change:+.4f}")
-    return text
-
-
-def _cell(rows: Sequence[Row]) -> str:
-    if not rows:
-        return "–"
-    nll = [row.nll for row in rows]
-    spread = f" ± {np.std(nll, ddof=1):.3f}" if len(rows) > 1 else ""
-    accuracy, ece = (100 * np.mean([getattr(row, name) for row in rows]) for name in ("accuracy", "ece"))
-    return f"{np.mean(nll):.3f}{spread} / {accuracy:.1f} / {ece:.1f} ({len(rows)})"
+def write(rows: Sequence[Row], folder: Path) -> None:
+    """Write the means and the figure, and replace the table in the page."""
+    (folder / "repair.csv").write_text(means(rows), encoding="utf-8")
+    draw_figure(rows, folder / "images/repair.svg")
+    page = folder / "repair.md"
+    before, _, after = page.read_text(encoding="utf-8").split(MARK)
+    page.write_text(f"{before}{MARK}\n{comparison_table(rows)}\n{MARK}{after}", encoding="utf-8")
 
 
 def _applies(subject: Subject, n: int, method: str) -> bool:
@@ -558,8 +508,8 @@ def _applies(subject: Subject, n: int, method: str) -> bool:
 
 
 def main() -> None:
-    """Measure what is missing, and write the page."""
-    parser = argparse.ArgumentParser(description="Repair beside its alternatives.")
+    """Measure missing rows, and write or print the means."""
+    parser = argparse.ArgumentParser(description="Repair compared with its alternatives.")
     parser.add_argument("--small", action="store_true", help="a smoke run of seconds on drawn data")
     parser.add_argument("--networks", nargs="+", default=["resnet20", "resnet32", "vit"])
     parser.add_argument("--shifts", nargs="+", default=list(SHIFTS), choices=list(SHIFTS))
@@ -568,7 +518,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--first-draw", type=int, default=FIRST_DRAW)
     parser.add_argument("--tests", type=int, default=5000, help="test images")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no further row is begun")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="time after which no further row starts")
     parser.add_argument("--store", type=Path, default=Path(__file__).with_name("repair-rows.jsonl"))
     parser.add_argument("--out", type=Path, help="folder of the page")
     options = parser.parse_args()
@@ -596,11 +546,10 @@ def main() -> None:
         if not options.small:
             with options.store.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(row)) + "\n")
-    text = page(rows)
     if options.out is not None:
-        (options.out / "repair.md").write_text(text, encoding="utf-8")
+        write(rows, options.out)
     else:
-        print(text)
+        print(means(rows))
 
 
 if __name__ == "__main__":
