@@ -29,7 +29,7 @@ def public_objects(package: str) -> dict[str, Any]:
     names = getattr(module, "__all__", None) or [
         name
         for name, value in vars(module).items()
-        if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
+        if not name.startswith(("_", "warn_")) and getattr(value, "__module__", "") == module.__name__
     ]
     objects = {f"{package}.{name}": getattr(module, name) for name in names}
     for registry in (METHODS, METRICS, LOSSES):
@@ -45,12 +45,12 @@ def undocumented(package: str) -> list[str]:
 
 
 def untyped(package: str) -> list[str]:
-    """Return the public parameters and results of a package that are typed `Any`; `**options` are exempt."""
+    """Return the public parameters and results typed `Any`, except `**options` and dictionaries for JSON."""
     return [
         f"{name}({parameter})"
         for name, function, _ in _callables(package)
         for parameter, annotation in _annotations(function).items()
-        if re.search(r"\bAny\b", str(annotation))
+        if re.search(r"\bAny\b", str(annotation).replace("dict[str, Any]", ""))
     ]
 
 
@@ -87,8 +87,18 @@ def _callables(package: str) -> Iterator[tuple[str, Callable[..., Any], str | No
         for key, value in vars(obj).items():
             function = getattr(value, "__func__", value)
             inherited = any(getattr(getattr(base, key, None), "__doc__", None) for base in obj.__mro__[1:])
-            if not key.startswith("_") and inspect.isfunction(function) and not inherited:
+            if (
+                not key.startswith("_")
+                and inspect.isfunction(function)
+                and not inherited
+                and not _is_internal(function)
+            ):
                 yield f"{name}.{key}", function, function.__doc__
+
+
+def _is_internal(function: Callable[..., Any]) -> bool:
+    """Return whether a method is part of the protocol of saved values, which users do not call."""
+    return function.__name__ == "upgrade" or "xp" in inspect.signature(function).parameters
 
 
 def _plain(obj: Any) -> Any:
