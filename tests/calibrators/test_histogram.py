@@ -112,13 +112,13 @@ def test_errors_name_the_argument():
         Histogram.fit(*pair, bins=0)
     with pytest.raises(ValueError, match="logits must have at least 1 rows, got 0"):
         Histogram.fit(np.zeros((0, 3)), [])
-    with pytest.raises(ValueError, match="values must go with edges"):
+    with pytest.raises(ValueError, match="values must have .* entries for edges"):
         Histogram([0, 0.5, 1], [0.1, 0.2, 0.3])
     with pytest.raises(ValueError, match=r"values must lie in \[0, 1\], got 0.1..2"):
         Histogram([0, 0.5, 1], [0.1, 2.0])
     with pytest.raises(ValueError, match=r"margin must lie in \[0, 0.5\), got 0.7"):
         Histogram([0, 1], [0.1], 0.7)
-    with pytest.raises(ValueError, match="edges must be finite numbers that rise"):
+    with pytest.raises(ValueError, match="edges must be finite and ascending"):
         Histogram([0, 1.5, 1], [0.1, 0.2])
     with pytest.raises(ValueError, match="logits must have the 3 classes of the fit, got 2"):
         HistogramOvR.fit(*pair)(np.zeros((1, 2)))

@@ -145,7 +145,7 @@ def test_bins_are_left_closed():
 def test_errors_name_the_argument():
     with pytest.raises(ValueError, match="bins must be a whole number"):
         IMax.fit(np.eye(3), [0, 1, 2], bins=0)
-    with pytest.raises(ValueError, match="values must go with cuts"):
+    with pytest.raises(ValueError, match="values must have .* entries for cuts"):
         IMaxShared([0.0], [0.5])
 
 

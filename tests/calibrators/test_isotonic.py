@@ -141,7 +141,7 @@ def test_many_rows_are_mapped_in_parts_as_in_one(monkeypatch):
 def test_errors_name_the_argument():
     with pytest.raises(ValueError, match="logits must have at least 1 rows"):
         Isotonic.fit(np.zeros((0, 3)), [])
-    with pytest.raises(ValueError, match="knots must be finite numbers that rise"):
+    with pytest.raises(ValueError, match="knots must be finite and ascending"):
         Isotonic([0.5, 0.2], [0.1, 0.2])
     with pytest.raises(ValueError, match="temperature must be one positive number"):
         IsotonicOvR([[0.5]], [[0.5]], -1.0)

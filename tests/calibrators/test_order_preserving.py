@@ -147,7 +147,7 @@ def test_a_fit_in_chunks_is_the_same(monkeypatch):
 
 
 def test_wrong_parameters_are_named():
-    with pytest.raises(ValueError, match="knots must be at least two numbers that rise"):
+    with pytest.raises(ValueError, match="knots must be at least two ascending numbers"):
         Diagonal([1.0, 1.0], [1.0, 1.0])
     with pytest.raises(ValueError, match="slopes must be positive, one for each of 2 knots"):
         Diagonal([0.0, 1.0], [1.0, -1.0])

@@ -71,7 +71,7 @@ def test_the_map_of_all_rows_is_left_where_groups_are_alike_or_small():
 def test_errors_name_the_argument():
     with pytest.raises(ValueError, match="groups must have 6000 entries, one for each row, got 3"):
         per_group("temperature")(Z, Y, groups=["A", "B", "C"])
-    with pytest.raises(ValueError, match="calibrators, names and shares must be as many as groups"):
+    with pytest.raises(ValueError, match="calibrators, names and shares must have one entry per group"):
         PerGroup(Temperature(1.0), [Temperature(1.0)], ["A"], [])
     with pytest.raises(ValueError, match=r"shares must lie in \[0, 1\]"):
         PerGroup(Temperature(1.0), [Temperature(1.0)], ["A"], [1.5])

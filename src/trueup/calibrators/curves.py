@@ -1,4 +1,4 @@
-"""Curves from a probability to a calibrated one: broken lines and step functions."""
+"""Curves from a probability to a calibrated probability: piecewise linear and step functions."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from trueup.calibrators.base import Calibrator
 
 Function = Callable[[Any], Any]
 ORDER_WEIGHT = 1e-9
-"""Share of the old probability that is added to the new one, so that a flat part of a curve keeps the order."""
+"""Weight of the original probability that is added to the new one; it keeps the order on flat parts of a curve."""
 PADDING = 2.0
-"""Fills up the rows of a table of curves: above every probability."""
+"""Fill value of tables of curves, above every probability."""
 
 
 class Curve(Calibrator):
-    """A calibrator that maps probabilities by a curve, or by one curve for each class."""
+    """A calibrator that maps probabilities by one curve, or by one curve per class."""
 
     values: np.ndarray
 
     @abstractmethod
     def curve(self, xp: Namespace, p: Any) -> Any:
-        """Map probabilities in double: (n,), or (classes, n)."""
+        """Map probabilities in float64, shape (n,) or (classes, n)."""
 
     def map_confidence(self, xp: Namespace, confidence: Any) -> Any:
         """Map confidences (n,) by the curve."""
@@ -36,7 +36,7 @@ class Curve(Calibrator):
 
 
 class Knots(Curve):
-    """Curves that are straight between knots."""
+    """Piecewise linear curves."""
 
     knots: np.ndarray
 
@@ -49,54 +49,54 @@ class Knots(Curve):
 
 
 class Edges(Curve):
-    """Step functions with the edges of all bins, 0 and 1 included."""
+    """Step functions, stored with the edges of all bins, 0 and 1 included."""
 
     edges: np.ndarray
 
     def __init__(self, edges: Any, values: Any) -> None:
-        keep_curve(self, "edges", edges, values, more=-1)
+        keep_curve(self, "edges", edges, values, extra=-1)
 
     def curve(self, xp: Namespace, p: Any) -> Any:
-        """The value of the bin."""
+        """Return the value of the bin."""
         return xp.take(self.values, xp.searchsorted(self.edges[1:-1], p))
 
 
 class Cuts(Curve):
-    """Step functions with the cuts between bins: the bin of p is #{cuts < p}, or left-closed #{cuts ≤ p}."""
+    """Step functions, stored with the cuts between bins: the bin of p is #{cuts < p}, or #{cuts ≤ p} if left-closed."""
 
     left_closed: ClassVar[bool] = False
     cuts: np.ndarray
 
     def __init__(self, cuts: Any, values: Any) -> None:
-        keep_curve(self, "cuts", cuts, values, more=1)
+        keep_curve(self, "cuts", cuts, values, extra=1)
 
     def curve(self, xp: Namespace, p: Any) -> Any:
-        """The value of the bin."""
+        """Return the value of the bin."""
         return xp.take(self.values, xp.searchsorted(self.cuts, p, right=self.left_closed))
 
 
 class ClassCurves(Curve):
-    """A curve of each class's probability, or one for all classes; the rows are normalised."""
+    """A curve of each class's probability, or one curve for all classes; the rows are then normalised."""
 
     differentiable = False
 
     def map(self, xp: Namespace, z: Any) -> Any:
-        """The classes' curves, normalised."""
+        """Apply the curves and normalise the rows."""
         if self.values.ndim == 2:
             self._check_classes(z, self.values.shape[0])
         return one_vs_rest(xp, z, lambda p: self.curve(xp, p))
 
 
 def one_vs_rest(xp: Namespace, z: Any, curve: Function, *, score: Function | None = None) -> Any:
-    """Log-probabilities in proportion to curve(p_k) + 1e-9 p_k; the curve takes and gives (classes, rows) in float64.
+    """Return log-probabilities proportional to curve(p_k) + 1e-9 p_k; the curve maps arrays (classes, rows) in float64.
 
-    With `score`, which takes logits, the curve is of that instead of the probabilities.
+    With `score`, a function of the logits, the curve is applied to that score instead of the probabilities.
     """
     weight = order_weight(xp, z.dtype)
 
     def part(z: Any) -> Any:
         double = xp.double(z)
-        p = xp.softmax(xp.transpose(double), axis=0)  # sums over few classes are faster along this axis
+        p = xp.softmax(xp.transpose(double), axis=0)  # with few classes, sums along this axis are faster
         q = curve(p if score is None else xp.transpose(score(double))) + weight * p
         if (absent := xp.find_absent(z)) is not None:
             q = xp.where(absent.T, 0.0, q)
@@ -109,16 +109,16 @@ def one_vs_rest(xp: Namespace, z: Any, curve: Function, *, score: Function | Non
 
 
 def order_weight(xp: Namespace, dtype: Any) -> float:
-    """`ORDER_WEIGHT`, or eight units of rounding: in single precision it would vanish next to the curve's value."""
+    """Return `ORDER_WEIGHT`, or eight units of rounding in float32, where it would vanish next to the curve's value."""
     return max(ORDER_WEIGHT, 8 * float(xp.finfo(dtype).eps))
 
 
 def interpolate(xp: Namespace, x: Any, knots: Any, values: Any) -> Any:
-    """Go straight between the knots, and stay constant outside; one curve for all x, or one for each of its rows."""
+    """Interpolate linearly between the knots, constant outside them; one curve for all x, or one per row of x."""
     if xp.is_numpy:
         curves = [np.interp(*row) for row in zip(x, knots, values, strict=True)] if knots.ndim == 2 else None
         lines = np.interp(x, knots, values) if curves is None else np.stack(curves)
-        if np.isfinite(lines).all():  # unless a slope overflows, between knots that nearly coincide
+        if np.isfinite(lines).all():  # slopes may overflow between knots that nearly coincide
             return lines
     above = xp.searchsorted(knots, x, right=True)
     low, high = xp.clip(above - 1, min=0), xp.clip(above, max=knots.shape[-1] - 1)
@@ -131,25 +131,25 @@ def interpolate(xp: Namespace, x: Any, knots: Any, values: Any) -> Any:
 def each_class(
     z: np.ndarray, y: np.ndarray, w: np.ndarray | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
-    """For each class: its probabilities in the rows that have the option, which of them are of the class, and weights.
+    """Yield each class's probabilities in the rows that offer it, the indices of rows with that label, and the weights.
 
-    A class that no row has is given one row, of probability 0, that is not of the class.
+    A class that no row offers yields one row with probability 0 and another label.
     """
     absent = find_absent(z)
     of_class = np.split(np.argsort(y, kind="stable"), np.cumsum(np.bincount(y, minlength=z.shape[1]))[:-1])
     for first, block in class_probs(z):
         for k, scores in enumerate(block, first):
-            here = None if absent is None else ~absent[:, k]
-            if here is None or here.all():
+            offered = None if absent is None else ~absent[:, k]
+            if offered is None or offered.all():
                 yield scores, of_class[k], w
-            elif here.any():
-                yield scores[here], np.flatnonzero(y[here] == k), None if w is None else w[here]
+            elif offered.any():
+                yield scores[offered], np.flatnonzero(y[offered] == k), None if w is None else w[offered]
             else:
                 yield np.zeros(1), np.zeros(0, np.int64), None if w is None else np.ones(1)
 
 
 def pad_curves(curves: Sequence[np.ndarray], fill: float | None = None) -> np.ndarray:
-    """Curves of different lengths as one array, filled up with a number or with each one's end value."""
+    """Stack curves of different lengths, padded with `fill` or with each curve's final value."""
     width = max(len(curve) for curve in curves)
     rows = np.empty((len(curves), width))
     for row, curve in zip(rows, curves, strict=True):
@@ -158,13 +158,13 @@ def pad_curves(curves: Sequence[np.ndarray], fill: float | None = None) -> np.nd
     return rows
 
 
-def keep_curve(to: Calibrator, name: str, places: Any, values: Any, *, more: int = 0) -> None:
-    """Keep rising places under `name`, and as many values in [0, 1], or one more (fewer) of them."""
-    to.set_parameters(**{name: places, "values": values})
-    x, v = (np.asarray(getattr(to, key)) for key in (name, "values"))
+def keep_curve(calibrator: Calibrator, name: str, positions: Any, values: Any, *, extra: int = 0) -> None:
+    """Store ascending positions under `name`, and their values in [0, 1], `extra` more (or fewer) than positions."""
+    calibrator.set_parameters(**{name: positions, "values": values})
+    x, v = (np.asarray(getattr(calibrator, key)) for key in (name, "values"))
     if x.ndim not in (1, 2) or not np.isfinite(x).all() or (np.diff(x) < 0).any():
-        raise ValueError(f"{name} must be finite numbers that rise, (places,) or (classes, places), got {places!r}")
-    if v.shape[-1:] != (x.shape[-1] + more,) or (x.ndim == 2 and v.shape[:-1] != x.shape[:-1]):
-        raise ValueError(f"values must go with {name} {x.shape}, one a place {more:+d}, got {v.shape}")
+        raise ValueError(f"{name} must be finite and ascending, (points,) or (classes, points), got {positions!r}")
+    if v.shape[-1:] != (x.shape[-1] + extra,) or (x.ndim == 2 and v.shape[:-1] != x.shape[:-1]):
+        raise ValueError(f"values must have {x.shape[-1] + extra} entries for {name} of shape {x.shape}, got {v.shape}")
     if not ((v >= 0) & (v <= 1)).all():
         raise ValueError(f"values must lie in [0, 1], got {v.min():.6g}..{v.max():.6g}")

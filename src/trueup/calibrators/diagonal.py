@@ -1,4 +1,4 @@
-"""One increasing function for the logits of all classes."""
+"""One increasing function, applied to the logits of all classes."""
 
 from __future__ import annotations
 
@@ -19,20 +19,33 @@ from trueup.calibrators.likelihood import mask_scores
 from trueup.calibrators.temperature import Temperature
 
 _SMOOTH = 1e-3
-"""Penalty on the squared steps between the logarithms of neighbouring slopes."""
+"""Penalty on the squared differences between the logarithms of neighbouring slopes."""
 
 
 class Diagonal(Calibrator):
-    """Put every logit, less its row's mean, through one increasing function: o_k = g(z_k − z̄).
+    """Map every logit, centred in its row, by the same increasing function: o_k = g(z_k − z̄).
 
-    The slope of g is positive, linear between knots and constant beyond them, so that g is smooth and g(u) = u/T among
-    the candidates; it is fitted by likelihood from there, with a slight penalty on the roughness of ln g′. (The paper
-    integrates a positive network; knots come as close to any such function, and need no seed.)
-    Not for networks whose miscalibration differs between classes.
-    Rahimi et al., "Intra order-preserving functions for calibration of multi-class neural networks" (2020).
+    The slope of g is positive, linear between knots and constant beyond them. So g is smooth, and g(u) = u/T is one of
+    the candidates. The fit starts there and maximises the likelihood with a small penalty on the roughness of ln g′.
+    (The paper integrates a positive network; knots approximate any such function as well and need no seed.) Not for
+    networks whose miscalibration differs between classes.
 
+    Parameters
+    ----------
+    knots
+        Ascending knots, shape (knots,).
+    slopes
+        Slope of g at each knot, positive, shape (knots,).
+
+    Examples
+    --------
     >>> Diagonal(knots=[-1.0, 0.0, 1.0], slopes=[2.0, 1.0, 1.0])(np.array([[2.0, 1.0, 0.0]]))
     array([[2.5, 1.5, 0. ]])
+
+    References
+    ----------
+    Rahimi et al., "Intra order-preserving functions for calibration of multi-class neural networks" (2020),
+    arXiv:2003.06820.
     """
 
     keeps_argmax = True
@@ -44,12 +57,12 @@ class Diagonal(Calibrator):
     def __init__(self, knots: Any, slopes: Any) -> None:
         self.set_parameters(knots=knots, slopes=slopes)
         if np.ndim(self.knots) != 1 or len(self.knots) < 2 or not (np.diff(self.knots) > 0).all():
-            raise ValueError(f"knots must be at least two numbers that rise, got {knots}")
+            raise ValueError(f"knots must be at least two ascending numbers, got {knots}")
         if np.shape(self.slopes) != self.knots.shape or not (self.slopes > 0).all():
             raise ValueError(f"slopes must be positive, one for each of {len(self.knots)} knots, got {slopes}")
 
     def map(self, xp: Namespace, z: Any) -> Any:
-        """Apply g, taken to be 0 at the first knot."""
+        """Apply g, with g = 0 at the first knot."""
         u, knots, slopes = centre_rows(xp, xp.double(z)), self.knots, self.slopes
         number = knots.shape[0]
         result = slopes[0] * xp.clip(u - knots[0], max=0.0)
@@ -62,27 +75,44 @@ class Diagonal(Calibrator):
 
     @classmethod
     def fit(cls, logits: ArrayLike, labels: ArrayLike, *, knots: int = 8, sample_weight: WeightsLike = None) -> Self:
-        """Diagonal map: minimise the negative log-likelihood in the slopes' logarithms, from temperature scaling."""
+        """Minimise the negative log-likelihood in the logarithms of the slopes, starting at temperature scaling.
+
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities of the calibration rows, shape (n, classes).
+        labels
+            True classes of the rows, numbered from 0, shape (n,).
+        knots
+            Number of knots.
+        sample_weight
+            Weight of each row, shape (n,). By default all rows count equally.
+
+        Returns
+        -------
+        Self
+            The fitted calibrator.
+        """
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         if knots < 2:
             raise ValueError(f"knots must be at least 2, got {knots}")
         start = Temperature.fit(z, y, sample_weight=w)
-        places = _knots(z, w, start.temperature, knots)
-        slopes, certificate = _increasing(z, y, w, places, 1 / start.temperature)
+        positions = _knots(z, w, start.temperature, knots)
+        slopes, certificate = _increasing(z, y, w, positions, 1 / start.temperature)
         if start.certificate is not None:
             certificate = dataclasses.replace(certificate, status=start.certificate.status)
-        return cls(places, slopes).with_certificate(certificate)
+        return cls(positions, slopes).with_certificate(certificate)
 
 
 def centre_rows(xp: Namespace, z: Any) -> Any:
-    """Rows less their mean: a constant added to a row of logits means nothing. An absent option becomes 0."""
-    # Less the largest first: the mean of logits far from zero would lose their last digits.
+    """Subtract each row's mean, since a constant shift of a row changes nothing; an absent option becomes 0."""
+    # Subtract the largest first: the mean of logits far from zero would lose digits.
     z = xp.fill_absent(z - xp.max(z, axis=1, keepdims=True), xp.find_absent(z))
     return z - xp.mean(z, axis=1, keepdims=True)
 
 
 def _integrals(u: np.ndarray, knots: np.ndarray) -> Iterator[np.ndarray]:
-    """∫ from the first knot to u of each knot's hat function; the outer two stay at 1 beyond the ends."""
+    """Yield the integral of each knot's hat function up to u; the outer two stay at 1 beyond the ends."""
     carried = np.minimum(u - knots[0], 0.0)
     for low, high in itertools.pairwise(knots):
         inside = np.clip(u - low, 0.0, high - low)
@@ -93,7 +123,7 @@ def _integrals(u: np.ndarray, knots: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _knots(z: np.ndarray, w: np.ndarray | None, temperature: float, number: int) -> np.ndarray:
-    """Places of equal information p(1 − p) between them, among each row's ten largest logits."""
+    """Return knots with equal information p(1 − p) between them, over each row's ten largest logits."""
     values, weights = [], []
     for rows in native.row_chunks(len(z), z.shape[1], native.DEFAULT_CHUNK):
         u = centre_rows(NUMPY, z[rows].astype(np.float64))
@@ -109,15 +139,15 @@ def _knots(z: np.ndarray, w: np.ndarray | None, temperature: float, number: int)
     share = np.cumsum(weight[order] + 1e-9 * weight.mean() + 1e-300)
     middles = (np.arange(number) + 0.5) / number * share[-1]
     quantiles = u[order][np.minimum(np.searchsorted(share, middles), len(u) - 1)]
-    # Knots that all but coincide are one.
-    kept = np.append(True, np.diff(quantiles) > 1e-6 * max(quantiles[-1] - quantiles[0], temperature))
-    return quantiles[kept] if kept.sum() > 1 else quantiles[0] + np.array([0.0, temperature])
+    # Merge knots that nearly coincide.
+    distinct = np.append(True, np.diff(quantiles) > 1e-6 * max(quantiles[-1] - quantiles[0], temperature))
+    return quantiles[distinct] if distinct.sum() > 1 else quantiles[0] + np.array([0.0, temperature])
 
 
 def _increasing(
     z: np.ndarray, y: np.ndarray, w: np.ndarray | None, knots: np.ndarray, start: float
 ) -> tuple[np.ndarray, Certificate]:
-    """The slopes at the knots of most penalised likelihood."""
+    """Return the slopes at the knots that maximise the penalised likelihood."""
     n, classes = z.shape
     share = np.full(n, 1 / n) if w is None else w / w.sum()
 
@@ -140,7 +170,7 @@ def _increasing(
             off *= share[rows, None]
             gradient += basis @ off.ravel()
         steps = np.diff(theta)
-        # The level is penalised less than a hundredth as much: only where the data say nothing of it.
+        # The level is penalised a hundred times less: this only matters where the data do not determine it.
         value += _SMOOTH * (float(steps @ steps) + 0.01 * float(theta @ theta))
         rough = np.zeros_like(theta)
         rough[1:] += steps

@@ -23,23 +23,37 @@ from trueup.calibrators.temperature import (
 
 Loss = Literal["brier", "nll"]
 
-_TRACE = 1e-3
-"""What the scaled distribution keeps where the uniform would take all, so that there still is a predicted class."""
+_MIN_WEIGHT = 1e-3
+"""Weight of the scaled distribution where the uniform one would take all, so that a predicted class remains."""
 
 
 class EnsembleTemperature(Calibrator):
-    """Mix three distributions: q = w₁ softmax(z/T) + w₂ softmax(z) + w₃/K, with w ≥ 0 and Σw = 1, K a row's options.
+    """Mix three distributions: q = w₁ softmax(z/T) + w₂ softmax(z) + w₃/K, with w ≥ 0 and Σw = 1.
 
-    T minimises the NLL (or, as published, the Brier score, which pays for it in NLL), then w does, exactly. The ranking
-    stays, and no rare error can cost more than ln(K/w₃). Not for networks whose miscalibration differs between classes.
-    Zhang et al., "Mix-n-match: ensemble and compositional methods for uncertainty calibration in deep learning" (2020).
+    K is the number of options of a row. The fit first minimises the NLL over T (or the Brier score, as published, which
+    costs NLL), then over the weights. The ranking stays, and the loss of a row is at most ln(K/w₃).
+    Not for networks whose miscalibration differs between classes.
 
+    Parameters
+    ----------
+    temperature
+        The divisor T > 0 of the first distribution.
+    weights
+        The weights (w₁, w₂, w₃).
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(5000, 10))
     >>> y = np.where(rng.random(5000) < 0.2, rng.integers(0, 10, 5000), (z + rng.gumbel(size=z.shape)).argmax(axis=1))
     >>> ets = EnsembleTemperature.fit(z, y)
     >>> ets.weights.round(2)
     array([0.  , 0.82, 0.18])
+
+    References
+    ----------
+    Zhang, Kailkhura & Han, "Mix-n-match: ensemble and compositional methods for uncertainty calibration in deep
+    learning" (2020), arXiv:2003.07329.
     """
 
     keeps_argmax = True
@@ -56,7 +70,7 @@ class EnsembleTemperature(Calibrator):
             raise ValueError(f"weights must be three, not negative, of sum 1, not all on the uniform, got {weights}")
 
     def map(self, xp: Namespace, z: Any) -> Any:
-        """The logarithm of the mixture."""
+        """Return the log-probabilities of the mixture."""
         x = xp.double(z)
         uniform = xp.zeros_like(x) - xp.log_options(x, x.dtype)
         scaled, plain = (xp.clip(xp.log_softmax(part), min=MASKED_LOGIT) for part in (x / self.temperature, x))
@@ -67,7 +81,24 @@ class EnsembleTemperature(Calibrator):
     def fit(
         cls, logits: ArrayLike, labels: ArrayLike, *, loss: Loss = "nll", sample_weight: WeightsLike = None
     ) -> Self:
-        """Ensemble temperature scaling: minimise the loss in T alone, then in the weights."""
+        """Minimise the loss over T, then over the weights.
+
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities of the calibration rows, shape (n, classes).
+        labels
+            True classes of the rows, numbered from 0, shape (n,).
+        loss
+            "nll", or "brier" as published.
+        sample_weight
+            Weight of each row, shape (n,). By default all rows count equally.
+
+        Returns
+        -------
+        Self
+            The fitted calibrator.
+        """
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         scale = scale_of(z)
         if loss == "brier":
@@ -80,19 +111,19 @@ class EnsembleTemperature(Calibrator):
         else:
             raise ValueError(f'loss must be "brier" or "nll", got {loss!r}')
         mixture = weigh(z, y, w, beta)
-        told_apart = mixture[0] * min(1.0, beta * scale) + mixture[1] * min(1.0, scale)
-        if told_apart < _TRACE and (scale > 0 or mixture[2] > 0):
-            # All but uniform: the predictions carry little. What they do carry shows at the logits' own scale.
+        informative_weight = mixture[0] * min(1.0, beta * scale) + mixture[1] * min(1.0, scale)
+        if informative_weight < _MIN_WEIGHT and (scale > 0 or mixture[2] > 0):
+            # Nearly uniform: the predictions carry little information. Use the logits' own scale.
             beta = 1 / scale if scale else 1.0
             mixture = weigh(z, y, w, beta)
-            mixture = mixture if mixture[2] <= 1 - _TRACE else np.array([_TRACE, 0.0, 1 - _TRACE])
+            mixture = mixture if mixture[2] <= 1 - _MIN_WEIGHT else np.array([_MIN_WEIGHT, 0.0, 1 - _MIN_WEIGHT])
         elif certificate.status == "bound" and mixture[0] > 0:
             warn_at_bound("temperature", 1 / beta, "the loss falls beyond it")
         return cls(1 / beta, mixture).with_certificate(certificate)
 
 
 def simplex_minimum(square: np.ndarray, linear: np.ndarray) -> np.ndarray:
-    """The w ≥ 0 of sum 1 that minimises wᵀ(square)w − 2(linear)ᵀw: the best of the minima on all faces of the simplex.
+    """Return the w ≥ 0 with sum 1 that minimises wᵀ(square)w − 2(linear)ᵀw: the best minimum over all faces.
 
     >>> simplex_minimum(np.eye(3), np.array([1.0, 0.5, 0.0]))
     array([0.75, 0.25, 0.  ])
@@ -101,22 +132,22 @@ def simplex_minimum(square: np.ndarray, linear: np.ndarray) -> np.ndarray:
     best, least = np.full(size, 1 / size), math.inf
     for number in range(1, size + 1):
         for face in map(list, itertools.combinations(range(size), number)):
-            # Stationary with a multiplier for the sum; least squares, as the parts may be one and the same.
+            # Stationary point with a multiplier for the sum; least squares, since parts may be identical.
             system = np.ones((number + 1, number + 1))
             system[:number, :number] = square[np.ix_(face, face)]
             system[number, number] = 0.0
             inner = np.linalg.lstsq(system, np.append(linear[face], 1.0), rcond=1e-13)[0][:number]
             w = np.zeros(size)
-            w[face] = np.maximum(inner, 0.0)  # a minimum outside the face loses to one on its rim
+            w[face] = np.maximum(inner, 0.0)  # a minimum outside the face is worse than one on its boundary
             w /= w.sum()
             value = float(w @ square @ w - 2 * linear @ w)
-            if value < least - 1e-14:  # of equal ones the fewest parts
+            if value < least - 1e-14:  # ties go to the smallest number of parts
                 best, least = w, value
     return best
 
 
 def _uniform(z: np.ndarray) -> np.ndarray:
-    """The uniform distribution's probability in each row, (n,): one over its options."""
+    """Return the uniform distribution's probability in each row, (n,): one over its number of options."""
     return np.ones(len(z)) / np.ravel(count_options(z))
 
 
@@ -133,7 +164,7 @@ def _brier_weights(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, beta: flo
 
 
 def _nll_weights(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, beta: float, max_iter: int = 100) -> np.ndarray:
-    """Newton's steps on −mean ln(w·a), a the label's three probabilities; each model is minimised on the simplex."""
+    """Minimise −mean ln(w·a) by Newton's method on the simplex, where a holds the label's three probabilities."""
     rows = []
     for part, labels, _ in shifted_chunks(z, y):
         probs = [np.take_along_axis(NUMPY.softmax(b * part), labels, axis=1) for b in (beta, 1.0)]

@@ -1,4 +1,4 @@
-"""Recalibration of Gaussian forecasts N(μ, σ²): maps of (μ, σ) and of quantile levels, and the choice of one."""
+"""Recalibration of Gaussian forecasts N(μ, σ²): maps of (μ, σ), maps of quantile levels, and the choice of one."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from trueup._core.types import ArrayLike, WeightsLike
 from trueup._core.values import Value
 from trueup.metrics.forecasts import LEVELS, GaussianForecast, check_forecast, scaled_pinball
 
-_LEAST_SCALE = 1e-12
-"""The scale where every target is its mean, so that a likelihood remains."""
+_MIN_SCALE = 1e-12
+"""Scale used if every target equals its mean, so that the likelihood stays finite."""
 
 
 class ForecastMap(Value):
-    """A fitted map of means and standard deviations; the kind of array that comes in goes out, with its dtype."""
+    """A fitted map of means and standard deviations; the output is the same kind of array, with the input's dtype."""
 
     def __call__(self, mean: Any, std: Any) -> Any:
         """Map the means and standard deviations of forecasts, two arrays of one shape."""
@@ -43,19 +43,32 @@ class ForecastMap(Value):
 
     @abstractmethod
     def forward(self, xp: Namespace, mean: Any, std: Any) -> Any:
-        """Map arrays of the namespace, of any one shape."""
+        """Map arrays of the namespace, of any shape."""
 
 
 class Recalibrator(ForecastMap):
-    """A forecast N(μ, σ²) becomes the law of μ + σZ; the constructor takes the parameters of Z, `fit` estimates them.
+    """A map from a forecast N(μ, σ²) to the distribution of μ + σZ.
 
-    Calling it maps (μ, σ) to the mean and the standard deviation of that law. Quantiles and probabilities are computed
-    in float64. `at_levels` is the map to quantiles, to put behind a network or to export.
+    The constructor takes the parameters of Z, and `fit` estimates them. Calling the map on (μ, σ) returns the mean and
+    the standard deviation of μ + σZ. Quantiles and probabilities are computed in float64. `at_levels` returns a map to
+    quantiles that can be placed behind a network or exported.
     """
 
     def at_levels(self, levels: Any) -> QuantilesAt:
-        """The map from (μ, σ) to the calibrated quantiles of these levels.
+        """Return the map from (μ, σ) to the calibrated quantiles of these levels.
 
+        Parameters
+        ----------
+        levels
+            Levels between 0 and 1, shape (levels,).
+
+        Returns
+        -------
+        QuantilesAt
+            The map.
+
+        Examples
+        --------
         >>> VarianceScaling(2.0).at_levels([0.1, 0.5])([1.0], [1.0]).round(4)
         array([[-1.5631,  1.    ]])
         """
@@ -66,18 +79,18 @@ class Recalibrator(ForecastMap):
 
     @abstractmethod
     def standard_quantiles(self, levels: np.ndarray) -> np.ndarray:
-        """The z that Z stays below with each probability; −∞ and ∞ at 0 and 1."""
+        """Return the quantiles of Z at these levels; −∞ and ∞ at 0 and 1."""
 
     @abstractmethod
     def standard_shares(self, z: np.ndarray) -> np.ndarray:
-        """The probability that Z ≤ z."""
+        """Return the probability that Z ≤ z."""
 
     @abstractmethod
     def moments(self) -> tuple[float, float]:
-        """The mean and the standard deviation of Z."""
+        """Return the mean and the standard deviation of Z."""
 
     def forward(self, xp: Namespace, mean: Any, std: Any) -> tuple[Any, Any]:
-        """μ + σ·E[Z] and σ·std(Z), for arrays of any one shape."""
+        """Return μ + σ·E[Z] and σ·std(Z), for arrays of any shape."""
         if mean.shape != std.shape:
             raise ValueError(f"std must have the shape of mean, {tuple(mean.shape)}, got {tuple(std.shape)}")
         centre, scale = self.moments()
@@ -85,31 +98,95 @@ class Recalibrator(ForecastMap):
         return xp.astype(m + centre * s, mean.dtype), xp.astype(scale * s, std.dtype)
 
     def levels(self, levels: Any) -> Any:
-        """At which level of the forecast to read the quantile of each calibrated level: Φ(Q(q)), Q being Z's."""
+        """Return the forecast's levels that have the calibrated quantiles of these levels: Φ(Q(q)), Q that of Z.
+
+        Parameters
+        ----------
+        levels
+            Calibrated levels from 0 to 1, shape (levels,).
+
+        Returns
+        -------
+        array
+            Levels of the forecast, shape (levels,).
+        """
         q = _check_levels(levels)
         return match_kind(_cast(ndtr(self.standard_quantiles(q)), levels), levels)
 
     def quantiles(self, mean: Any, std: Any, *, levels: Any) -> Any:
-        """The calibrated quantiles μ + σ·Q(q), (n, levels)."""
+        """Return the calibrated quantiles μ + σ·Q(q).
+
+        Parameters
+        ----------
+        mean
+            Means of the forecasts, shape (n,).
+        std
+            Standard deviations, shape (n,).
+        levels
+            Levels from 0 to 1, shape (levels,).
+
+        Returns
+        -------
+        array
+            Quantiles, shape (n, levels).
+        """
         m, s = (x[:, None] for x in _forecast(mean, std))
         z = self.standard_quantiles(_check_levels(levels))
         with np.errstate(invalid="ignore"):
-            spread = np.where(s == 0, 0.0, s * z)  # a certain forecast stays certain at every level: 0·∞ = 0
+            spread = np.where(s == 0, 0.0, s * z)  # a forecast without spread has none at any level: 0·∞ = 0
         return match_kind(_cast(m + spread, mean), mean)
 
     def interval(self, mean: Any, std: Any, *, level: float = 0.95) -> Any:
-        """The ends (low, high) of the interval that leaves (1 − level)/2 on either side."""
+        """Return the ends of central intervals, which leave (1 − level)/2 on either side.
+
+        Parameters
+        ----------
+        mean
+            Means of the forecasts, shape (n,).
+        std
+            Standard deviations, shape (n,).
+        level
+            Probability of the interval.
+
+        Returns
+        -------
+        tuple of arrays
+            Lower and upper ends, shape (n,) each.
+        """
         level = float(_check_levels([level], "level")[0])
         ends = self.quantiles(mean, std, levels=[(1 - level) / 2, (1 + level) / 2])
         return ends[:, 0], ends[:, 1]
 
     def probabilities(self, mean: Any, std: Any, targets: ArrayLike) -> Any:
-        """P(Y ≤ y) of each target; uniform on [0, 1] when the forecasts are calibrated. `std` must be positive."""
+        """Return P(Y ≤ y) of each target; these are uniform on [0, 1] if the forecasts are calibrated.
+
+        Parameters
+        ----------
+        mean
+            Means of the forecasts, shape (n,).
+        std
+            Standard deviations, all positive, shape (n,).
+        targets
+            Observed values, shape (n,).
+
+        Returns
+        -------
+        array
+            Probabilities, shape (n,).
+        """
         return match_kind(_cast(self.standard_shares(_standardise(mean, std, targets)), mean), mean)
 
 
 class QuantilesAt(ForecastMap):
-    """From means and standard deviations to quantiles of fixed levels: μ + σ·z, with one z for each level."""
+    """A map from means and standard deviations to quantiles of fixed levels: μ + σ·z, with one z per level.
+
+    Parameters
+    ----------
+    levels
+        The levels, shape (levels,).
+    z
+        Calibrated quantile of (Y − μ)/σ at each level, shape (levels,).
+    """
 
     levels: np.ndarray
     z: np.ndarray
@@ -119,7 +196,7 @@ class QuantilesAt(ForecastMap):
         self.set_parameter("z", z)
 
     def forward(self, xp: Namespace, mean: Any, std: Any) -> Any:
-        """Quantiles (…, levels) of forecasts of any one shape."""
+        """Return quantiles (…, levels) of forecasts of any shape."""
         m, s = xp.upcast_half(mean)[..., None], xp.upcast_half(std)[..., None]
         return xp.astype(m + s * xp.astype(self.z, m.dtype), mean.dtype)
 
@@ -127,10 +204,16 @@ class QuantilesAt(ForecastMap):
 class VarianceScaling(Recalibrator):
     """Multiply every standard deviation by one number: N(μ, s²σ²).
 
-    By likelihood s² = mean of ((y − μ)/σ)². The means and the order of the uncertainties stay. Not for forecasts that
-    are biased, skewed or long-tailed.
-    Laves et al., "Well-calibrated regression uncertainty in medical imaging with deep learning" (2020).
+    By likelihood s² is the mean of ((y − μ)/σ)². The means and the ranking of the uncertainties stay.
+    Not for forecasts that are biased, skewed or long-tailed.
 
+    Parameters
+    ----------
+    scale
+        The factor s > 0.
+
+    Examples
+    --------
     >>> import numpy as np
     >>> scaling = VarianceScaling.fit([0.0, 0.0, 1.0], [1.0, 1.0, 2.0], [3.0, -1.0, 5.0])
     >>> scaling
@@ -140,6 +223,11 @@ class VarianceScaling(Recalibrator):
     (array([0.5]), array([4.3205]))
     >>> [f"{end.item():.4f}" for end in scaling.interval([0.5], [2.0], level=0.9)]
     ['-6.6066', '7.6066']
+
+    References
+    ----------
+    Laves et al., "Well-calibrated regression uncertainty in medical imaging with deep learning" (2020),
+    arXiv:2104.12376.
     """
 
     scale: float
@@ -151,38 +239,63 @@ class VarianceScaling(Recalibrator):
 
     @classmethod
     def fit(cls, mean: Any, std: Any, targets: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
-        """Minimise the Gaussian negative log-likelihood: s is the root mean square of (y − μ)/σ."""
+        """Minimise the Gaussian negative log-likelihood: s is the root mean square of (y − μ)/σ.
+
+        Parameters
+        ----------
+        mean
+            Means of the forecasts, shape (n,).
+        std
+            Standard deviations, all positive, shape (n,).
+        targets
+            Observed values, shape (n,).
+        sample_weight
+            Weight of each row, shape (n,). By default all rows count equally.
+
+        Returns
+        -------
+        Self
+            The fitted calibrator.
+        """
         z = np.abs(_standardise(mean, std, targets, min_rows=1))
         w = as_weights(sample_weight, len(z))
         largest = float(z.max())
         if largest == 0:
-            warn_at_bound("scale", _LEAST_SCALE, "every target is its mean")
-            return cls(_LEAST_SCALE)
-        return cls(largest * math.sqrt(float(np.average((z / largest) ** 2, weights=w))))  # no overflow in the squares
+            warn_at_bound("scale", _MIN_SCALE, "every target is its mean")
+            return cls(_MIN_SCALE)
+        return cls(largest * math.sqrt(float(np.average((z / largest) ** 2, weights=w))))  # the squares do not overflow
 
     def standard_quantiles(self, levels: np.ndarray) -> np.ndarray:
-        """s·Φ⁻¹(q)."""
+        """Return s·Φ⁻¹(q)."""
         return np.asarray(self.scale * ndtri(levels))
 
     def standard_shares(self, z: np.ndarray) -> np.ndarray:
-        """Φ(z/s)."""
+        """Return Φ(z/s)."""
         return np.asarray(ndtr(z / self.scale))
 
     def moments(self) -> tuple[float, float]:
-        """0 and s."""
+        """Return 0 and s."""
         return 0.0, self.scale
 
 
 class IsotonicQuantiles(Recalibrator):
     """Read the quantile of level q at the level R⁻¹(q) of the forecast: μ + σ·Φ⁻¹(R⁻¹(q)).
 
-    R is the empirical distribution function of u = Φ((y − μ)/σ), non-decreasing by itself. At the i-th smallest of n it
-    is i/(n+1), the chance that a next u is below, so that levels near 1 stay open. The knots are kept as z = Φ⁻¹(u),
-    since in u everything beyond 8σ would be one; R is straight in z between them, and beyond them, where it has seen
-    nothing, straight in u: the tails of the Gaussian, scaled to the share 1/(n+1) that is left to each.
-    Not for fewer than some ten samples for each quantile that matters.
-    Kuleshov, Fenner and Ermon, "Accurate uncertainties for deep learning using calibrated regression" (2018).
+    R is the empirical distribution function of u = Φ((y − μ)/σ), which is isotonic. At the i-th smallest of n values it
+    is i/(n+1), the probability that the next u lies below; levels near 1 then stay finite. Knots are stored as z =
+    Φ⁻¹(u), because u rounds to one beyond 8σ. Between the knots R is linear in z. Beyond them, where there are no data,
+    it follows the Gaussian tails, scaled to the remaining probability 1/(n+1) on each side. Not for fewer than about
+    ten samples per quantile of interest.
 
+    Parameters
+    ----------
+    knots
+        Ascending values of (y − μ)/σ, shape (knots,).
+    values
+        R at the knots, ascending between 0 and 1, shape (knots,).
+
+    Examples
+    --------
     >>> import numpy as np
     >>> recalibrated = IsotonicQuantiles.fit(np.zeros(9), np.ones(9), np.arange(-2.0, 7.0))
     >>> recalibrated.quantiles([10.0], [2.0], levels=[0.1, 0.5, 0.85])
@@ -192,12 +305,17 @@ class IsotonicQuantiles(Recalibrator):
     >>> mean, std = recalibrated([10.0], [2.0])
     >>> mean.round(4), std.round(4)
     (array([13.9571]), array([5.6291]))
+
+    References
+    ----------
+    Kuleshov, Fenner & Ermon, "Accurate uncertainties for deep learning using calibrated regression" (2018),
+    arXiv:1807.00263.
     """
 
     knots: np.ndarray
     values: np.ndarray
-    law: np.ndarray
-    """The mean and the standard deviation."""
+    mean_and_std: np.ndarray
+    """The mean and the standard deviation of Z."""
 
     def __init__(self, knots: Any, values: Any) -> None:
         self.set_parameter("knots", knots)
@@ -208,12 +326,29 @@ class IsotonicQuantiles(Recalibrator):
         if not np.isfinite(self.knots).all() or (np.diff(self.knots) < 0).any():
             raise ValueError("knots must be finite and in order")
         if not (np.diff(self.values, prepend=0.0, append=1.0) > 0).all():
-            raise ValueError("values must rise, strictly between 0 and 1")
-        self.set_parameter("law", _moments(self.knots, self.values))
+            raise ValueError("values must be strictly ascending between 0 and 1")
+        self.set_parameter("mean_and_std", _moments(self.knots, self.values))
 
     @classmethod
     def fit(cls, mean: Any, std: Any, targets: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
-        """Take the shares of (y − μ)/σ that lie below each of them; of equal ones the first and the last."""
+        """Take the empirical distribution function of (y − μ)/σ; equal values keep their first and last knot.
+
+        Parameters
+        ----------
+        mean
+            Means of the forecasts, shape (n,).
+        std
+            Standard deviations, all positive, shape (n,).
+        targets
+            Observed values, shape (n,).
+        sample_weight
+            Weight of each row, shape (n,). By default all rows count equally.
+
+        Returns
+        -------
+        Self
+            The fitted calibrator.
+        """
         z = _standardise(mean, std, targets, min_rows=1)
         w = as_weights(sample_weight, len(z))
         if w is None:
@@ -228,7 +363,7 @@ class IsotonicQuantiles(Recalibrator):
         return cls(z[kept], share[kept])
 
     def standard_quantiles(self, levels: np.ndarray) -> np.ndarray:
-        """R⁻¹, on the scale of z."""
+        """Return R⁻¹ on the scale of z."""
         knots, values = self.knots, self.values
         z = np.interp(levels, values, knots)
         with np.errstate(divide="ignore"):  # log 0 at the levels 0 and 1
@@ -238,7 +373,7 @@ class IsotonicQuantiles(Recalibrator):
         return z
 
     def standard_shares(self, z: np.ndarray) -> np.ndarray:
-        """R, on the scale of z; at a knot that holds several values, the highest."""
+        """Return R on the scale of z; at a knot with several values, the highest."""
         knots, values = self.knots, self.values
         at = np.searchsorted(knots, z, side="right")
         left, right = np.clip(at - 1, 0, None), np.clip(at, None, len(knots) - 1)
@@ -250,14 +385,14 @@ class IsotonicQuantiles(Recalibrator):
         return shares
 
     def moments(self) -> tuple[float, float]:
-        """The mean and the standard deviation of the density that R has: steps between the knots, and two tails."""
-        return self.law[0], self.law[1]
+        """Return the moments of R's density: steps between the knots, and two tails."""
+        return self.mean_and_std[0], self.mean_and_std[1]
 
 
 def _moments(knots: np.ndarray, values: np.ndarray) -> tuple[float, float]:
-    """The moments of a law by its quantiles at the levels `values`, with Gaussian tails beyond the knots."""
+    """Return the mean and standard deviation of the distribution with these quantiles and Gaussian tails."""
     low, high, mass = knots[:-1], knots[1:], np.diff(values)
-    # Around a point inside, so that knots far from zero keep their digits.
+    # Relative to a central point, so that knots far from zero keep their digits.
     centre = float(mass @ (low + high) / 2 + values[0] * knots[0] + (1 - values[-1]) * knots[-1])
     a, b = low - centre, high - centre
     parts = [(mass, (a + b) / 2, (a * a + a * b + b * b) / 3)]
@@ -270,7 +405,7 @@ def _moments(knots: np.ndarray, values: np.ndarray) -> tuple[float, float]:
 
 
 def _standardise(mean: Any, std: Any, targets: ArrayLike, *, min_rows: int = 0) -> np.ndarray:
-    """z = (y − μ)/σ of each row, in float64; σ must be positive, for no scale makes up for a σ of zero."""
+    """Return z = (y − μ)/σ of each row in float64; σ must be positive."""
     m, s = _forecast(mean, std)
     y = as_vector(targets, "targets", length=len(m))
     if len(m) < min_rows:
@@ -281,12 +416,12 @@ def _standardise(mean: Any, std: Any, targets: ArrayLike, *, min_rows: int = 0) 
         z = (y - m) / s
     if not np.isfinite(z).all():
         at = int(np.flatnonzero(~np.isfinite(z))[0])
-        raise ValueError(f"std must not vanish beside targets − mean, got {s[at]:g} for {y[at] - m[at]:g} at [{at}]")
+        raise ValueError(f"std must not vanish against targets − mean, got {s[at]:g} for {y[at] - m[at]:g} at [{at}]")
     return z
 
 
 def _check_levels(levels: Any, name: str = "levels") -> np.ndarray:
-    """Check probabilities (m,)."""
+    """Return checked probabilities (m,)."""
     q = as_vector(levels, name)
     if len(q) and (q.min() < 0 or q.max() > 1):
         raise ValueError(f"{name} must lie in [0, 1], got {q.min():g}..{q.max():g}")
@@ -302,46 +437,53 @@ def _forecast(mean: Any, std: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _cast(x: np.ndarray, original: Any) -> np.ndarray:
-    """In the type of an array of floating point; tensors and other kinds are left to `match_kind`."""
+    """Cast to the floating type of a NumPy array; `match_kind` converts other kinds."""
     floating = isinstance(original, np.ndarray) and original.dtype.kind == "f"
     return x.astype(original.dtype.newbyteorder("=")) if floating else x
 
 
 def _tail(a: float) -> tuple[float, float]:
-    """E[Z − a | Z > a] and E[(Z − a)² | Z > a] of a standard normal Z."""
-    if a > 1e3:  # the differences below lose their digits; the tail is an exponential one by then
+    """Return E[Z − a | Z > a] and E[(Z − a)² | Z > a] of a standard normal Z."""
+    if a > 1e3:  # the differences below would lose their digits; the tail is nearly exponential
         return 1 / a, 2 / a**2
     over = math.sqrt(2 / math.pi) / float(erfcx(a / math.sqrt(2))) - a
     return over, max(1 - a * over, 0.0)
 
 
 RAW = "raw"
-"""The forecasts as they are."""
+"""Name of the unchanged forecasts."""
 
 
 @dataclass(frozen=True, eq=False)
 class RecalibrationChoice:
-    """What cross-validation found: the chosen recalibration, fitted to all rows, and the others beside it."""
+    """Result of cross-validation: the chosen recalibration, fitted to all rows, and the others."""
 
     chosen: str
-    """A name of FORECAST_METHODS, or "raw" where none helps."""
+    """A name of FORECAST_METHODS, or "raw" if none helps."""
     losses: Mapping[str, float]
-    """The held-out pinball loss of each, `raw` first."""
+    """Held-out pinball loss of each candidate, `raw` first."""
     recalibrators: Mapping[str, Recalibrator]
-    """Each fitted to all rows."""
+    """Each recalibration, fitted to all rows."""
     bounds: Mapping[str, np.ndarray]
-    """Of each, for each fold, where the quantiles of `LEVELS` lie in units of σ, (folds, levels)."""
+    """Quantiles at `LEVELS` of each candidate and fold in units of σ, shape (folds, levels)."""
     fold: np.ndarray
     """The fold of each row."""
 
     @property
     def recalibrator(self) -> Recalibrator | None:
-        """The chosen one; None where the forecasts are best as they are."""
+        """Return the chosen recalibration; None if the forecasts are best unchanged."""
         return self.recalibrators.get(self.chosen)
 
     def why(self) -> str:
-        """Why the chosen one is not the one of the least loss, in words that end a sentence; else nothing.
+        """Return why the chosen candidate is not the one with the smallest loss, as the end of a sentence, or "".
 
+        Returns
+        -------
+        str
+            The end of a sentence.
+
+        Examples
+        --------
         >>> losses = {"raw": 0.56, "variance": 0.544, "quantiles": 0.542}
         >>> RecalibrationChoice("variance", losses, {}, {}, np.zeros(0)).why()
         ', the simplest within one standard error of the best, quantiles'
@@ -360,11 +502,35 @@ def choose_recalibration(
     clusters: ArrayLike | None = None,
     n_folds: int = 5,
 ) -> RecalibrationChoice:
-    """Fit each recalibration to the other folds, and choose by the pinball loss of the fold left out.
+    """Fit each recalibration on folds, and choose one by the pinball loss of the held-out rows.
 
-    The first, in the order raw, variance, quantiles, whose loss is within one standard error of the best is chosen.
-    Rows of one of the `clusters`, one value a row, stay in one fold, and the standard error is then by cluster.
+    The first of raw, variance and quantiles with a loss within one standard error of the best is chosen.
 
+    Parameters
+    ----------
+    mean
+        Means of the forecasts, shape (n,).
+    std
+        Standard deviations, all positive, shape (n,).
+    targets
+        Observed values, shape (n,).
+    methods
+        Names in FORECAST_METHODS; all by default.
+    sample_weight
+        Weight of each row, shape (n,). By default all rows count equally.
+    clusters
+        Cluster of each row, shape (n,), where rows are correlated. Clusters stay in one fold, and the standard error is
+        taken over clusters.
+    n_folds
+        Number of folds.
+
+    Returns
+    -------
+    RecalibrationChoice
+        The choice, with every recalibration fitted to all rows.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> choose_recalibration(np.zeros(500), np.ones(500), 2 * rng.normal(size=500)).chosen
     'variance'
@@ -377,15 +543,15 @@ def choose_recalibration(
     if isinstance(n_folds, bool) or int(n_folds) != n_folds or not 2 <= n_folds <= len(y):
         raise InputError("n_folds", f"be a whole number of 2..{len(y)}, the number of rows", repr(n_folds))
     fits = {name: FORECAST_METHODS[name] for name in (FORECAST_METHODS if methods is None else methods)}
-    rows, alike = np.stack([m, s, y], axis=1), np.zeros(len(y), np.int64)
+    rows, one_class = np.stack([m, s, y], axis=1), np.zeros(len(y), np.int64)
     blocks = as_clusters(clusters, len(y), min_clusters=n_folds)
-    fold = stratified_folds(rows, alike, n_folds) if blocks is None else cluster_folds(alike, blocks, n_folds)
+    fold = stratified_folds(rows, one_class, n_folds) if blocks is None else cluster_folds(one_class, blocks, n_folds)
     bounds = {RAW: np.tile(ndtri(LEVELS), (n_folds, 1))}
     fitted: dict[str, Recalibrator] = {}
     for name, fit in fits.items():
         fitted[name] = fit(m, s, y, sample_weight=w)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the fit to all rows has warned
+            warnings.simplefilter("ignore", UserWarning)  # the fit to all rows has already warned
             masks = [fold != k for k in range(n_folds)]
             parts = [fit(m[kept], s[kept], y[kept], sample_weight=None if w is None else w[kept]) for kept in masks]
         bounds[name] = np.stack([part.standard_quantiles(LEVELS) for part in parts])
@@ -405,9 +571,9 @@ def choose_recalibration(
 def held_out_losses(
     mean: np.ndarray, std: np.ndarray, targets: np.ndarray, fold: np.ndarray, bounds: np.ndarray
 ) -> np.ndarray:
-    """The pinball loss of each row under the recalibration that has not seen its fold."""
+    """Return the pinball loss of each row under the recalibration fitted without its fold."""
     losses = np.empty(len(targets))
     for k, bound in enumerate(bounds):
-        here = fold == k
-        losses[here] = scaled_pinball(targets[here] - mean[here], std[here], LEVELS, bound)
+        rows = fold == k
+        losses[rows] = scaled_pinball(targets[rows] - mean[rows], std[rows], LEVELS, bound)
     return losses

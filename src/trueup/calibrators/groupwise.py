@@ -1,4 +1,4 @@
-"""A map for each group of rows, drawn towards that of all rows by as much as held-out rows ask for."""
+"""A map for each group of rows, shrunk towards the map of all rows."""
 
 from __future__ import annotations
 
@@ -29,21 +29,34 @@ from trueup.calibrators.compose import Fit
 from trueup.metrics.groups import as_groups, encode_groups
 
 STRENGTHS = (10_000.0, 3000.0, 1000.0, 300.0, 100.0, 30.0, 10.0, 3.0)
-"""Rows that the map of all rows counts for beside a group's own, among which held-out rows choose."""
-_ERRORS = 2.0
-"""Standard errors by which the best of them must gain: one of several gains by luck."""
+"""Numbers of rows that the pooled map counts for against a group's own; held-out rows choose one."""
+_MIN_Z = 2.0
+"""Standard errors by which the best strength must gain over the pooled map."""
 _FEW_ROWS = 10
-"""A group of fewer has no map of its own."""
+"""Groups with fewer rows have no map of their own."""
 
 
 class PerGroup(Calibrator):
-    """Mix the probabilities of a map of all rows with those of one of the row's group: q = (1 − λ) q_all + λ q_group.
+    """Mix the probabilities of a pooled map with those of a map of the row's group: q = (1 − λ) q_pooled + λ q_group.
 
-    λ = n/(n + m) for a group of n rows. m is chosen by cross-validated likelihood; where no m gains more than two
-    standard errors on the map of all rows, that alone is left. A wild map of a few rows can cost a row no more than
-    −ln(1 − λ). `groups`, a keyword of the fit and of the call, has one value a row; a group that the fit has not seen
-    gets the map of all rows. Not for groups that are not known when predictions are made.
+    λ = n/(n + m) for a group with n rows. Cross-validated likelihood chooses m; if no m gains more than two standard
+    errors over the pooled map, that map is used alone. A poor map of a small group costs a row at most −ln(1 − λ). The
+    call takes `groups`, one value per row, as the fit did; a group without a map gets the pooled map. Not for groups
+    that are unknown at prediction time.
 
+    Parameters
+    ----------
+    base
+        The pooled map.
+    calibrators
+        Maps of the groups.
+    names
+        Names of the groups.
+    shares
+        The λ of each group.
+
+    Examples
+    --------
     >>> from trueup.calibrators.temperature import Temperature
     >>> mixed = PerGroup(Temperature(1.0), [Temperature(2.0)], ["night"], [0.5])
     >>> mixed(np.array([[4.0, 0.0], [4.0, 0.0]]), groups=["day", "night"]).round(2)
@@ -64,12 +77,12 @@ class PerGroup(Calibrator):
         self.set_parameter("shares", shares)
         if not len(self.calibrators) == len(self.names) == len(self.shares):
             got = f"{len(self.calibrators)}, {len(self.names)} and {len(self.shares)}"
-            raise ValueError(f"calibrators, names and shares must be as many as groups, got {got}")
+            raise ValueError(f"calibrators, names and shares must have one entry per group, got {got}")
         if not ((self.shares >= 0) & (self.shares <= 1)).all():
             raise ValueError(f"shares must lie in [0, 1], got {shares}")
 
     def map(self, xp: Namespace, z: Any, *, groups: ArrayLike | None = None) -> Any:
-        """The mixture of the row's group, as log-probabilities; that of all rows for a group not seen."""
+        """Return the log-probabilities of the row's group; the pooled ones for a group without a map."""
         if groups is None:
             raise InputError("groups", "be given, as to the fit", "none")
         known = {name: k for k, name in enumerate(self.names)}
@@ -86,15 +99,29 @@ class PerGroup(Calibrator):
         return xp.astype(mixed, z.dtype)
 
     def config(self) -> dict[str, Any]:
-        """The maps and their shares."""
+        """Return the constructor's arguments."""
         return super().config() | {"calibrators": list(self.calibrators)}
 
 
 def per_group(fit: Fit | str, *, n_folds: int = 5, strengths: Sequence[float] = STRENGTHS) -> Fit:
-    """Fit a method to all rows and to each group, and mix the two as far as held-out rows gain.
+    """Fit one map to all rows and one to each group, and mix the two by held-out likelihood.
 
-    The fit takes `clusters`, one value a row, that stay in one fold: rows that are correlated.
+    Parameters
+    ----------
+    fit
+        A method or its name.
+    n_folds
+        Number of folds.
+    strengths
+        Numbers of rows that the pooled map may count for.
 
+    Returns
+    -------
+    Fit
+        A method with the keyword `groups`, one value per row. It also accepts `clusters`, which stay in one fold.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> z, site = rng.normal(size=(4000, 3)) * 2, np.repeat(["A", "B"], 2000)
     >>> y = (z * np.where(site == "A", 1, 0.4)[:, None] + rng.gumbel(size=z.shape)).argmax(axis=1)
@@ -114,42 +141,43 @@ def per_group(fit: Fit | str, *, n_folds: int = 5, strengths: Sequence[float] = 
     ) -> PerGroup:
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=2 * n_folds)
         rows = len(to_array(labels, "labels"))
-        together = weighted_clusters(clusters, sample_weight, rows, min_clusters=2)
+        blocks = weighted_clusters(clusters, sample_weight, rows, min_clusters=2)
         names = group_names(groups, rows)
-        if (each := as_weights(sample_weight, rows)) is not None:
-            names = names[each > 0]
+        if (row_weights := as_weights(sample_weight, rows)) is not None:
+            names = names[row_weights > 0]
         code, known = encode_groups(names)
         losses, pooled = np.empty((len(strengths), len(z))), np.empty(len(z))
-        for train, test in k_fold(z, y, n_folds, together):
+        for train, test in k_fold(z, y, n_folds, blocks):
             part = _Fitted(method, *take_weighted(z, y, w, train), code[train])
             pooled[test], losses[:, test] = part.held_out(z[test], y[test], code[test], strengths)
         best = int((losses @ (np.ones(len(z)) if w is None else w)).argmin())
-        whole = _Fitted(method, z, y, w, code)
-        if not is_significant_gain(pooled - losses[best], w, min_z=_ERRORS, clusters=together) or not whole.own:
-            return PerGroup(whole.base, [], [], [])
-        shares = [whole.share(k, strengths[best]) for k in whole.own]
-        return PerGroup(whole.base, list(whole.own.values()), [str(known[k]) for k in whole.own], shares)
+        maps = _Fitted(method, z, y, w, code)
+        if not is_significant_gain(pooled - losses[best], w, min_z=_MIN_Z, clusters=blocks) or not maps.group_maps:
+            return PerGroup(maps.base, [], [], [])
+        shares = [maps.share(k, strengths[best]) for k in maps.group_maps]
+        mapped_groups = [str(known[k]) for k in maps.group_maps]
+        return PerGroup(maps.base, list(maps.group_maps.values()), mapped_groups, shares)
 
     return fitted
 
 
 def mix(xp: Namespace, common: Any, of_group: Any, share: Any) -> Any:
-    """The logarithm of (1 − λ) p + λ q, of logarithms."""
+    """Return ln((1 − λ) p + λ q), given ln p and ln q."""
     return xp.logaddexp(common + xp.log1p(-share), of_group + xp.log(share))
 
 
 def group_names(groups: ArrayLike, rows: int) -> np.ndarray:
-    """The group of each row in words, of several columns together."""
+    """Return the name of each row's group; with several columns their values are joined."""
     columns = [[str(value) for value in column] for column in as_groups(groups, rows).values()]
     return np.array([" · ".join(values) for values in zip(*columns, strict=True)], dtype=object)
 
 
 class _Fitted:
-    """A map of all rows, and those of the groups that have enough."""
+    """A pooled map, and maps of the groups with enough rows."""
 
     def __init__(self, method: Fit, z: np.ndarray, y: np.ndarray, w: np.ndarray | None, code: np.ndarray) -> None:
         self.base = method(z, y, **weight_kwargs(w))
-        self.own: dict[int, Calibrator] = {}
+        self.group_maps: dict[int, Calibrator] = {}
         self.rows: dict[int, float] = {}
         for k in np.unique(code).tolist():
             *part, weight = take_weighted(z, y, w, code == k)
@@ -157,24 +185,24 @@ class _Fitted:
             if self.rows[k] < _FEW_ROWS:
                 continue
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # few rows may have no best map; their share is small then
+                warnings.simplefilter("ignore")  # a small group may have no optimum; its share is small then
                 try:
-                    self.own[k] = method(*part, **weight_kwargs(weight))
+                    self.group_maps[k] = method(*part, **weight_kwargs(weight))
                 except (FitError, ValueError):
                     continue
 
     def share(self, k: int, strength: float) -> float:
-        """λ of a group; none without a map of its own."""
-        return self.rows[k] / (self.rows[k] + strength) if k in self.own else 0.0
+        """Return λ of a group; 0 without a map of its own."""
+        return self.rows[k] / (self.rows[k] + strength) if k in self.group_maps else 0.0
 
     def held_out(
         self, z: np.ndarray, y: np.ndarray, code: np.ndarray, strengths: Sequence[float]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The loss of each row under the map of all rows, and with every strength, (strengths, n)."""
+        """Return each row's loss under the pooled map, and with every strength, (strengths, n)."""
         common = _log_probs(self.base, z)
         pooled = -common[np.arange(len(y)), y]
         losses = np.tile(pooled, (len(strengths), 1))
-        for k, calibrator in self.own.items():
+        for k, calibrator in self.group_maps.items():
             rows = np.flatnonzero(code == k)
             if not len(rows):
                 continue

@@ -1,4 +1,4 @@
-"""Isotonic regression, and Venn–Abers prediction, which brackets a probability by two of them."""
+"""Isotonic regression, and Venn–Abers prediction, which brackets each probability by two isotonic fits."""
 
 from __future__ import annotations
 
@@ -20,16 +20,31 @@ from trueup.calibrators.temperature import Temperature
 
 
 class Isotonic(Knots, TopLabel):
-    """Map the confidence by the non-decreasing g that minimises Σ_i (g(c_i) − a_i)², straight between its blocks.
+    """Map the confidence by the non-decreasing g that minimises Σ_i (g(c_i) − a_i)², linear between its blocks.
 
-    Of two classes c is P(class 1), and a whether it was. g is constant outside the confidences of the fit, and kept in
-    [1/(n+2), 1 − 1/(n+2)]. Not for few samples, where it follows the noise.
-    Zadrozny & Elkan, "Transforming classifier scores into accurate multiclass probability estimates" (2002).
+    With two classes c is P(class 1), and a_i = 1 if the label is 1. g is constant outside the confidences of the fit,
+    and clipped to [1/(n+2), 1 − 1/(n+2)]. Not for few samples, where it follows the noise.
 
+    Parameters
+    ----------
+    knots
+        Ascending confidences, shape (knots,).
+    values
+        Calibrated confidence at each knot, shape (knots,).
+    event
+        Map P(class 1) of two classes instead of the confidence.
+
+    Examples
+    --------
     >>> logits = np.log([[0.6, 0.4], [0.7, 0.3], [0.8, 0.2], [0.9, 0.1]])
     >>> curve = Isotonic.fit(logits, [1, 0, 1, 0])
     >>> curve.confidence(np.log([[0.65, 0.35], [0.75, 0.25], [0.85, 0.15]])).round(4)
     array([0.6667, 0.5   , 0.3333])
+
+    References
+    ----------
+    Zadrozny & Elkan, "Transforming classifier scores into accurate multiclass probability estimates" (2002),
+    doi:10.1145/775047.775151.
     """
 
     def __init__(self, knots: Any, values: Any, event: bool = False) -> None:
@@ -38,7 +53,22 @@ class Isotonic(Knots, TopLabel):
 
     @classmethod
     def fit(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
-        """Isotonic regression: pool adjacent violators."""
+        """Pool adjacent violators.
+
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities of the calibration rows, shape (n, classes).
+        labels
+            True classes of the rows, numbered from 0, shape (n,).
+        sample_weight
+            Weight of each row, shape (n,). By default all rows count equally.
+
+        Returns
+        -------
+        Self
+            The fitted calibrator.
+        """
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         scores, outcomes = scores_and_outcomes(z, y, quick=True)
         knots, values = pool_adjacent_violators(scores, outcomes > 0, w)
@@ -46,13 +76,23 @@ class Isotonic(Knots, TopLabel):
 
 
 class IsotonicOvR(Knots, ClassCurves):
-    """Map each class's probability by its own isotonic curve, then normalise the row: q_k ∝ g_k(p_k) + 1e-9 p_k.
+    """Map each class's probability by an isotonic curve of its own, then normalise the row: q_k ∝ g_k(p_k) + 1e-9 p_k.
 
-    With `fit_scaled`, p is the softmax of z/T, and T is fitted first. With `fit_centred` the curve goes straight from
-    the middle of one flat stretch, the mean of its probabilities, to that of the next, so that it rises strictly.
-    Not for many classes with few samples each, nor where the predicted class must stay: it may change.
-    Zadrozny & Elkan (2002); Zhang et al., "Mix-n-Match" (2020); Oron & Flournoy, "Centered isotonic regression" (2017).
+    With `fit_scaled`, p is the softmax of z/T, and T is fitted first. With `fit_centred` the curve connects the centres
+    of the flat stretches, at the mean of their probabilities, so it is strictly increasing. Not for many classes with
+    few samples each, nor where the predicted class must stay: it may change.
 
+    Parameters
+    ----------
+    knots
+        Ascending probabilities, shape (classes, knots).
+    values
+        Calibrated probability at each knot, shape (classes, knots).
+    temperature
+        Divisor of the logits.
+
+    Examples
+    --------
     >>> logits = np.log([[0.6, 0.4], [0.7, 0.3], [0.8, 0.2], [0.9, 0.1]])
     >>> curves = IsotonicOvR.fit(logits, [1, 0, 1, 0])
     >>> np.exp(curves(logits)).round(4)
@@ -60,6 +100,12 @@ class IsotonicOvR(Knots, ClassCurves):
            [0.5   , 0.5   ],
            [0.5   , 0.5   ],
            [0.8333, 0.1667]])
+
+    References
+    ----------
+    Zadrozny & Elkan, "Transforming classifier scores into accurate multiclass probability estimates" (2002),
+    doi:10.1145/775047.775151. Zhang, Kailkhura & Han, "Mix-n-match" (2020), arXiv:2003.07329. Oron & Flournoy,
+    "Centered isotonic regression" (2017), arXiv:1701.05964.
     """
 
     temperature: float
@@ -69,18 +115,48 @@ class IsotonicOvR(Knots, ClassCurves):
         self.set_parameter("temperature", Temperature(temperature).temperature)
 
     def map(self, xp: Namespace, z: Any) -> Any:
-        """The curves of the scaled logits, normalised."""
+        """Apply the curves to the scaled logits' probabilities and normalise."""
         return super().map(xp, z / self.temperature)
 
     @classmethod
     def fit(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
-        """Isotonic regression, one against the rest: pool adjacent violators in each class."""
+        """Pool adjacent violators in each class.
+
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities of the calibration rows, shape (n, classes).
+        labels
+            True classes of the rows, numbered from 0, shape (n,).
+        sample_weight
+            Weight of each row, shape (n,). By default all rows count equally.
+
+        Returns
+        -------
+        Self
+            The fitted calibrator.
+        """
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         return cls._of([pool_adjacent_violators(*rows) for rows in each_class(z, y, w)], row_count(z, w))
 
     @classmethod
     def fit_scaled(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
-        """Isotonic regression after temperature: fit a temperature first, then the curves to what it gives."""
+        """Fit a temperature, then pool adjacent violators in each class.
+
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities of the calibration rows, shape (n, classes).
+        labels
+            True classes of the rows, numbered from 0, shape (n,).
+        sample_weight
+            Weight of each row, shape (n,). By default all rows count equally.
+
+        Returns
+        -------
+        Self
+            The fitted calibrator.
+        """
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         scaler = Temperature.fit(z, y, sample_weight=w)
         curves = [pool_adjacent_violators(*rows) for rows in each_class(scaler(upcast_half(z)), y, w)]
@@ -88,27 +164,50 @@ class IsotonicOvR(Knots, ClassCurves):
 
     @classmethod
     def fit_centred(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
-        """Centred isotonic regression: pool adjacent violators in each class, and join the blocks at their middles."""
+        """Pool adjacent violators in each class, and connect the centres of the blocks.
+
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities of the calibration rows, shape (n, classes).
+        labels
+            True classes of the rows, numbered from 0, shape (n,).
+        sample_weight
+            Weight of each row, shape (n,). By default all rows count equally.
+
+        Returns
+        -------
+        Self
+            The fitted calibrator.
+        """
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         curves = [centre_blocks(*rows) for rows in each_class(z, y, w)]
-        if z.shape[1] == 2:  # P(class 1) is fitted, and class 0 is what is left
+        if z.shape[1] == 2:  # P(class 1) is fitted, and class 0 is its complement
             curves[0] = 1 - curves[1][0][::-1], 1 - curves[1][1][::-1]
         return cls._of(curves, row_count(z, w))
 
     @classmethod
     def _of(cls, curves: list[tuple[np.ndarray, np.ndarray]], n: float, temperature: float = 1.0) -> Self:
-        """From the knots and values of each class, and the number of rows."""
+        """Build the calibrator from each class's knots and values, and the number of rows."""
         knots, values = zip(*curves, strict=True)
         return cls(pad_curves(knots, PADDING), clip_frequencies(pad_curves(values), n), temperature)
 
 
 class IsotonicPooled(Knots, ClassCurves):
-    """Map every class's probability by one isotonic curve, then normalise the row: q_k ∝ g(p_k) + 1e-9 p_k.
+    """Map every class's probability by the same isotonic curve, then normalise the row: q_k ∝ g(p_k) + 1e-9 p_k.
 
-    g is fitted to all pairs (p_ik, 1[y_i = k]) together, kept in [1/(nK+2), 1 − 1/(nK+2)], and keeps the classes'
-    order. Not for networks whose miscalibration differs between classes.
-    Zhang et al., "Mix-n-Match: ensemble and compositional methods for uncertainty calibration" (2020).
+    g is fitted to all pairs (p_ik, 1[y_i = k]) and clipped to [1/(nK+2), 1 − 1/(nK+2)]. The order of the classes stays.
+    Not for networks whose miscalibration differs between classes.
 
+    Parameters
+    ----------
+    knots
+        Ascending probabilities, shape (knots,).
+    values
+        Calibrated probability at each knot, shape (knots,).
+
+    Examples
+    --------
     >>> logits = np.log([[0.6, 0.4], [0.7, 0.3], [0.8, 0.2], [0.9, 0.1]])
     >>> curve = IsotonicPooled.fit(logits, [1, 0, 1, 0])
     >>> np.exp(curve(logits)).round(4)
@@ -116,17 +215,37 @@ class IsotonicPooled(Knots, ClassCurves):
            [0.5, 0.5],
            [0.5, 0.5],
            [0.9, 0.1]])
+
+    References
+    ----------
+    Zhang, Kailkhura & Han, "Mix-n-match: ensemble and compositional methods for uncertainty calibration in deep
+    learning" (2020), arXiv:2003.07329.
     """
 
     keeps_argmax = True
 
     def map(self, xp: Namespace, z: Any) -> Any:
-        """The curve of every class, normalised."""
+        """Apply the curve to every class's probability and normalise."""
         return break_ties(xp, z, super().map(xp, z))
 
     @classmethod
     def fit(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
-        """Isotonic regression, classes pooled: pool adjacent violators among all classes' probabilities."""
+        """Pool adjacent violators among all classes' probabilities.
+
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities of the calibration rows, shape (n, classes).
+        labels
+            True classes of the rows, numbered from 0, shape (n,).
+        sample_weight
+            Weight of each row, shape (n,). By default all rows count equally.
+
+        Returns
+        -------
+        Self
+            The fitted calibrator.
+        """
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         absent = find_absent(z)
         offered = [absent is None or not bool(absent[:, k].all()) for k in range(z.shape[1])]
@@ -142,10 +261,10 @@ class IsotonicPooled(Knots, ClassCurves):
 def pool_adjacent_violators(
     scores: np.ndarray, positive: np.ndarray, sample_weight: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Isotonic regression of what came true, given all scores and which of them did: both ends of each block.
+    """Return the isotonic regression of binary outcomes on scores: both ends of each block.
 
-    The curve can only rise where a run of equal scores that holds a positive begins. So a group reaches from one such
-    run to the next, there are no more groups than positives, and nothing below the lowest positive need be sorted.
+    The curve can only rise at a run of equal scores that contains a positive. So rows are grouped from one such run to
+    the next: there are at most as many groups as positives, and scores below the lowest positive need no sorting.
 
     >>> pool_adjacent_violators(np.array([0.1, 0.2, 0.3, 0.4]), np.array([1, 3]), np.array([1.0, 3.0, 1.0, 1.0]))
     (array([0.1, 0.2, 0.3, 0.4]), array([0.  , 0.75, 0.75, 1.  ]))
@@ -153,58 +272,59 @@ def pool_adjacent_violators(
     if sample_weight is not None:
         ordered, ends, sums = _runs(scores, positive, sample_weight)
         blocks = isotonic_regression(sums[2] / sums[0], weights=sums[0]).blocks
-        first, last = np.append(0, ends[:-1] + 1)[blocks[:-1]], ends[blocks[1:] - 1]
+        first, last_index = np.append(0, ends[:-1] + 1)[blocks[:-1]], ends[blocks[1:] - 1]
         value = np.add.reduceat(sums[2], blocks[:-1]) / np.add.reduceat(sums[0], blocks[:-1])
-        return _block_ends(ordered, first, last, value)
+        return _block_ends(ordered, first, last_index, value)
     positive = scores[positive]
     if len(positive) == 0:
         return np.zeros(1), np.zeros(1)
-    low = scores < positive.min() * (1 - 1e-14)  # less a little more than rounding, so that no run of ties is cut
+    low = scores < positive.min() * (1 - 1e-14)  # a margin above rounding, so that no run of ties is cut
     upper = np.sort(scores[~low])
     ends = np.flatnonzero(tie_ends(upper))
-    run = np.searchsorted(ends, np.searchsorted(upper, np.sort(positive)))  # sorted ones are found faster
+    run = np.searchsorted(ends, np.searchsorted(upper, np.sort(positive)))  # searching sorted values is faster
     starts, hits = np.unique(np.where(run > 0, ends[run - 1] + 1, 0), return_counts=True)
     if starts[0] > 0:
         starts, hits = np.append(0, starts), np.append(0, hits)
     counts = np.diff(starts, append=len(upper))
     blocks = isotonic_regression(hits / counts, weights=counts).blocks[:-1]
     first = starts[blocks]
-    last = np.append(first[1:], len(upper)) - 1
+    last_index = np.append(first[1:], len(upper)) - 1
     value = np.add.reduceat(hits, blocks) / np.add.reduceat(counts, blocks)
-    knots, values = _block_ends(upper, first, last, value)
+    knots, values = _block_ends(upper, first, last_index, value)
     if low.any():
         return np.append(scores[low].max(), knots), np.append(0.0, values)
     return knots, values
 
 
 def _block_ends(
-    ordered: np.ndarray, first: np.ndarray, last: np.ndarray, value: np.ndarray
+    ordered: np.ndarray, first: np.ndarray, last_index: np.ndarray, value: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    knots = ordered[np.stack([first, last], axis=1).ravel()]
-    distinct = np.diff(knots, prepend=-1.0) > 0  # a block of one score has one knot
+    knots = ordered[np.stack([first, last_index], axis=1).ravel()]
+    distinct = np.diff(knots, prepend=-1.0) > 0  # a block with a single score has a single knot
     return knots[distinct], np.repeat(value, 2)[distinct]
 
 
 def _runs(
     scores: np.ndarray, positive: np.ndarray, sample_weight: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sorted scores, the last place of each run of equal ones, and in each run the weight, that times the score, and
-    that of what came true, (3, runs).
+    """Return sorted scores, the index of the last score in each run of ties, and each run's sums, (3, runs).
+
+    The sums are those of the weight, of the weight times the score, and of the weight of positives.
     """
     order = np.argsort(scores, kind="stable")
     ordered = scores[order]
     ends = np.flatnonzero(tie_ends(ordered))
-    came_true = np.zeros(len(scores))
-    came_true[positive] = 1.0
+    outcomes = np.zeros(len(scores))
+    outcomes[positive] = 1.0
     w = np.ones(len(scores)) if sample_weight is None else sample_weight[order]
-    columns = np.stack([w, w * ordered, w * came_true[order]])
+    columns = np.stack([w, w * ordered, w * outcomes[order]])
     return ordered, ends, np.add.reduceat(columns, np.append(0, ends[:-1] + 1), axis=1)
 
 
 def centre_blocks(
     scores: np.ndarray, positive: np.ndarray, sample_weight: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Isotonic regression of what came true: the mean score and the value of each block.
+    """Return the isotonic regression of binary outcomes on scores: the mean score and the value of each block.
 
     >>> centre_blocks(np.array([0.1, 0.2, 0.4, 0.9]), np.array([False, True, False, True]))
     (array([0.1, 0.3, 0.9]), array([0. , 0.5, 1. ]))
@@ -218,22 +338,37 @@ def centre_blocks(
 Curves: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Distinct scores, and the lower and upper probabilities between them."""
 _TIE = 1e-12
-"""Scores no further apart are equal: the same probability may come out of a softmax with other last digits."""
+"""Scores no further apart are equal: softmax may return the same probability with different last digits."""
 
 
 class VennAbers(ClassCurves):
     """Bracket each class's probability: p₀ and p₁ are isotonic fits with the row itself added as 0 and as 1.
 
-    One of the two is calibrated whatever the distribution; the single probability is p = p₁/(1 − p₀ + p₁), and with
-    several folds p = GM(p₁)/(GM(1 − p₀) + GM(p₁)) with geometric means over the folds. Several classes are taken one
-    against the rest and normalised. Not for ranking: a step function makes many rows equal.
-    Vovk, Petej & Fedorova, "Large-scale probabilistic predictors with and without guarantees of validity" (2015).
+    One of the two is calibrated under any distribution. The single probability is p = p₁/(1 − p₀ + p₁). With several
+    folds it is p = GM(p₁)/(GM(1 − p₀) + GM(p₁)), where GM is the geometric mean over the folds. Several classes are
+    treated one against the rest and normalised. Not for ranking: a step function makes many rows equal.
 
+    Parameters
+    ----------
+    scores
+        Distinct scores, ascending, shape (folds, curves, m); one curve serves two classes.
+    lower
+        p₀ between the scores, shape (folds, curves, m + 1).
+    upper
+        p₁ between the scores, shape (folds, curves, m + 1).
+
+    Examples
+    --------
     >>> logits = np.log([[0.6, 0.4], [0.7, 0.3], [0.8, 0.2], [0.9, 0.1]])
     >>> fitted = VennAbers.fit(logits, [1, 0, 1, 0])
     >>> low, high = fitted.brackets(np.log([[0.65, 0.35]]))
     >>> low.round(4), high.round(4)
     (array([[0.    , 0.3333]]), array([[0.6667, 1.    ]]))
+
+    References
+    ----------
+    Vovk, Petej & Fedorova, "Large-scale probabilistic predictors with and without guarantees of validity" (2015),
+    arXiv:1511.00213.
     """
 
     scores: np.ndarray
@@ -250,7 +385,7 @@ class VennAbers(ClassCurves):
             raise ValueError("lower and upper must lie in [0, 1], lower at most upper")
 
     def map(self, xp: Namespace, z: Any) -> Any:
-        """The single probabilities, normalised."""
+        """Return the normalised single probabilities as log-probabilities."""
         self._check_classes(z, self._classes)
         if self._classes > 2:
             return one_vs_rest(xp, z, lambda p: self.curve(xp, p))
@@ -258,7 +393,18 @@ class VennAbers(ClassCurves):
         return xp.astype(xp.log((self.curve(xp, p) + weight * p) / (1 + weight)).T, z.dtype)
 
     def brackets(self, logits: ArrayLike) -> tuple[Any, Any]:
-        """p₀ and p₁ of each class, (n, classes) each; geometric means over the folds of p₁ and of 1 − p₀."""
+        """Return p₀ and p₁ of each class; with folds, from the geometric means of p₁ and of 1 − p₀.
+
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities, shape (n, classes).
+
+        Returns
+        -------
+        tuple of arrays
+            p₀ and p₁, shape (n, classes) each.
+        """
         z = as_logits(logits).astype(np.float64)
         self._check_classes(z, self._classes)
         not_low, high = self._means(NUMPY, _two_probs(NUMPY, z) if self._classes == 2 else NUMPY.softmax(z).T)
@@ -266,26 +412,26 @@ class VennAbers(ClassCurves):
 
     @property
     def _classes(self) -> int:
-        """One curve serves two classes: that of class 1."""
+        """Return the number of classes; one curve, that of class 1, serves two classes."""
         return max(2, self.scores.shape[1])
 
     def curve(self, xp: Namespace, p: Any) -> Any:
-        """The single probabilities."""
+        """Return the single probabilities."""
         not_low, high = self._means(xp, p)
         return high / (not_low + high)
 
     def _means(self, xp: Namespace, p: Any) -> tuple[Any, Any]:
-        """Geometric means over the folds of 1 − p₀ and p₁ at probabilities (classes, n)."""
+        """Return geometric means over the folds of 1 − p₀ and p₁, at probabilities (classes, n)."""
         two = self._classes == 2
         folds = [self._fold(xp, p[1:, :] if two else p, k) for k in range(self.scores.shape[0])]
         not_low, high = (
             x[0] if len(folds) == 1 else xp.exp(xp.mean(xp.log(xp.stack(x)), axis=0)) for x in zip(*folds, strict=True)
         )
-        # What is not class 1 is class 0, whose brackets are those of class 1 turned around.
+        # The brackets of class 0 are the reversed brackets of class 1.
         return (xp.concat([high, not_low]), xp.concat([not_low, high])) if two else (not_low, high)
 
     def _fold(self, xp: Namespace, p: Any, fold: int) -> tuple[Any, Any]:
-        """1 − p₀ and p₁ of one fold: places #{c ≤ p} and #{c < p} among its scores, which differ where p is one."""
+        """Return 1 − p₀ and p₁ of one fold, at the counts #{c ≤ p} and #{c < p} of its scores."""
         scores, lower, upper = (table[fold, ...] for table in (self.scores, self.lower, self.upper))
         below = xp.searchsorted(scores + _TIE, p)
         following = xp.take(scores, xp.clip(below, max=scores.shape[1] - 1))
@@ -294,14 +440,46 @@ class VennAbers(ClassCurves):
 
     @classmethod
     def fit(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
-        """Venn–Abers: the inductive predictor, for which all rows calibrate."""
+        """Fit the inductive predictor: all rows calibrate.
+
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities of the calibration rows, shape (n, classes).
+        labels
+            True classes of the rows, numbered from 0, shape (n,).
+        sample_weight
+            Weight of each row, shape (n,). By default all rows count equally.
+
+        Returns
+        -------
+        Self
+            The fitted calibrator.
+        """
         return cls._of([_curves(*as_weighted(logits, labels, sample_weight, min_rows=1))])
 
     @classmethod
     def fit_cross(
         cls, logits: ArrayLike, labels: ArrayLike, *, n_folds: int = 5, sample_weight: WeightsLike = None
     ) -> Self:
-        """Cross Venn–Abers: an inductive predictor on each of several stratified folds, and their geometric means."""
+        """Fit an inductive predictor on each of several stratified folds, and combine them by geometric means.
+
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities of the calibration rows, shape (n, classes).
+        labels
+            True classes of the rows, numbered from 0, shape (n,).
+        n_folds
+            Number of folds.
+        sample_weight
+            Weight of each row, shape (n,). By default all rows count equally.
+
+        Returns
+        -------
+        Self
+            The fitted calibrator.
+        """
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=2 * n_folds)
         return cls._of([_curves(*take_weighted(z, y, w, held_out)) for _, held_out in k_fold(z, y, n_folds)])
 
@@ -322,44 +500,44 @@ def _curves(z: np.ndarray, y: np.ndarray, w: np.ndarray | None) -> list[Curves]:
 
 
 def _two_probs(xp: Namespace, z: Any) -> Any:
-    """The probabilities of two classes, (2, n): a softmax over so few is ten times slower."""
+    """Return the probabilities of two classes, (2, n), ten times faster than a softmax."""
     odds = z[:, 1] - z[:, 0]
     return xp.sigmoid(xp.stack([-odds, odds]))
 
 
 def bracket_curves(scores: np.ndarray, positive: np.ndarray, sample_weight: np.ndarray | None = None) -> Curves:
-    """Distinct scores c (m,), and p₀ and p₁ (m + 1,): p₀ of a new score s is at #{c ≤ s}, p₁ at #{c < s}.
+    """Return distinct scores c (m,), and p₀ and p₁ (m + 1,): p₀ of a new score s is at #{c ≤ s}, p₁ at #{c < s}.
 
-    A row added as 1 joins the block of the next score at or above it, one added as 0 that of the score at or below, so
+    A row added as 1 joins the block of the next score at or above it, a row added as 0 the block at or below it. So
     both are step functions with steps at the scores of the fit. The added row has weight one.
 
     >>> c, low, high = bracket_curves(np.array([0.1, 0.2, 0.3]), np.array([False, True, False]))
     >>> low.round(3), high.round(3)
     (array([0.   , 0.   , 0.333, 0.333]), array([0.5  , 0.667, 0.667, 1.   ]))
     """
-    order = np.argsort(scores)  # in any order among equals, which are counted together
+    order = np.argsort(scores)  # ties may come in any order: they are counted together
     ordered = scores[order]
     first = np.flatnonzero(np.diff(ordered, prepend=-np.inf) > _TIE)
     w = np.ones(len(ordered)) if sample_weight is None else sample_weight[order]
-    came_true = np.zeros(len(scores))
-    came_true[positive] = 1.0
-    count, hits = np.add.reduceat(np.stack([w, w * came_true[order]]), first, axis=1)
+    outcomes = np.zeros(len(scores))
+    outcomes[positive] = 1.0
+    count, hits = np.add.reduceat(np.stack([w, w * outcomes[order]]), first, axis=1)
     high = _isotonic_with_one(count, hits)
-    # Turned around, a row added as 0 is one added as 1.
+    # In reversed order with reversed labels, a row added as 0 is a row added as 1.
     low = 1 - _isotonic_with_one(count[::-1], (count - hits)[::-1])[::-1]
     high = np.clip(high, 0.0, 1.0)  # sums of weights are rounded
     return ordered[first], np.clip(low, 0.0, high), high
 
 
 def _isotonic_with_one(count: np.ndarray, hits: np.ndarray) -> np.ndarray:
-    """The isotonic value at each group of equal scores if one more positive is put there, and 1 above them all.
+    """Return the isotonic value at each group of ties if one more positive is added there, and 1 above them all.
 
-    One walk along the cumulative sums (n, hits), led by a point (−1, −1) for the added row: the value is the slope of
-    the first side of their convex minorant, and the added row moves on by one group at each step.
+    One walk along the cumulative sums (n, hits), preceded by a point (−1, −1) for the added row: the value is the slope
+    of the first side of their convex minorant. The added row moves by one group at each step.
     """
     x = [-1.0, 0.0, *np.cumsum(count).tolist()]
     y = [-1.0, 0.0, *np.cumsum(hits).tolist()]
-    # The corners of the minorant, the leftmost last. The loops are written out: a call for each corner takes as long.
+    # The corners of the minorant, the leftmost last. The loops are written out: a call per corner doubles the time.
     corner_x, corner_y = [x[-1]], [y[-1]]
     for a, b in zip(reversed(x[:-1]), reversed(y[:-1]), strict=True):
         while len(corner_x) > 1:

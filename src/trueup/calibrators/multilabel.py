@@ -1,4 +1,4 @@
-"""A map for each of many labels, drawn towards that of all labels by as much as held-out rows ask for."""
+"""A map for each label of a multi-label problem, shrunk towards the map of all labels."""
 
 from __future__ import annotations
 
@@ -17,17 +17,26 @@ from trueup.convert import label_events
 
 
 class PerLabel(Calibrator):
-    """Map log-odds (n, labels) to log-odds (n, labels), each label by its own share of a `PerGroup`.
+    """Map log-odds (n, labels) to log-odds (n, labels), each label by its part of a `PerGroup`.
 
-    Not for classes that exclude each other: those are what every other calibrator is for.
+    Not for classes that exclude each other: every other calibrator is for those.
 
+    Parameters
+    ----------
+    calibrator
+        Maps of two classes, with the label's number as the group.
+    labels
+        Number of labels.
+
+    Examples
+    --------
     >>> from trueup.calibrators.temperature import Temperature
     >>> PerLabel(PerGroup(Temperature(2.0), [], [], []), 3)(np.array([[4.0, 0.0, -2.0]])).round(6)
     array([[ 2.,  0., -1.]])
     """
 
     differentiable = if_all_parts("differentiable")
-    shift_invariant = False  # the numbers are log-odds, each for itself
+    shift_invariant = False  # each column holds log-odds of its own
 
     def __init__(self, calibrator: PerGroup, labels: int) -> None:
         self.calibrator, self.labels = calibrator, labels
@@ -51,16 +60,32 @@ class PerLabel(Calibrator):
 def per_label(
     fit: Fit | str = "platt", *, n_folds: int = 5, strengths: Sequence[float] = STRENGTHS, ignore_index: int = -100
 ) -> Fit:
-    """Fit a method of two classes to all labels and to each, mixed as far as held-out rows gain (see `per_group`).
+    """Fit a two-class method to all labels and to each label, and mix the two by held-out likelihood (see `per_group`).
 
-    The fit takes log-odds (n, labels) and targets (n, labels), 1, 0 or `ignore_index`; all labels of a row stay in one
-    fold. The calibrator maps log-odds to log-odds.
+    Parameters
+    ----------
+    fit
+        A method of two classes, or its name.
+    n_folds
+        Number of folds; all labels of a row stay in one fold.
+    strengths
+        Numbers of rows that the map of all labels may count for.
+    ignore_index
+        Target of labels that are unknown.
 
+    Returns
+    -------
+    Fit
+        A method that takes log-odds (n, labels) and targets (n, labels), 1, 0 or `ignore_index`; it maps log-odds to
+        log-odds.
+
+    Examples
+    --------
     >>> rng = np.random.default_rng(0)
     >>> x = rng.normal(size=(2000, 2))
     >>> y = (rng.random(x.shape) < 1 / (1 + np.exp(-x * [1.0, 0.3]))).astype(int)
     >>> fitted = per_label("platt")(x, y)
-    >>> fitted(np.array([[2.0, 2.0]])).round(1)  # of the second label only a third is true
+    >>> fitted(np.array([[2.0, 2.0]])).round(1)  # the second label's true slope is 0.3
     array([[1.9, 0.6]])
     """
 
@@ -79,7 +104,7 @@ def per_label(
 def fit_events(
     method: Fit, logits: ArrayLike, outcomes: Any, label: np.ndarray, *, labels: int, clusters: ArrayLike
 ) -> PerLabel:
-    """Fit a method of `per_group` to events (m, 2), each of the label with that number."""
+    """Apply a `per_group` method to events (m, 2), grouped by the number of their label."""
     names = np.array([str(k) for k in range(labels)])
     mixed = method(logits, outcomes, groups=names[label], clusters=clusters)
     assert isinstance(mixed, PerGroup)
