@@ -247,7 +247,7 @@ def test_inputs_are_untouched_and_checked(kind):
     with pytest.raises(ValueError, match=r"std must have the shape of mean, \(2,\), got \(3,\)"):
         found(torch.zeros(2), torch.ones(3))
     assert found.quantiles([3.0], [0.0], levels=[0.0, 0.5, 1.0]).tolist() == [[3.0, 3.0, 3.0]]
-    with pytest.raises(ValueError, match="std must not vanish beside targets − mean, got 1e-310"):
+    with pytest.raises(ValueError, match="std must not vanish against targets − mean, got 1e-310"):
         kind.fit([0.0], [1e-310], [1.0])
 
 
@@ -257,8 +257,8 @@ def test_inputs_are_untouched_and_checked(kind):
         ([0.0], [0.5, 0.6], r"two vectors of one length, got \(1,\) and \(2,\)"),
         ([], [], "two vectors of one length"),
         ([1.0, 0.0], [0.2, 0.4], "knots must be finite and in order"),
-        ([0.0, 1.0], [0.4, 0.4], "values must rise"),
-        ([0.0, 1.0], [0.4, 1.0], "values must rise, strictly between 0 and 1"),
+        ([0.0, 1.0], [0.4, 0.4], "values must be strictly ascending"),
+        ([0.0, 1.0], [0.4, 1.0], "values must be strictly ascending between 0 and 1"),
     ],
 )
 def test_curves_are_checked(knots, values, message):

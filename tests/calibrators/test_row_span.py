@@ -77,5 +77,5 @@ def test_methods_are_the_same_as_with_the_whole_matrix(name, monkeypatch):
 @pytest.mark.parametrize("name", ["matrix", "ms_odir", "dirichlet", "dirichlet_odir"])
 def test_a_free_matrix_is_not_fitted_to_fewer_rows_than_classes(name):
     z, y, _ = few(39, 40)
-    with pytest.raises(ValueError, match="40 × 40 weights needs at least 40 rows, one a class, got 39"):
+    with pytest.raises(ValueError, match="40 × 40 weights needs at least 40 rows, one per class, got 39"):
         METHODS[name](z, y)

@@ -284,8 +284,8 @@ class ShrunkenHistogram(Cuts, ClassCurves):
     """Mix each class's probability with its frequency in a bin: q_k ∝ (h_b + m p_k)/(n_b + m).
 
     The bin of p_k holds n_b rows of the fit, h_b of them with label k; bins have equal mass. The likelihood of a
-    class's m pseudo-counts is beta-binomial: ∏_b B(h_b + m p̄_b, n_b − h_b + m(1 − p̄_b)) / B(m p̄_b, m(1 − p̄_b)),
-    with p̄_b the mean probability in the bin. A calibrated network is left unchanged, and a poor one is binned. With
+    class's m pseudo-counts is beta-binomial: ∏_b B(h_b + m p̄_b, n_b − h_b + m(1 − p̄_b)) / B(m p̄_b, m(1 − p̄_b)).
+    Here p̄_b is the mean probability in the bin. A calibrated network is left unchanged, and a poor one is binned. With
     two classes the curves complement each other. Not for many classes, whose small probabilities fill nearly all bins.
 
     Parameters

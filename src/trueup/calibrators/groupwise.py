@@ -152,11 +152,10 @@ def per_group(fit: Fit | str, *, n_folds: int = 5, strengths: Sequence[float] = 
             pooled[test], losses[:, test] = part.held_out(z[test], y[test], code[test], strengths)
         best = int((losses @ (np.ones(len(z)) if w is None else w)).argmin())
         maps = _Fitted(method, z, y, w, code)
-        if not is_significant_gain(pooled - losses[best], w, min_z=_MIN_Z, clusters=blocks) or not maps.group_maps:
-            return PerGroup(maps.base, [], [], [])
-        shares = [maps.share(k, strengths[best]) for k in maps.group_maps]
-        mapped_groups = [str(known[k]) for k in maps.group_maps]
-        return PerGroup(maps.base, list(maps.group_maps.values()), mapped_groups, shares)
+        gained = is_significant_gain(pooled - losses[best], w, min_z=_MIN_Z, clusters=blocks)
+        kept = maps.group_maps if gained else {}
+        shares = [maps.share(k, strengths[best]) for k in kept]
+        return PerGroup(maps.base, list(kept.values()), [str(known[k]) for k in kept], shares)
 
     return fitted
 

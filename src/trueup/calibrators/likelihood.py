@@ -1,4 +1,4 @@
-"""Penalised likelihood of a linear map of logits: the objective, and rough inverses of its curvature for the search."""
+"""Penalised likelihood of a linear map of logits: the objective, and approximate inverses of its curvature."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from trueup._core.optimize import Certificate, Objective, Stage, lbfgs
 from trueup._core.row_scores import log_sum_exp
 
 _SMALL_PROBLEM = 1 << 23
-_CURVATURE_NUMBERS = 1 << 19  # numbers among which the curvature is taken
-_FTOL, _MATRIX_FTOL = 1e-10, 1e-12  # by so much at most could a further step lower the mean loss
-_COARSE_FTOL = 1e-9  # and by so much where single precision gives over to double
-_FOLD_FTOL = 1e-6  # and by so much in a fold, where only which penalty is better matters
-_FLOAT32_NOISE = 1e-8  # relative rounding of a mean over many rows in single precision
+_CURVATURE_NUMBERS = 1 << 19  # number of logits from which the curvature is computed.
+_FTOL, _MATRIX_FTOL = 1e-10, 1e-12  # predicted gain in mean loss at which a search stops.
+_COARSE_FTOL = 1e-9  # the same for the search in float32 before the search in float64.
+_FOLD_FTOL = 1e-6  # the same in a fold, which only ranks penalties.
+_FLOAT32_NOISE = 1e-8  # relative rounding of a mean over many rows in float32.
 VECTOR_PENALTY = 1e-8
-"""The L2 penalty of vector scaling: a constant added to the bias would change nothing without it."""
+"""The L2 penalty of vector scaling; without it, adding a constant to the bias would change nothing."""
 MATRIX_PENALTY = 1e-6
-"""That of matrix scaling where none is asked for: separable data have no finite optimum without it."""
+"""The default L2 penalty of matrix scaling; without it, separable data have no finite optimum."""
 
 Likelihood = Callable[[np.ndarray], np.ndarray]
-"""Loss summed over the rows and its gradient, at the weights followed by the bias."""
+"""Loss summed over the rows followed by its gradient, as a function of the weights followed by the bias."""
 
 Solution = tuple[np.ndarray, np.ndarray, Certificate]
-"""Weight, bias, and how their search ended."""
+"""Weight, bias, and the certificate of their search."""
 
 Inverse = Callable[[np.ndarray], np.ndarray]
 Blocks = Callable[[float, float, float], Inverse]
-"""The likelihood's curvature, to be inverted with that of a penalty: off and on the diagonal, and on the bias."""
+"""Function that inverts the likelihood's curvature plus that of a penalty off the diagonal, on it, and on the bias."""
 
 LEVEL = 1e-6
-"""Of the mean curvature, added where the data may have none."""
-_ROUNDING_LEVEL = 1e-10  # of the mean curvature, added where there may be none: double rounds to less
-_PRIOR = 5.0  # rows that a class is lent by all classes
-_FEW_CLASSES, _MANY_CLASSES = 32, 128  # up to so many each have a curvature of their own: K (K + 1)² numbers
+"""Fraction of the mean curvature that is added where the data may have none."""
+_ROUNDING_LEVEL = 1e-10  # the same for exact curvature in float64.
+_PSEUDO_ROWS = 5.0  # weight of the pooled moments in those of a class.
+_FEW_CLASSES, _MANY_CLASSES = 32, 128  # limits for a separate curvature per class: K (K + 1)² numbers.
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Penalty:
 
     @classmethod
     def odir(cls, strength: float, classes: int, *, bias: float | None = None, normalise: bool = True) -> Penalty:
-        """Off-diagonal and intercept regularisation; normalised, each is a mean over its entries.
+        """Return off-diagonal and intercept regularisation; normalised, each is a mean over its entries.
 
-        The diagonal has a trace of it too: on separable data it would grow for ever.
+        The diagonal has a tiny penalty too, since it would diverge on separable data.
         """
         off = strength / (classes * (classes - 1)) if normalise else strength
         mu = strength if bias is None else bias
@@ -65,16 +65,16 @@ class Penalty:
 
     @classmethod
     def l2(cls, strength: float, classes: int, *, normalise: bool = True) -> Penalty:
-        """The same weight on every entry of the matrix, none on the bias but a trace."""
+        """Return the same penalty on every entry of the matrix, and a tiny one on the bias."""
         each = strength / classes**2 if normalise else strength
         return cls(off=each, diagonal=each, bias=VECTOR_PENALTY)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Penalised likelihood of softmax(W u + b) on trusted arrays; u = z, or ln softmax(scale·z).
+    """Penalised likelihood of softmax(W u + b) on checked arrays, with u = z or u = ln softmax(scale·z).
 
-    An absent option has no part in the softmax, and its u is the mean of those that its row has.
+    An absent option is left out of the softmax, and its u is the mean over the row's other options.
     """
 
     z: np.ndarray
@@ -84,15 +84,15 @@ class Problem:
     scale: float = 1.0
     vector: bool = False
     w: np.ndarray | None = None
-    """Weights of the rows, if they have any."""
+    """Weights of the rows, if any."""
 
     @cached_property
     def total(self) -> float:
-        """The sum of the weights; without any, the number of rows."""
+        """Return the sum of the weights, or the number of rows."""
         return float(len(self.z) if self.w is None else self.w.sum())
 
     def solve(self, start: float | np.ndarray, *, tolerance: float = 1e-7) -> Solution:
-        """Minimise from a multiple of the identity, or from another problem's solution."""
+        """Minimise, starting from a multiple of the identity or from another problem's solution."""
         x = self.start_point(start)
         if self.vector and not isinstance(start, np.ndarray):
             x = self._with_frequencies(x)
@@ -104,7 +104,7 @@ class Problem:
         return *self.weight_and_bias(x), certificate
 
     def search(self, stage: Stage, start: np.ndarray, blocks: Blocks, **options: Any) -> tuple[np.ndarray, Certificate]:
-        """Minimise an objective of these weights, with the curvature at the start."""
+        """Minimise an objective of these weights, preconditioned by the curvature at the start."""
 
         def refresh(x: np.ndarray) -> Inverse:
             return self.inverse(self.blocks(x, careful=True))
@@ -112,19 +112,19 @@ class Problem:
         return lbfgs(stage, start, precondition=self.inverse(blocks), refresh=refresh, **options)
 
     def weight_and_bias(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """W and b at a point, of the least penalty."""
+        """Return W and b of a point, with the smallest penalty among equivalent ones."""
         classes = self.z.shape[1]
         x = self.canonical(x)
         weight, bias = x[:-classes], x[-classes:]
         return weight if self.vector else weight.reshape(classes, classes), bias
 
     def solve_coarse(self, start: np.ndarray, blocks: Blocks, likelihood: Likelihood) -> np.ndarray:
-        """Minimise in single precision, with the curvature of a problem like this one: enough to compare penalties."""
+        """Minimise in float32 with the curvature of a similar problem: accurate enough to compare penalties."""
         stage = Stage(self.penalise(likelihood, self.total), _FOLD_FTOL, _FLOAT32_NOISE)
         return self.canonical(self.search(stage, start, blocks, max_iter=3000)[0])
 
     def start_point(self, start: float | np.ndarray) -> np.ndarray:
-        """Weights and bias where a search begins: those given, or a multiple of the identity."""
+        """Return the weights and bias at which a search starts."""
         if isinstance(start, np.ndarray):
             return start
         classes = self.z.shape[1]
@@ -132,7 +132,7 @@ class Problem:
         return np.concatenate([weight.ravel(), np.zeros(classes)])
 
     def _with_frequencies(self, x: np.ndarray) -> np.ndarray:
-        """The same with a bias that makes classes as frequent as they are, about: rare ones are far from none."""
+        """Return the point with a bias that approximately matches the class frequencies, for rare classes."""
         n, classes = self.total, self.z.shape[1]
         u, absent, share = self._subsample(2048)
         probs = NUMPY.softmax(mask_scores(u * float(x[0]), absent))
@@ -144,19 +144,19 @@ class Problem:
         return np.bincount(self.y, self.w, minlength=self.z.shape[1])
 
     def _subsample(self, rows: int) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-        """Every so many-th row of u, where options are absent, and the rows' weights of mean one."""
+        """Return every k-th row of u, the mask of absent options, and the rows' weights with mean one."""
         n, classes = self.z.shape
-        some = slice(None, None, max(1, n // max(64, min(rows, _CURVATURE_NUMBERS // classes))))
-        u = self.scale * self.z[some].astype(np.float32)
-        share = None if self.w is None else (self.w[some] / self.w[some].mean()).astype(np.float32)[:, None]
+        kept = slice(None, None, max(1, n // max(64, min(rows, _CURVATURE_NUMBERS // classes))))
+        u = self.scale * self.z[kept].astype(np.float32)
+        share = None if self.w is None else (self.w[kept] / self.w[kept].mean()).astype(np.float32)[:, None]
         absent = find_absent(u)
         return fill_absent(NUMPY.log_softmax(u) if self.on == "log_probs" else u, absent), absent, share
 
     def canonical(self, x: np.ndarray) -> np.ndarray:
-        """The same map with the least penalty.
+        """Return the same map with the smallest penalty.
 
-        A row of numbers added to every row of W, or a number to every bias, changes no probability. Taking the best
-        of these before each evaluation leaves the search no flat direction to go along.
+        Adding one row vector to every row of W, or one number to every bias, changes no probability. Choosing the best
+        of these before each evaluation leaves the search no flat direction.
         """
         classes = self.z.shape[1]
         bias = x[-classes:] - x[-classes:].mean()
@@ -169,7 +169,7 @@ class Problem:
 
     @property
     def _noise(self) -> float:
-        """Relative rounding of the objective."""
+        """Return the relative rounding of the objective."""
         return 1e-15 if self.vector or self._small or self.z.dtype == np.float64 else _FLOAT32_NOISE
 
     @property
@@ -185,7 +185,7 @@ class Problem:
         return log_sum_exp(self.scale * self.z if self.scale != 1 else self.z) if self.on == "log_probs" else None
 
     def blocks(self, start: float | np.ndarray, *, careful: bool = False) -> Blocks:
-        """The likelihood's curvature at a point, from some rows."""
+        """Return the likelihood's curvature at a point, from a subsample."""
         classes = self.z.shape[1]
         u, absent, share = self._subsample(2048 if self.vector else 4096)
         x = self.canonical(self.start_point(start))
@@ -193,30 +193,30 @@ class Problem:
         scores = (u * weight if self.vector else u @ weight.reshape(classes, classes).T) + bias
         scores = mask_scores(scores, absent)
         if careful and not self.vector and classes <= _FEW_CLASSES:
-            return _whole_curvature(u.astype(np.float64), NUMPY.softmax(scores.astype(np.float64)), share)
+            return _full_curvature(u.astype(np.float64), NUMPY.softmax(scores.astype(np.float64)), share)
         spread = variances(scores, share)
         if self.vector:
             return _vector_blocks(u, spread, self._counts)
         few = classes <= (_MANY_CLASSES if careful else _FEW_CLASSES)
-        return _own_blocks(u, spread) if few else _pooled_blocks(u, spread)
+        return _class_blocks(u, spread) if few else _pooled_blocks(u, spread)
 
     def inverse(self, blocks: Blocks) -> Inverse:
-        """The penalised loss's curvature, inverted."""
+        """Return the inverse of the penalised loss's curvature."""
         return blocks(2 * self.penalty.off, 2 * self.penalty.diagonal, 2 * self.penalty.bias)
 
     def _objective(self, *, quick: bool = False) -> Objective:
-        """The penalised loss and its gradient; quickly, in single precision."""
+        """Return the penalised loss and its gradient; `quick` computes in float32."""
         return self.penalise(self.likelihood(quick=quick), self.total)
 
     def likelihood(self, *, quick: bool = False) -> Likelihood:
-        """The loss summed over the rows, followed by its gradient."""
+        """Return the function that computes the summed loss followed by its gradient."""
         if not self.vector:
             return self._by_products(quick)
         options: dict[str, Any] = {"scale": self.scale, "shift": self._shift, "sample_weight": self.w, "quick": quick}
         return lambda x: vector_sums(self.z, self.y, *np.split(np.ascontiguousarray(x), 2), **options)
 
     def penalise(self, likelihood: Likelihood, rows: float) -> Objective:
-        """The mean of a likelihood's sums over so many rows (or weight), which need not be these, with the penalty."""
+        """Return the mean of a likelihood's sums over rows of this total weight, plus the penalty."""
         classes = self.z.shape[1]
         p = self.penalty
         centre = p.centre if self.vector else p.centre * np.eye(classes).ravel()
@@ -234,7 +234,7 @@ class Problem:
         return objective
 
     def _by_products(self, quick: bool) -> Likelihood:
-        """Loss and gradient by matrix products, a chunk of rows at a time; small problems are worth double."""
+        """Compute loss and gradient by matrix products, in chunks of rows; small problems are computed in float64."""
         classes, shift = self.z.shape[1], self._shift
         kind = np.dtype(np.float32 if quick else np.float64 if self._small else upcast_half(self.z[:0]).dtype)
 
@@ -243,7 +243,7 @@ class Problem:
             absent = find_absent(part)
             if shift is None:
                 u = part.astype(kind) * kind.type(self.scale)
-            else:  # in double, since the two may be large and near to each other
+            else:  # in float64, since the two may be large and nearly equal
                 u = self.scale * part.astype(np.float64) - shift[rows, None]
             u = fill_absent(u, absent).astype(kind, copy=False)
             share = None if self.w is None else self.w[rows].astype(kind)
@@ -268,12 +268,12 @@ class Problem:
         return likelihood
 
     def rows(self, keep: np.ndarray) -> Self:
-        """The same problem on the rows of a mask."""
+        """Return the same problem on the rows of a mask."""
         return replace(self, z=self.z[keep], y=self.y[keep], w=None if self.w is None else self.w[keep])
 
 
 class _Chunk(NamedTuple):
-    """Some rows, as columns: the features (classes, rows), where options are absent, the labels and the weights."""
+    """Some rows as columns: features (classes, rows), mask of absent options, labels and weights."""
 
     u: np.ndarray
     absent: np.ndarray | None
@@ -284,7 +284,7 @@ class _Chunk(NamedTuple):
 def loss_and_residual(
     scores: np.ndarray, absent: np.ndarray | None, label: np.ndarray, share: np.ndarray | None
 ) -> tuple[float, np.ndarray]:
-    """The summed loss of scores (classes, rows), which are written over, and q less the one-hot label, weighted."""
+    """Return the summed loss of scores (classes, rows), which are overwritten, and softmax − one-hot, weighted."""
     mask_scores(scores, absent)
     at = label, np.arange(len(label))
     scores -= scores.max(axis=0)
@@ -301,45 +301,46 @@ def loss_and_residual(
 
 
 def matrix_problem(z: np.ndarray, y: np.ndarray, penalty: Penalty, **settings: Any) -> Problem:
-    """The problem of a whole matrix, which is smaller where rows are far fewer than classes."""
-    whole = Problem(z, y, penalty, **settings)
+    """Return the problem of a full matrix; it is smaller if there are far fewer rows than classes."""
+    full = Problem(z, y, penalty, **settings)
     if 2 * len(z) > z.shape[1] or penalty.off <= 0:
-        return whole
-    from trueup.calibrators.row_span import RowSpanProblem  # few problems are like this
+        return full
+    from trueup.calibrators.row_span import RowSpanProblem  # rarely needed
 
-    return RowSpanProblem.of(whole)
+    return RowSpanProblem.of(full)
 
 
 def _vector_blocks(u: np.ndarray, spread: np.ndarray, counts: np.ndarray) -> Blocks:
-    """Of softmax(w ⊙ u + b), each class by itself: a block of 2 × 2 in (w_k, b_k); `spread` is p_k(1 − p_k).
+    """Return 2 × 2 blocks in (w_k, b_k) for softmax(w ⊙ u + b), each class separately; `spread` is p_k(1 − p_k).
 
-    Of many classes few rows tell little: there a class is taken to have the curvature of its share of all labels, whose
-    `counts` are known, and the moments of the logits that all classes have together.
+    With many classes, few rows are informative about each. Then a class gets a curvature proportional to its number of
+    labels, and its moments are shrunk towards those of all classes.
     """
     scaled = spread * u
     a, m, d = (x.sum(axis=0, dtype=np.float64) for x in (scaled * u, scaled, spread))
     total = d.sum() + 1e-30
     expected = (counts + 1) / (counts + 1).sum() * total
-    squares, centre = ((x + _PRIOR * x.sum() / total) / (d + _PRIOR) for x in (a, m))  # centre² ≤ squares: both means
-    d = expected * (d + _PRIOR) / (expected + _PRIOR) / len(u)
+    # Both are means, so that centre² ≤ squares.
+    squares, centre = ((x + _PSEUDO_ROWS * x.sum() / total) / (d + _PSEUDO_ROWS) for x in (a, m))
+    d = expected * (d + _PSEUDO_ROWS) / (expected + _PSEUDO_ROWS) / len(u)
     a, m = squares * d, centre * d
     level = LEVEL * (a.mean() + d.mean()) / 2 + 1e-12
 
     def inverse(_: float, diagonal: float, offset: float) -> Inverse:
-        first, last = a + diagonal + level, d + offset + level
-        determinant = first * last - m * m
+        weight, bias = a + diagonal + level, d + offset + level
+        determinant = weight * bias - m * m
 
         def apply(gradient: np.ndarray) -> np.ndarray:
             g, h = np.split(gradient, 2)
-            return np.concatenate([last * g - m * h, first * h - m * g]) / np.tile(determinant, 2)
+            return np.concatenate([bias * g - m * h, weight * h - m * g]) / np.tile(determinant, 2)
 
         return apply
 
     return inverse
 
 
-def _own_blocks(u: np.ndarray, spread: np.ndarray) -> Blocks:
-    """Of softmax(W u + b), each class by itself: Σ p_k(1 − p_k) ũũᵀ with ũ = (u, 1)."""
+def _class_blocks(u: np.ndarray, spread: np.ndarray) -> Blocks:
+    """Return one block per class for softmax(W u + b): Σ p_k(1 − p_k) ũũᵀ with ũ = (u, 1)."""
     n, classes = u.shape
     extended = np.concatenate([u, np.ones((n, 1), u.dtype)], axis=1)
     blocks = np.stack([(extended * spread[:, k, None]).T @ extended / n for k in range(classes)]).astype(np.float64)
@@ -353,11 +354,11 @@ def _own_blocks(u: np.ndarray, spread: np.ndarray) -> Blocks:
     return inverse
 
 
-def _whole_curvature(u: np.ndarray, probs: np.ndarray, share: np.ndarray | None) -> Blocks:
-    """Of softmax(W u + b), all classes together: blocks Σ p_j(δ_jk − p_k) ũũᵀ with ũ = (u, 1).
+def _full_curvature(u: np.ndarray, probs: np.ndarray, share: np.ndarray | None) -> Blocks:
+    """Return the curvature of softmax(W u + b) for all classes jointly: blocks Σ p_j(δ_jk − p_k) ũũᵀ with ũ = (u, 1).
 
-    Where logits are all but bound to a plane, as those of a network whose last layer's rows add up to zero, classes by
-    themselves say too little of the curvature across it, and a search would crawl.
+    Logits may lie nearly in a plane, for example if the rows of the last layer sum to zero. Separate blocks then miss
+    the curvature across that plane, and the search would be slow.
     """
     n, classes = u.shape
     extended = np.concatenate([u, np.ones_like(u[:, :1])], axis=1)
@@ -381,7 +382,7 @@ def _whole_curvature(u: np.ndarray, probs: np.ndarray, share: np.ndarray | None)
 
 
 def _ridge(classes: int, off: float, diagonal: float, offset: float) -> np.ndarray:
-    """A penalty's curvature, a row for each class: of its weights, then of its bias."""
+    """Return a penalty's curvature, (classes, classes + 1): its weights, then its bias."""
     ridge = np.full((classes, classes + 1), off)
     np.fill_diagonal(ridge, diagonal)
     ridge[:, -1] = offset
@@ -389,7 +390,7 @@ def _ridge(classes: int, off: float, diagonal: float, offset: float) -> np.ndarr
 
 
 def _by_class(classes: int, solve: Inverse) -> Inverse:
-    """Apply what takes and returns a row for each class to weights followed by biases."""
+    """Apply a function of rows, one per class, to weights followed by biases."""
 
     def apply(gradient: np.ndarray) -> np.ndarray:
         rows = np.concatenate([gradient[:-classes].reshape(classes, -1), gradient[-classes:, None]], axis=1)
@@ -400,12 +401,12 @@ def _by_class(classes: int, solve: Inverse) -> Inverse:
 
 
 def _pooled_blocks(u: np.ndarray, spread: np.ndarray) -> Blocks:
-    """Blocks d_k [C + m_k m_kᵀ, m_k; m_kᵀ, 1].
+    """Return the blocks d_k [C + m_k m_kᵀ, m_k; m_kᵀ, 1].
 
-    d_k is the sum of the weights p_k(1 − p_k) and m_k the mean of u under them. The covariance about it is taken as the
-    same for all classes, since few rows have weight in a class; only of u_k itself does class k have its own variance.
-    So one decomposition of C inverts all the blocks: in w_k and b_k + m_kᵀw_k the data have no mixed curvature, and
-    what else there is, the k-th entry's and the bias's penalty, is of rank one each.
+    d_k is the sum of the weights p_k(1 − p_k), and m_k the mean of u under them. All classes share the covariance
+    around that mean, since few rows carry weight in a class; only u_k itself has a variance of its own in class k. One
+    decomposition of C then inverts all the blocks. In w_k and b_k + m_kᵀw_k the data have no mixed curvature; the
+    penalties of the k-th entry and of the bias are of rank one each.
     """
     n, classes = u.shape
     d = spread.sum(axis=0, dtype=np.float64) / n + 1e-12
@@ -415,13 +416,13 @@ def _pooled_blocks(u: np.ndarray, spread: np.ndarray) -> Blocks:
     variance = (spread * u * u).sum(axis=0, dtype=np.float64) / n / d - mean.diagonal() ** 2
     values, vectors = np.linalg.eigh(pooled)
     values = np.maximum(values, LEVEL * values.mean()) + 1e-12
-    turned = mean @ vectors  # in the eigenvectors' frame, as all that follows
+    turned = mean @ vectors  # in the basis of eigenvectors, as everything below
 
     def inverse(off: float, diagonal: float, offset: float) -> Inverse:
         scales = 1 / (d[:, None] * values + off)  # of class k along each eigenvector
-        # The k-th entry of class k: its own variance and the diagonal's penalty in place of the pooled ones.
+        # The k-th entry of class k has its own variance and the diagonal's penalty instead of the pooled ones.
         corner = ((vectors * scales) * vectors).sum(axis=1)
-        excess = diagonal - off + d * np.maximum(variance - pooled.diagonal(), 0)  # never less: it has to stay positive
+        excess = diagonal - off + d * np.maximum(variance - pooled.diagonal(), 0)  # clipped, to stay positive definite
         entry = scales * vectors
         entry_share = excess / (1 + excess * corner)
 
@@ -434,7 +435,7 @@ def _pooled_blocks(u: np.ndarray, spread: np.ndarray) -> Blocks:
 
         def apply(gradient: np.ndarray) -> np.ndarray:
             g, h = gradient[:-classes].reshape(classes, classes), gradient[-classes:]
-            # Along m_k, the gradient at a fixed b_k + m_kᵀw_k, and what its own penalty gives back.
+            # The gradient along m_k at a fixed b_k + m_kᵀw_k, with the correction for the bias's penalty.
             g = g @ vectors + turned * (h * (offset / (d + offset) - 1))[:, None]
             w = without_bias(g) - centre * (centre_share * (centre * g).sum(axis=1))[:, None]
             b = (h - d * (w * turned).sum(axis=1)) / (d + offset)
@@ -446,18 +447,18 @@ def _pooled_blocks(u: np.ndarray, spread: np.ndarray) -> Blocks:
 
 
 def mask_scores(scores: np.ndarray, absent: np.ndarray | None) -> np.ndarray:
-    """Scores of −∞ for absent options, in place."""
+    """Set scores of absent options to −∞, in place."""
     if absent is not None:
         scores[absent] = -np.inf
     return scores
 
 
 def weigh(rows: np.ndarray, share: np.ndarray | None) -> np.ndarray:
-    """Rows times their weights, if they have any."""
+    """Multiply rows by their weights, if any."""
     return rows if share is None else rows * share
 
 
 def variances(scores: np.ndarray, share: np.ndarray | None) -> np.ndarray:
-    """The variance p(1 − p) of each class's indicator, times the weight of its row."""
+    """Return the variance p(1 − p) of each class's indicator, times the weight of its row."""
     p = NUMPY.softmax(scores)
     return weigh(p * (1 - p), share)

@@ -1,4 +1,4 @@
-"""Structured vector scaling with a matrix of low rank besides, for more classes than a whole matrix serves."""
+"""Structured vector scaling plus a matrix of low rank, for more classes than a full matrix can serve."""
 
 from __future__ import annotations
 
@@ -17,23 +17,38 @@ from trueup.calibrators.likelihood import loss_and_residual, mask_scores
 from trueup.calibrators.linear import Structured
 
 PENALTIES = (4.0, 1.0, 0.25, 0.0625)
-"""Multiples of K/n that the held-out rows choose from for the matrix, the strongest first."""
+"""Multiples of K/n from which held-out rows choose the matrix's penalty, strongest first."""
 _FEW_ROWS = 50
 _MAX_FEATURE = 20.0
-"""Log-probabilities further from their row's mean mean "never" or "always" just the same."""
-_START = 0.01  # of the factors: at zero both gradients vanish
-_PATH_FTOL, _FTOL = 1e-4, 1e-5  # mean loss to which a penalty of the path and the last fit are settled
+"""Bound of centred log-probabilities; beyond it they carry no further information."""
+_START = 0.01  # initial size of the factors, since both gradients vanish at zero.
+_PATH_FTOL, _FTOL = 1e-4, 1e-5  # precision of the mean loss on the path of penalties and in the final fit.
 _FLOAT32_NOISE = 1e-8
 
 
 class LowRank(Calibrator):
-    """Mix classes by few directions: q = softmax(w ⊙ u + b + A Bᵀ c), u = ln softmax(z/T), A and B (K, rank).
+    """Mix classes along a few directions: q = softmax(w ⊙ u + b + A Bᵀ c), u = ln softmax(z/T), A and B (K, rank).
 
-    c is u less its row's mean. The penalty is (K/n)(‖w − 1‖² + ‖b‖²) + λ(‖A‖² + ‖B‖²), the latter that of the nuclear
-    norm of A Bᵀ. λ is chosen on a held-out fifth of the rows; where none gains more than a standard error there,
-    structured vector scaling is left. It has 2 K (rank + 1) numbers where a matrix has K². Not for few classes, where
-    `sms_cv` can have a whole matrix.
+    c is u minus its row's mean. The penalty is (K/n)(‖w − 1‖² + ‖b‖²) + λ(‖A‖² + ‖B‖²), where the second part is the
+    nuclear norm of A Bᵀ. A held-out fifth of the rows chooses λ; if no λ gains more than a standard error there, the
+    result is structured vector scaling. The map has 2 K (rank + 1) parameters where a matrix has K². Not for few
+    classes, where `sms_cv` can fit a full matrix.
 
+    Parameters
+    ----------
+    temperature
+        The divisor T > 0.
+    weight
+        w, shape (classes,).
+    bias
+        b, shape (classes,).
+    left
+        A, shape (classes, rank).
+    right
+        B, shape (classes, rank).
+
+    Examples
+    --------
     >>> zero = np.zeros((3, 1))
     >>> LowRank(2.0, np.ones(3), np.zeros(3), zero, zero)(np.array([[2.0, 0.0, 0.0]])).round(4)
     array([[-0.5514, -1.5514, -1.5514]])
@@ -56,7 +71,7 @@ class LowRank(Calibrator):
             raise ValueError(f"weight and bias must be (K,), left and right (K, rank), got {shown}")
 
     def map(self, xp: Namespace, z: Any) -> Any:
-        """The scaled log-probabilities and what the few directions add."""
+        """Return the scaled log-probabilities plus the low-rank term."""
         self._check_classes(z, self.bias.shape[0])
         u = xp.fill_absent(xp.log_softmax(xp.double(z) / self.temperature), xp.find_absent(z))
         centred = xp.clip(u - xp.mean(u, axis=1, keepdims=True), -_MAX_FEATURE, _MAX_FEATURE)
@@ -66,7 +81,24 @@ class LowRank(Calibrator):
     def fit(
         cls, logits: ArrayLike, labels: ArrayLike, *, rank: int = 8, sample_weight: WeightsLike = None
     ) -> Calibrator:
-        """Low-rank structured scaling: from structured vector scaling, the penalty by held-out likelihood."""
+        """Fit the factors from structured vector scaling, with the penalty chosen by held-out likelihood.
+
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities of the calibration rows, shape (n, classes).
+        labels
+            True classes of the rows, numbered from 0, shape (n,).
+        rank
+            Rank of the matrix.
+        sample_weight
+            Weight of each row, shape (n,). By default all rows count equally.
+
+        Returns
+        -------
+        Calibrator
+            The fitted calibrator.
+        """
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         if rank < 1:
             raise ValueError(f"rank must be at least 1, got {rank}")
@@ -76,14 +108,14 @@ class LowRank(Calibrator):
         rank = min(rank, z.shape[1] - 1)
         train, held_out = (take_weighted(z, y, w, rows) for rows in k_fold(z, y, 5)[0])
         fold = Structured.fit_vector(*train[:2], sample_weight=train[2])
-        problem, asked = _Problem(*train, fold), _Problem(*held_out, fold)
+        problem, held_out_problem = _Problem(*train, fold), _Problem(*held_out, fold)
         x = problem.start_point(rank)
         vector = np.where(np.arange(len(x)) < 2 * z.shape[1], x, 0.0)  # without the factors
-        best, least = None, asked.row_losses(vector)
+        best, least = None, held_out_problem.row_losses(vector)
         for multiple in PENALTIES:
             x, _ = problem.solve(x, multiple, _PATH_FTOL)
-            gain = least - (losses := asked.row_losses(x))
-            # By more than its standard error: with few rows held out, one of the penalties gains by luck.
+            gain = least - (losses := held_out_problem.row_losses(x))
+            # With few held-out rows, one of the penalties gains by luck.
             if is_significant_gain(gain, held_out[2]):
                 best, least = multiple, losses
             elif best is not None:
@@ -96,7 +128,7 @@ class LowRank(Calibrator):
 
 
 class _Chunk(NamedTuple):
-    """Some rows, as columns: the features, those less their mean, where options are absent, labels and weights."""
+    """Some rows as columns: features, centred features, mask of absent options, labels and weights."""
 
     u: np.ndarray
     c: np.ndarray
@@ -106,7 +138,7 @@ class _Chunk(NamedTuple):
 
 
 class _Problem:
-    """Penalised likelihood in single precision, about a structured vector scaling."""
+    """Penalised likelihood in float32 around a structured vector scaling."""
 
     def __init__(self, z: np.ndarray, y: np.ndarray, w: np.ndarray | None, about: Structured) -> None:
         self.classes, self.about = z.shape[1], about
@@ -120,13 +152,13 @@ class _Problem:
             self.chunks.append(_Chunk(u, c, None if absent is None else absent.T, y[at], share))
 
     def parts(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Weight, bias, and the two factors."""
+        """Split a point into weight, bias and the two factors."""
         k = self.classes
         left, right = x[2 * k :].reshape(2, k, -1)
         return x[:k], x[k : 2 * k], left, right
 
     def start_point(self, rank: int) -> np.ndarray:
-        """The vector scaling, with small factors along the directions in which the loss falls fastest."""
+        """Return the vector scaling with small factors along the directions of steepest descent."""
         vector = np.concatenate([self.about.weight, self.about.bias])
         slope = np.zeros((self.classes, self.classes), np.float32)
         parts = self.parts(np.concatenate([vector, np.zeros(2 * self.classes * rank)]).astype(np.float32))
@@ -138,9 +170,9 @@ class _Problem:
     def solve(self, x: np.ndarray, multiple: float, ftol: float) -> tuple[np.ndarray, Certificate]:
         """Minimise with a penalty on the factors of this multiple of K/n."""
         vector = self.classes / self.n
-        place = np.arange(len(x))
-        weights = np.where(place < 2 * self.classes, vector, multiple * vector)
-        centre = np.where(place < self.classes, 1.0, 0.0)
+        index = np.arange(len(x))
+        weights = np.where(index < 2 * self.classes, vector, multiple * vector)
+        centre = np.where(index < self.classes, 1.0, 0.0)
 
         def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
             value, gradient = self._sums(x)
@@ -150,7 +182,7 @@ class _Problem:
         return lbfgs(Stage(objective, ftol, _FLOAT32_NOISE), x, max_iter=2000)
 
     def row_losses(self, x: np.ndarray) -> np.ndarray:
-        """The loss of each row, without a penalty."""
+        """Return the unpenalised loss of each row."""
         parts, losses = self.parts(x.astype(np.float32)), []
         for chunk in self.chunks:
             scores = mask_scores(_scores(chunk, *parts), chunk.absent)

@@ -1,4 +1,4 @@
-"""Matrix maps of fewer rows than classes: the same minimum as of all matrices, searched in the span of the rows."""
+"""Matrix maps fitted to fewer rows than classes: the exact minimum, searched in the span of the rows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from trueup.calibrators.likelihood import LEVEL, Blocks, Inverse, Likelihood, Pr
 
 @dataclass(frozen=True, kw_only=True)
 class RowSpanProblem(Problem):
-    """Penalised likelihood of softmax(W u + b), W = B Vᵀ off its diagonal, V an orthonormal basis of the rows of u.
+    """Penalised likelihood of softmax(W u + b) with W = B Vᵀ off its diagonal; V is an orthonormal basis of the rows.
 
-    The gradient of the likelihood in W is a combination of rows, and its penalty off the diagonal the same in all
-    directions, so that the best W is of this form: K·n numbers in place of K². A point is B, the diagonal and the bias.
+    The likelihood's gradient in W is a combination of rows, and the off-diagonal penalty is the same in all directions.
+    So the best W has this form, with K·n numbers instead of K². A point consists of B, the diagonal and the bias.
     """
 
     u: np.ndarray
@@ -28,32 +28,32 @@ class RowSpanProblem(Problem):
 
     @classmethod
     def of(cls, problem: Problem) -> RowSpanProblem:
-        """The same problem; its penalty off the diagonal must be positive."""
+        """Return the equivalent problem; its penalty off the diagonal must be positive."""
         u = problem.scale * problem.z.astype(np.float64)
         absent = find_absent(u)
         u = fill_absent(NUMPY.log_softmax(u) if problem.on == "log_probs" else u, absent)
-        left, sizes, right = np.linalg.svd(u, full_matrices=False)
+        left, singular_values, right = np.linalg.svd(u, full_matrices=False)
         settings = {name: getattr(problem, name) for name in ("z", "y", "penalty", "on", "scale", "w")}
-        return cls(**settings, u=u, basis=np.ascontiguousarray(right.T), features=left * sizes)
+        return cls(**settings, u=u, basis=np.ascontiguousarray(right.T), features=left * singular_values)
 
     def rows(self, keep: np.ndarray) -> Self:
-        """The same problem on the rows of a mask, in the same basis."""
+        """Return the same problem on the rows of a mask, in the same basis."""
         return replace(super().rows(keep), u=self.u[keep], features=self.features[keep])
 
     def start_point(self, start: float | np.ndarray) -> np.ndarray:
-        """Weights in the basis, diagonal and bias: those given, or a multiple of the identity."""
+        """Return the weights in the basis, the diagonal and the bias at which a search starts."""
         if isinstance(start, np.ndarray):
             return start
         classes, span = self.basis.shape
         return np.concatenate([np.zeros(classes * span), np.full(classes, start), np.zeros(classes)])
 
     def canonical(self, x: np.ndarray) -> np.ndarray:
-        """The same map with the least penalty on the bias."""
+        """Return the same map with the smallest penalty on the bias."""
         classes = len(self.basis)
         return np.concatenate([x[:-classes], x[-classes:] - x[-classes:].mean()])
 
     def weight_and_bias(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """W and b at a point."""
+        """Return W and b of a point."""
         weights, diagonal, bias = self._parts(x)
         matrix = weights @ self.basis.T
         np.fill_diagonal(matrix, diagonal)
@@ -61,13 +61,13 @@ class RowSpanProblem(Problem):
         return full.weight_and_bias(np.concatenate([matrix.ravel(), bias]))
 
     def blocks(self, start: float | np.ndarray, *, careful: bool = False) -> Blocks:
-        """The likelihood's curvature at a point, each number by itself."""
+        """Return the diagonal of the likelihood's curvature at a point."""
         share = None if self.w is None else (self.w / self.w.mean())[:, None]
         weights, diagonal, bias = self._parts(self.start_point(start))
         scores = self.features @ weights.T + self.u * (diagonal - (weights * self.basis).sum(axis=1)) + bias
         scores[self.z == -np.inf] = -np.inf
-        each = variances(scores, share).T / len(self.u)
-        curvature = each @ self.features**2, (each.T * self.u**2).sum(axis=0), each.sum(axis=1)
+        spread = variances(scores, share).T / len(self.u)
+        curvature = spread @ self.features**2, (spread.T * self.u**2).sum(axis=0), spread.sum(axis=1)
         level = LEVEL * np.mean([part.mean() for part in curvature]) + 1e-12
 
         def inverse(off: float, diagonal: float, offset: float) -> Inverse:
@@ -78,17 +78,21 @@ class RowSpanProblem(Problem):
         return inverse
 
     def likelihood(self, *, quick: bool = False) -> Likelihood:
-        """The loss summed over the rows, followed by its gradient."""
+        """Return the function that computes the summed loss followed by its gradient."""
         kind: Any = np.float32 if quick else np.float64
         u, features, basis = (part.astype(kind, copy=False) for part in (self.u, self.features, self.basis))
         absent, share = find_absent(self.z), None if self.w is None else self.w.astype(kind)
-        gone, columns, turned = None if absent is None else absent.T, np.ascontiguousarray(u.T), features.T.copy()
+        absent_columns, columns, turned = (
+            None if absent is None else absent.T,
+            np.ascontiguousarray(u.T),
+            features.T.copy(),
+        )
 
         def likelihood(x: np.ndarray) -> np.ndarray:
             weights, diagonal, bias = self._parts(x.astype(kind, copy=False))
-            alone = diagonal - (weights * basis).sum(axis=1)
-            scores = weights @ turned + bias[:, None] + columns * alone[:, None]
-            loss, residual = loss_and_residual(scores, gone, self.y, share)
+            diagonal_excess = diagonal - (weights * basis).sum(axis=1)
+            scores = weights @ turned + bias[:, None] + columns * diagonal_excess[:, None]
+            loss, residual = loss_and_residual(scores, absent_columns, self.y, share)
             by_diagonal = (residual * columns).sum(axis=1)
             by_weights = residual @ features - by_diagonal[:, None] * basis
             return np.concatenate([[loss], by_weights.ravel(), by_diagonal, residual.sum(axis=1)]).astype(np.float64)
@@ -96,12 +100,12 @@ class RowSpanProblem(Problem):
         return likelihood
 
     def penalise(self, likelihood: Likelihood, rows: float) -> Objective:
-        """The mean of a likelihood's sums over so many rows (or weight), which need not be these, with the penalty."""
+        """Return the mean of a likelihood's sums over rows of this total weight, plus the penalty."""
         p = self.penalty
 
         def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
             weights, diagonal, bias = self._parts(x)
-            inside = (weights * self.basis).sum(axis=1)  # what B Vᵀ has on the diagonal, which is not part of W
+            inside = (weights * self.basis).sum(axis=1)  # the diagonal of B Vᵀ, which is not part of W
             off_centre = diagonal - p.centre
             penalties = (
                 p.off * ((weights**2).sum() - inside @ inside),
