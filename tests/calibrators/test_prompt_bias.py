@@ -68,7 +68,7 @@ def test_orders_may_be_given_and_must_be_balanced():
     per_question = np.broadcast_to(shifts[::-1], logits.shape)
     assert np.allclose(position_bias(logits, per_question).bias, reversed_orders.bias)
     assert average_orders(logits.astype(np.float32), shifts[::-1]).dtype == np.float32
-    with pytest.raises(InputError, match="every option in every place equally often"):
+    with pytest.raises(InputError, match="every option in every position equally often"):
         position_bias(logits[:, :2], shifts[:2])
     with pytest.raises(InputError, match="as many orders as options"):
         position_bias(logits[:, :2])

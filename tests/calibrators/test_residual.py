@@ -34,9 +34,9 @@ def slow_map(calibrator, row):
     each = list(clamped) if len(b) <= 50 else []
     f = np.array([*each, *sorted(clamped, reverse=True)[:6], -sum(np.exp(b) * clamped)])
     mixture = 0.0
-    for first, last in zip(calibrator.first, calibrator.last, strict=True):
+    for first, output in zip(calibrator.first, calibrator.output, strict=True):
         a = first[:, :-1] @ f + first[:, -1]
-        out = last @ (a / (1 + np.exp(-a)))
+        out = output @ (a / (1 + np.exp(-a)))
         q = np.exp(np.exp(np.clip(out[0], -3, 3)) * np.maximum(b, -80.0) + out[1:])
         mixture = mixture + q / q.sum()
     return mixture / len(calibrator.first)

@@ -226,8 +226,7 @@ class VarianceScaling(Recalibrator):
 
     References
     ----------
-    Laves et al., "Well-calibrated regression uncertainty in medical imaging with deep learning" (2020),
-    arXiv:2104.12376.
+    Laves et al., "Well-calibrated regression uncertainty in medical imaging with deep learning" (2020), PMLR 121.
     """
 
     scale: float

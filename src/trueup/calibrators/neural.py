@@ -22,21 +22,21 @@ from trueup.calibrators.diagonal import centre_rows
 from trueup.calibrators.temperature import Temperature
 
 _HIDDEN = 32
-_LARGEST = 6
-"""So many of a row's largest log-probabilities are features of their own."""
+_TOP = 6
+"""Number of a row's largest log-probabilities that are features."""
 _MANY_CLASSES = 50
-"""Up to so many classes, each one's log-probability is a feature too."""
-_LEAST_FEATURE, _LEAST_LOGIT = -20.0, -80.0
-"""Log-probabilities count down to here: what lies below means "never" just the same, and would rule the fit."""
-_LEAST_SLOPE = 1e-3
-"""As a part of 1/T: rounding then never makes equal what was in order."""
-_NEUTRAL = math.log(math.expm1(1 - _LEAST_SLOPE))
-"""Where a slope is 1/T: _LEAST_SLOPE + softplus(_NEUTRAL) = 1."""
+"""Up to this number of classes, every class's log-probability is a feature too."""
+_MIN_FEATURE, _MIN_LOGIT = -20.0, -80.0
+"""Log-probabilities are clipped here; lower ones carry no further information and would dominate the fit."""
+_MIN_SLOPE = 1e-3
+"""Smallest slope as a fraction of 1/T, so that rounding never makes ordered logits equal."""
+_NEUTRAL = math.log(math.expm1(1 - _MIN_SLOPE))
+"""Input of softplus at which a slope is 1/T: _MIN_SLOPE + softplus(_NEUTRAL) = 1."""
 _FEW_ROWS = 500
 _MAX_NUMBERS = 1 << 23
-"""Where the folds have more numbers than this together, every so many-th row is trained on."""
-_BATCH, _MAX_STEPS = 256, 40  # rows of a step, unless an epoch would then have more steps than this
-_MIN_GAIN = 1e-5  # in held-out loss per row, for an epoch to count as better
+"""Beyond this number of training values in all folds, only every k-th row is used."""
+_BATCH, _MAX_STEPS = 256, 40  # rows per step, and the largest number of steps per epoch.
+_MIN_GAIN = 1e-5  # smallest decrease of the mean held-out loss that counts as an improvement.
 
 Layers: TypeAlias = Sequence[np.ndarray]
 Folds: TypeAlias = Sequence[tuple[np.ndarray, np.ndarray]]
@@ -45,42 +45,42 @@ Folds: TypeAlias = Sequence[tuple[np.ndarray, np.ndarray]]
 
 @dataclass(frozen=True)
 class Training:
-    """How long networks are trained, and from which random numbers."""
+    """Length of the training, and its seed."""
 
     epochs: int = 60
     patience: int = 5
-    """Epochs without a gain after which training stops."""
+    """Epochs without improvement after which training stops."""
     seed: int = 0
 
 
-_USUAL = Training()
+_DEFAULT_TRAINING = Training()
 
 
 class FoldNetworks(Calibrator):
-    """A base map and one network for each fold that corrects it; what the networks say is averaged.
+    """A base map, and one network per fold that corrects it; the networks' outputs are averaged.
 
-    The networks train side by side, from the base map, and stop together when the held-out rows no longer gain.
+    The networks train in parallel from the base map, and stop together when the held-out loss no longer improves.
     """
 
-    # Not sample-invariant: copies of a row are spread over the folds.
+    # Not sample-invariant: the networks are trained on folds.
 
     _layer_names: ClassVar[tuple[str, ...]]
 
     @property
     def layers(self) -> tuple[Any, ...]:
-        """Of all networks, each (networks, outputs, inputs)."""
+        """Return the layers of all networks, each (networks, outputs, inputs)."""
         return tuple(getattr(self, name) for name in self._layer_names)
 
     @classmethod
-    def on(cls, base: Calibrator, layers: Sequence[np.ndarray]) -> Calibrator:
-        """The networks of these layers on a base map."""
-        return cls(base, *layers)  # type: ignore[call-arg]
+    def with_layers(cls, base_map: Calibrator, layers: Sequence[np.ndarray]) -> Calibrator:
+        """Return the networks with these layers on a base map."""
+        return cls(base_map, *layers)  # type: ignore[call-arg]
 
     @classmethod
     def _fit(
         cls, method: Fit, z: np.ndarray, y: np.ndarray, w: np.ndarray | None, n_folds: int, training: Training
     ) -> Calibrator:
-        """The networks of all folds on the base map of all rows; of few rows, the base map."""
+        """Return the networks of all folds on the base map of all rows; with few rows, the base map."""
         if len(z) < max(_FEW_ROWS, 2 * n_folds):
             return method(z, y, **weight_kwargs(w))
         z, y, w = take_weighted(z, y, w, _fixed_order(z, y))
@@ -94,33 +94,44 @@ class FoldNetworks(Calibrator):
     @classmethod
     @abstractmethod
     def _examples(cls, base: Calibrator, z: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What the base says (n, K), the features (n, f), and the labels (n,)."""
+        """Return the base's outputs (n, K), the features (n, f), and the labels (n,)."""
 
     @staticmethod
     @abstractmethod
     def _shapes(features: int, classes: int) -> list[tuple[int, int]]:
-        """Of the layers, (outputs, inputs) each; with a last one of zeros every network is its base map."""
+        """Return the shape (outputs, inputs) of each layer; zeros in the final layer give the base map."""
 
     @staticmethod
     @abstractmethod
     def _forward(rows: _Examples, layers: Layers) -> tuple[np.ndarray, Layers]:
-        """Logits (…, classes, n) of one network or of several, and what `_backward` needs."""
+        """Return logits (…, classes, n) of one or several networks, and intermediate values for `_backward`."""
 
     @staticmethod
     @abstractmethod
     def _backward(rows: _Examples, layers: Layers, kept: Layers, slope: np.ndarray, gradients: Layers) -> None:
-        """Write the loss's derivatives by the layers, from its derivatives by the logits."""
+        """Write the loss's derivatives with respect to the layers, from those with respect to the logits."""
 
 
 class Residual(FoldNetworks):
     """Correct a base map b = ln p by small networks: q = softmax(e^{s(h)} b + R h), h = SiLU(A f), 32 units.
 
     The features f are the base's log-probabilities (up to 50 classes), its six largest and its entropy. One network is
-    trained on each of five folds, from s = R = 0, which is the base; they stop together when the held-out rows no
-    longer gain, and their probabilities are averaged. So it is the base where there is nothing to correct. For naive
-    Bayes, forests and other scores whose faults follow no simple curve; images gain little. Not for a few hundred rows,
-    of which it makes the base map alone.
+    trained on each of five folds, starting at s = R = 0, which is the base. All stop together when the held-out loss no
+    longer improves, and their probabilities are averaged. So the result is the base where there is nothing to correct.
+    Use it for naive Bayes, forests and other scores whose errors follow no simple curve; image classifiers gain little.
+    Not for a few hundred rows, where it is the base map.
 
+    Parameters
+    ----------
+    base
+        The base map.
+    first
+        A of each network, with a bias column, shape (networks, units, features + 1).
+    output
+        s and R of each network, shape (networks, classes + 1, units).
+
+    Examples
+    --------
     >>> from trueup.calibrators.temperature import Temperature
     >>> untrained = np.zeros((1, 4, 6)), np.zeros((1, 3, 4))
     >>> Residual(Temperature(2.0), *untrained)(np.array([[4.0, 0.0]])).round(4)
@@ -128,24 +139,24 @@ class Residual(FoldNetworks):
     """
 
     shift_invariant = if_all_parts("shift_invariant")
-    _layer_names = ("first", "last")
+    _layer_names = ("first", "output")
 
     first: np.ndarray
-    last: np.ndarray
+    output: np.ndarray
 
-    def __init__(self, base: Calibrator, first: Any, last: Any) -> None:
+    def __init__(self, base: Calibrator, first: Any, output: Any) -> None:
         self.base = base
-        self.set_parameters(first=first, last=last)
-        shapes = self.first.shape, self.last.shape
-        if self.first.ndim != 3 or self.last.ndim != 3 or self.first.shape[:2] != self.last.shape[::2]:
-            raise ValueError(f"first must be (networks, units, f + 1), last (networks, K + 1, units), got {shapes}")
-        if self.first.shape[2] != _count_features(self.last.shape[1] - 1) + 1:
-            wanted = _count_features(self.last.shape[1] - 1)
-            raise ValueError(f"first must have {wanted} features and a bias for these classes, got {shapes}")
+        self.set_parameters(first=first, output=output)
+        shapes = self.first.shape, self.output.shape
+        if self.first.ndim != 3 or self.output.ndim != 3 or self.first.shape[:2] != self.output.shape[::2]:
+            raise ValueError(f"first must be (networks, units, f + 1), output (networks, K + 1, units), got {shapes}")
+        if self.first.shape[2] != _count_features(self.output.shape[1] - 1) + 1:
+            expected = _count_features(self.output.shape[1] - 1)
+            raise ValueError(f"first must have {expected} features and a bias for these classes, got {shapes}")
 
     def map(self, xp: Namespace, z: Any) -> Any:
-        """The mean of the networks' probabilities, as log-probabilities."""
-        self._check_classes(z, self.last.shape[1] - 1)
+        """Return the mean of the networks' probabilities, as log-probabilities."""
+        self._check_classes(z, self.output.shape[1] - 1)
         log_p = xp.log_softmax(xp.double(self.base.forward(xp, z)))
         features, networks = _features(xp, log_p), self.first.shape[0]
         log_q = xp.stack([self._correct(xp, log_p, features, k) for k in range(networks)])
@@ -164,7 +175,32 @@ class Residual(FoldNetworks):
         seed: int = 0,
         sample_weight: WeightsLike = None,
     ) -> Calibrator:
-        """Residual network: fit the base, and train a network on each fold to correct it (the base, under 500 rows)."""
+        """Fit the base, and train a network on each fold to correct it; with fewer than 500 rows, return the base.
+
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities of the calibration rows, shape (n, classes).
+        labels
+            True classes of the rows, numbered from 0, shape (n,).
+        base
+            A method or its name.
+        n_folds
+            Number of folds.
+        epochs
+            Largest number of passes over the training rows.
+        patience
+            Epochs without improvement after which training stops.
+        seed
+            Seed of the initial weights and the order of the rows.
+        sample_weight
+            Weight of each row, shape (n,). By default all rows count equally.
+
+        Returns
+        -------
+        Calibrator
+            The fitted calibrator.
+        """
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
         method = METHODS[base] if isinstance(base, str) else base
         return cls._fit(method, z, y, w, n_folds, Training(epochs, patience, seed))
@@ -172,7 +208,7 @@ class Residual(FoldNetworks):
     @classmethod
     def _examples(cls, base: Calibrator, z: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         log_p = NUMPY.log_softmax(base(z).astype(np.float64))
-        return np.where(log_p == -np.inf, -np.inf, np.maximum(log_p, _LEAST_LOGIT)), _features(NUMPY, log_p), y
+        return np.where(log_p == -np.inf, -np.inf, np.maximum(log_p, _MIN_LOGIT)), _features(NUMPY, log_p), y
 
     @staticmethod
     def _shapes(features: int, classes: int) -> list[tuple[int, int]]:
@@ -180,13 +216,13 @@ class Residual(FoldNetworks):
 
     @staticmethod
     def _forward(rows: _Examples, layers: Layers) -> tuple[np.ndarray, Layers]:
-        first, last = layers
+        first, output_layer = layers
         hidden = first @ rows.features
         gate = np.exp(-hidden)
         gate += 1
         np.reciprocal(gate, out=gate)
         hidden *= gate
-        out = last @ hidden
+        out = output_layer @ hidden
         free, scale = np.abs(out[..., :1, :]) <= 3.0, np.exp(np.clip(out[..., :1, :], -3.0, 3.0))
         logits = scale * rows.base
         logits += out[..., 1:, :]
@@ -205,27 +241,44 @@ class Residual(FoldNetworks):
         np.matmul(by_hidden, rows.features.mT, out=gradients[0])
 
     def _correct(self, xp: Namespace, base: Any, features: Any, network: int) -> Any:
-        """The log-probabilities of one network."""
+        """Return the log-probabilities of one network."""
         hidden = _affine(features, self.first[network, ...])
-        out = (hidden * xp.sigmoid(hidden)) @ self.last[network, ...].T
+        out = (hidden * xp.sigmoid(hidden)) @ self.output[network, ...].T
         scale = xp.exp(xp.clip(out[:, :1], -3.0, 3.0))
-        corrected = scale * xp.clip(base, min=_LEAST_LOGIT) + out[:, 1:]
+        corrected = scale * xp.clip(base, min=_MIN_LOGIT) + out[:, 1:]
         return xp.log_softmax(xp.where(base == -math.inf, MASKED_LOGIT, corrected))
 
 
 class OrderInvariant(FoldNetworks):
     """Stretch the gaps between sorted logits y₁ ≥ … ≥ y_K by networks: o_j − o_{j+1} = v_j (y_j − y_{j+1}), v > 0.
 
-    v = softplus(m(y))/T, m a network with two hidden layers that sees the sorted logits less their mean, so that
-    classes are treated alike. One network is trained on each of five folds, from temperature scaling, v = 1/T; they
-    stop together when the held-out rows no longer gain, and their slopes are averaged. So it is temperature scaling
-    where there is nothing to correct. Not for a few hundred rows, of which it makes temperature scaling alone.
-    Rahimi et al., "Intra order-preserving functions for calibration of multi-class neural networks" (2020), who train
-    one network of 100 and 100 units.
+    v = softplus(m(y))/T, where m is a network with two hidden layers. Its inputs are the sorted, centred logits, so all
+    classes are treated alike. One network is trained on each of five folds, starting at temperature scaling, v = 1/T.
+    All stop together when the held-out loss no longer improves, and their slopes are averaged. So the result is
+    temperature scaling where there is nothing to correct. (The paper trains a single network with 100 and 100 units.)
+    Not for a few hundred rows, where it is temperature scaling.
 
+    Parameters
+    ----------
+    temperature
+        The T > 0.
+    first
+        First layer of each network, with a bias column, shape (networks, units, classes + 1).
+    second
+        Second layer, shape (networks, units, units + 1).
+    third
+        Third layer, shape (networks, classes − 1, units + 1).
+
+    Examples
+    --------
     >>> untrained = np.zeros((1, 5, 4)), np.zeros((1, 5, 6)), np.zeros((1, 2, 6))
     >>> OrderInvariant(2.0, *untrained)(np.array([[3.0, 1.0, 2.0]]))
     array([[ 0. , -1. , -0.5]])
+
+    References
+    ----------
+    Rahimi et al., "Intra order-preserving functions for calibration of multi-class neural networks" (2020),
+    arXiv:2003.06820.
     """
 
     keeps_argmax = True
@@ -240,7 +293,7 @@ class OrderInvariant(FoldNetworks):
         self.set_parameter("temperature", temperature)
         for name, value in (("first", first), ("second", second), ("third", third)):
             layer = np.asarray(value)
-            self.set_parameter(name, layer[None] if layer.ndim == 2 else layer)  # of one network, as files may have it
+            self.set_parameter(name, layer[None] if layer.ndim == 2 else layer)  # older files store one network
         if np.ndim(self.temperature) or not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature must be one positive number, got {temperature}")
         sizes = [layer.shape for layer in self.layers]
@@ -257,11 +310,11 @@ class OrderInvariant(FoldNetworks):
         """Stretch the gaps; the largest logit becomes 0."""
         self._check_classes(z, self.first.shape[2] - 1)
         ordered, order = xp.top_k(xp.double(z), z.shape[1])
-        x, (*inner, last) = centre_rows(xp, ordered), self.layers
+        x, (*inner, output_layer) = centre_rows(xp, ordered), self.layers
         for layer in inner:
             x = xp.clip(_affine(x, layer), min=0.0)
-        slopes = _LEAST_SLOPE + xp.softplus(_affine(x, last) + _NEUTRAL)
-        # From the top down: near the predicted class, where it matters, nothing is lost by cancellation.
+        slopes = _MIN_SLOPE + xp.softplus(_affine(x, output_layer) + _NEUTRAL)
+        # Sum from the top down, so that nothing cancels near the predicted class.
         gaps = ordered[:, :-1] - ordered[:, 1:]
         if (absent := xp.find_absent(ordered)) is not None:
             gaps = xp.where(absent[:, 1:], 0.0, gaps)
@@ -281,14 +334,37 @@ class OrderInvariant(FoldNetworks):
         seed: int = 0,
         sample_weight: WeightsLike = None,
     ) -> Calibrator:
-        """Order-invariant network: train a network on each fold, from temperature scaling (which few rows keep)."""
+        """Train a network on each fold, starting at temperature scaling; with fewer than 500 rows, return the latter.
+
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities of the calibration rows, shape (n, classes).
+        labels
+            True classes of the rows, numbered from 0, shape (n,).
+        n_folds
+            Number of folds.
+        epochs
+            Largest number of passes over the training rows.
+        patience
+            Epochs without improvement after which training stops.
+        seed
+            Seed of the initial weights and the order of the rows.
+        sample_weight
+            Weight of each row, shape (n,). By default all rows count equally.
+
+        Returns
+        -------
+        Calibrator
+            The fitted calibrator.
+        """
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
-        z, rank = _sort(z, y)  # so that folds, too, treat classes alike
+        z, rank = _sort(z, y)  # so that the folds treat classes alike too
         return cls._fit(Temperature.fit, z, rank, w, n_folds, Training(epochs, patience, seed))
 
     @classmethod
-    def on(cls, base: Calibrator, layers: Sequence[np.ndarray]) -> Calibrator:
-        """The networks of these layers on temperature scaling."""
+    def with_layers(cls, base: Calibrator, layers: Sequence[np.ndarray]) -> Calibrator:
+        """Return the networks with these layers on temperature scaling."""
         assert isinstance(base, Temperature)
         return cls(base.temperature, *layers)
 
@@ -314,7 +390,7 @@ class OrderInvariant(FoldNetworks):
         small = np.exp(-np.abs(linear))
         slopes = np.log1p(small)
         slopes += np.maximum(linear, 0.0)
-        slopes += np.float32(_LEAST_SLOPE)
+        slopes += np.float32(_MIN_SLOPE)
         gaps = rows.base[..., 1:, :] - rows.base[..., :-1, :]
         logits = np.zeros_like(rows.base)
         np.cumsum(slopes * gaps, axis=-2, out=logits[..., 1:, :])
@@ -333,7 +409,7 @@ class OrderInvariant(FoldNetworks):
 
 
 def _sort(z: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Logits from the largest down, and where among them the label is, (n,)."""
+    """Return logits in descending order, and the rank of the label among them, (n,)."""
     order = np.argsort(-z, axis=1, kind="stable")
     return np.take_along_axis(z, order, axis=1), (order == y[:, None]).argmax(axis=1)
 
@@ -350,12 +426,12 @@ def fit_folds(
     bases: Sequence[Calibrator],
     *,
     w: np.ndarray | None = None,
-    training: Training = _USUAL,
+    training: Training = _DEFAULT_TRAINING,
 ) -> list[Calibrator]:
-    """A corrected base map of each fold, none of which saw its held-out rows: their predictions there are honest.
+    """Return a corrected base map for each fold, trained without the fold's held-out rows.
 
-    `bases` are base maps fitted to the folds' training rows. All networks stop after the same number of epochs, that of
-    the least held-out loss over all folds; with none, they are the bases.
+    `bases` are base maps fitted to the folds' training rows. All networks stop after the same number of epochs, the one
+    with the smallest held-out loss over all folds; if that is zero, the bases are returned.
     """
     z, y = as_arrays(z, y)
     order = _fixed_order(z, y)
@@ -366,37 +442,37 @@ def fit_folds(
     layers = _train(kind, z, y, w, bases, rows, training)
     if layers is None:
         return list(bases)
-    return [kind.on(base, [layer[k : k + 1] for layer in layers]) for k, base in enumerate(bases)]
+    return [kind.with_layers(base, [layer[k : k + 1] for layer in layers]) for k, base in enumerate(bases)]
 
 
 def average_folds(models: Sequence[Calibrator], base: Calibrator) -> Calibrator:
-    """The networks of all folds on one base map, fitted to all rows; the base itself where nothing was corrected."""
+    """Return the networks of all folds on one base map fitted to all rows, or the base if nothing was corrected."""
     trained = [model for model in models if isinstance(model, FoldNetworks)]
     if not trained:
         return base
     layers = zip(*(model.layers for model in trained), strict=True)
-    return trained[0].on(base, [np.concatenate(layer) for layer in layers])
+    return trained[0].with_layers(base, [np.concatenate(layer) for layer in layers])
 
 
 def _fixed_order(z: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """An order of the rows that follows from what they hold."""
+    """Return an order of the rows that depends on their content only."""
     return np.argsort(stratified_folds(z, y, len(z)))
 
 
 def _count_features(classes: int) -> int:
-    return (classes if classes <= _MANY_CLASSES else 0) + min(_LARGEST, classes) + 1
+    return (classes if classes <= _MANY_CLASSES else 0) + min(_TOP, classes) + 1
 
 
 def _features(xp: Namespace, log_p: Any) -> Any:
-    clamped = xp.clip(log_p, min=_LEAST_FEATURE)
-    largest, _ = xp.top_k(clamped, min(_LARGEST, log_p.shape[1]))
+    clamped = xp.clip(log_p, min=_MIN_FEATURE)
+    largest, _ = xp.top_k(clamped, min(_TOP, log_p.shape[1]))
     entropy = -xp.sum(xp.exp(log_p) * clamped, axis=1, keepdims=True)
     each = [clamped] if log_p.shape[1] <= _MANY_CLASSES else []
     return xp.concat([*each, largest, entropy], axis=1)
 
 
 def _adam_step(step: int, parameters: np.ndarray, gradient: np.ndarray, mean: np.ndarray, square: np.ndarray) -> None:
-    """One step of Adam, in place (Kingma & Ba, 2015, with their settings), with a learning rate of 0.01."""
+    """Apply one step of Adam in place (Kingma & Ba, 2015, with their settings), with a learning rate of 0.01."""
     mean += np.float32(0.1) * (gradient - mean)
     square *= np.float32(0.999)
     square += np.float32(0.001) * gradient**2
@@ -405,19 +481,19 @@ def _adam_step(step: int, parameters: np.ndarray, gradient: np.ndarray, mean: np
 
 
 class _Examples(NamedTuple):
-    """Rows to learn from, a column of float32 each: of one fold (…, n), or of as many rows of several (folds, …, n)."""
+    """Training rows as columns in float32, of one fold (…, n) or of several with equally many rows (folds, …, n)."""
 
     base: np.ndarray
-    """What the base map says, (classes, n); an absent option has the least of its row."""
+    """The base map's logits, (classes, n); an absent option has the minimum of its row."""
     features: np.ndarray
-    """Standardised, and a constant 1, (features + 1, n)."""
+    """Standardised features and a constant 1, (features + 1, n)."""
     label: np.ndarray
     weight: np.ndarray
     absent: np.ndarray | None
-    """`MASKED_LOGIT` where an option is absent, 0 elsewhere, (classes, n); None where all rows have all."""
+    """`MASKED_LOGIT` where an option is absent, 0 elsewhere, (classes, n); None if no option is absent."""
 
     def take(self, columns: Any) -> _Examples:
-        """Some of the rows."""
+        """Return some of the rows."""
         return _Examples._make(None if part is None else part[..., columns] for part in self)
 
 
@@ -426,7 +502,7 @@ def _stack(folds: Sequence[_Examples]) -> _Examples:
 
 
 def _exponentials(rows: _Examples, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Logits less the largest, and their exponentials."""
+    """Return logits minus the largest, and their exponentials."""
     if rows.absent is not None:
         logits += rows.absent
     logits -= logits.max(axis=-2, keepdims=True)
@@ -434,14 +510,14 @@ def _exponentials(rows: _Examples, logits: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def _loss(kind: type[FoldNetworks], rows: _Examples, network: Layers) -> float:
-    """The weighted sum of one network's losses."""
+    """Return the weighted sum of one network's losses."""
     logits, exponentials = _exponentials(rows, kind._forward(rows, network)[0])
     losses = np.log(exponentials.sum(axis=0)) - logits[rows.label, np.arange(len(rows.label))]
     return float(rows.weight.astype(np.float64) @ losses)
 
 
 def _gradients(kind: type[FoldNetworks], rows: _Examples, layers: Layers, gradients: Layers) -> None:
-    """Write the derivatives of the sum of all networks' mean losses by their layers."""
+    """Write the derivatives of the sum of all networks' mean losses with respect to their layers."""
     logits, kept = kind._forward(rows, layers)
     slope = _exponentials(rows, logits)[1]
     slope /= slope.sum(axis=-2, keepdims=True)
@@ -460,31 +536,31 @@ def _train(
     rows: Sequence[Sequence[np.ndarray]],
     training: Training,
 ) -> list[np.ndarray] | None:
-    """The layers of all folds' networks at the epoch of least held-out loss; None where that is the start."""
+    """Return the layers of all networks at the epoch with the smallest held-out loss; None if that is the start."""
     random = np.random.RandomState(training.seed)
     size = min(len(train) for train, _ in rows)
-    each = np.ones(len(z)) if w is None else np.asarray(w / w.mean())
-    options = find_absent(z) is not None
-    learnt, held_out, middles, widths = [], [], [], []
+    row_weights = np.ones(len(z)) if w is None else np.asarray(w / w.mean())
+    has_absent = find_absent(z) is not None
+    training_rows, held_out, means, widths = [], [], [], []
     for start, (train, held) in zip(bases, rows, strict=True):
         both = np.concatenate([train, held])
         base, f, label = kind._examples(start, z[both], y[both])
-        middle, width = f[: len(train)].mean(axis=0), f[: len(train)].std(axis=0)
+        feature_mean, width = f[: len(train)].mean(axis=0), f[: len(train)].std(axis=0)
         width = np.where(width > 1e-6, width, 1.0)
         absent = np.isneginf(base)
         examples = _Examples(
             np.where(absent, np.where(absent, np.inf, base).min(axis=1, keepdims=True), base).T.astype(np.float32),
-            np.append((f - middle) / width, np.ones((len(f), 1)), axis=1).T.astype(np.float32),
+            np.append((f - feature_mean) / width, np.ones((len(f), 1)), axis=1).T.astype(np.float32),
             label,
-            each[both].astype(np.float32),
-            np.where(absent, MASKED_LOGIT, 0.0).T.astype(np.float32) if options else None,
+            row_weights[both].astype(np.float32),
+            np.where(absent, MASKED_LOGIT, 0.0).T.astype(np.float32) if has_absent else None,
         )
-        learnt.append(examples.take(slice(len(train))))
+        training_rows.append(examples.take(slice(len(train))))
         held_out.append(examples.take(slice(len(train), None)))
-        middles.append(middle)
+        means.append(feature_mean)
         widths.append(width)
-    *inner, last = ((len(rows), *shape) for shape in kind._shapes(len(middles[0]), z.shape[1]))
-    starts = [*(_uniform(random, shape) for shape in inner), np.zeros(last, np.float32)]
+    *inner, output_shape = ((len(rows), *shape) for shape in kind._shapes(len(means[0]), z.shape[1]))
+    starts = [*(_uniform(random, shape) for shape in inner), np.zeros(output_shape, np.float32)]
     parameters = np.concatenate([start.ravel() for start in starts])
     gradient, mean, square = (np.zeros_like(parameters) for _ in range(3))
     steps = itertools.count(1)
@@ -502,36 +578,37 @@ def _train(
     batch = max(_BATCH, -(-size // _MAX_STEPS))
     best, best_epoch, kept = loss(), 0, None
     for epoch in range(1, training.epochs + 1):
-        # Copies of rows make folds differ by a few; each epoch leaves out as many, at random.
-        orders = [_shuffle(random, len(fold.label))[:size] for fold in learnt]
+        # Folds may differ by a few rows; each epoch leaves out the excess at random.
+        orders = [_shuffle(random, len(fold.label))[:size] for fold in training_rows]
         for first in range(0, size, batch):
             columns = slice(first, first + batch)
-            part = _stack([fold.take(order[columns]) for fold, order in zip(learnt, orders, strict=True)])
+            part = _stack([fold.take(order[columns]) for fold, order in zip(training_rows, orders, strict=True)])
             _gradients(kind, part, layers, gradients)
             _adam_step(next(steps), parameters, gradient, mean, square)
-        now = loss()
-        if now < best - _MIN_GAIN:
-            best, best_epoch, kept = now, epoch, [layer.astype(np.float64) for layer in layers]
+        current = loss()
+        if current < best - _MIN_GAIN:
+            best, best_epoch, kept = current, epoch, [layer.astype(np.float64) for layer in layers]
         elif epoch >= best_epoch + training.patience:
             break
     if kept is None:
         return None
-    # The z-scores are folded into the first layer.
+    # Merge the standardisation of the features into the first layer.
     weight = kept[0][..., :-1] / np.stack(widths)[:, None]
-    bias = kept[0][..., -1] - (weight @ np.stack(middles)[..., None])[..., 0]
+    bias = kept[0][..., -1] - (weight @ np.stack(means)[..., None])[..., 0]
     return [np.concatenate([weight, bias[..., None]], axis=2), *kept[1:]]
 
 
 def _uniform(random: np.random.RandomState, shape: tuple[int, ...]) -> np.ndarray:
-    """A layer's initial weights: as many bits of the generator as float32 has."""
+    """Draw a layer's initial weights, with as many random bits as float32 holds."""
     draws = random.randint(1 << 32, size=shape, dtype=np.uint32) & np.uint32((1 << 24) - 1)
     return (draws * np.float32(2.0**-23) - 1) / np.float32(math.sqrt(shape[-1] - 1))
 
 
 def _shuffle(random: np.random.RandomState, n: int) -> np.ndarray:
-    """A random order of n rows (Fisher & Yates), which for a seed is the same in every version of NumPy."""
+    """Return a random order of n rows (Fisher & Yates) that is the same in every version of NumPy."""
     order = list(range(n))
-    left = np.arange(n, 1, -1)
-    for i, j in enumerate((np.arange(n - 1) + random.randint(1 << 32, size=n - 1, dtype=np.uint32) % left).tolist()):
+    remaining = np.arange(n, 1, -1)
+    draws = random.randint(1 << 32, size=n - 1, dtype=np.uint32)
+    for i, j in enumerate((np.arange(n - 1) + draws % remaining).tolist()):
         order[i], order[j] = order[j], order[i]
     return np.array(order)

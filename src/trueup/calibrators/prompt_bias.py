@@ -1,4 +1,4 @@
-"""What a language model prefers before it has read the question: a bias for each answer, found without labels."""
+"""Bias of a language model towards some answers before it reads the question, estimated without labels."""
 
 from __future__ import annotations
 
@@ -12,28 +12,42 @@ from trueup._core.namespace import NUMPY
 from trueup._core.types import ArrayLike
 from trueup.calibrators.linear import Vector
 
-_LEAST = 1e-12
-"""The least prior probability of an answer: what is never given would else be given always."""
+_MIN_PRIOR = 1e-12
+"""Smallest prior probability of an answer; otherwise an answer that never occurs would always be given."""
 
 
 def contextual_bias(logits: ArrayLike) -> Vector:
-    """Contextual calibration: divide by the mean probabilities p̄ of prompts without content, q ∝ p/p̄.
+    """Estimate contextual calibration: divide by the mean probabilities p̄ of content-free prompts, q ∝ p/p̄.
 
-    `logits` (m, classes) are the model's answers where the question is empty, "N/A" or such, so that it tells what the
-    prompt itself makes likely. An unlabelled batch of real questions serves too if its answers are about equally
-    frequent (batch calibration). What comes back is a calibrator that adds −ln p̄ to the logits, centred. An answer that
-    a prompt does not have is left out of its mean; each is taken beside what would be likely by chance.
-    Zhao et al., "Calibrate before use" (2021); Zhou et al., "Batch calibration" (2024).
+    An unlabelled batch of real questions also works if its answers are about equally frequent (batch calibration). Each
+    answer's probability is averaged relative to 1/K over the prompts that offer it.
 
+    Parameters
+    ----------
+    logits
+        Answers of the model to m prompts whose question is empty or "N/A", shape (m, classes).
+
+    Returns
+    -------
+    Vector
+        A calibrator that adds −ln p̄, centred, to the logits.
+
+    Examples
+    --------
     >>> empty = np.log([[0.7, 0.2, 0.1], [0.5, 0.4, 0.1]])
     >>> unbiased = contextual_bias(empty)
     >>> NUMPY.softmax(unbiased(np.log([[0.6, 0.3, 0.1]]))).round(3)
     array([[0.333, 0.333, 0.333]])
+
+    References
+    ----------
+    Zhao et al., "Calibrate before use" (2021), arXiv:2102.09690. Zhou et al., "Batch calibration" (2024),
+    arXiv:2309.17249.
     """
     z = as_logits(logits).astype(np.float64)
     if not len(z):
         raise InputError("logits", "have rows", "none")
-    # Of K options each has 1/K by chance: times K, rows of different numbers of options can be averaged.
+    # Multiplied by K, rows with different numbers K of options can be averaged.
     lift = NUMPY.softmax(z) * count_options(z)
     absent = find_absent(z)
     rows = np.full(z.shape[1], len(z)) if absent is None else (~absent).sum(axis=0)
@@ -41,32 +55,61 @@ def contextual_bias(logits: ArrayLike) -> Vector:
 
 
 def position_bias(logits: ArrayLike, orders: Any = None) -> Vector:
-    """Position bias by permutation: divide by what the model gives to each place whatever stands there.
+    """Estimate position bias by permutation: divide by the model's mean probability of each position.
 
-    `logits` (questions, orders, options) are answers to the same questions with their options in several orders;
-    `orders` (orders, options), or (questions, orders, options), has the number of the option that stands in each place.
-    Without it they are cyclic shifts: in order r, place i has option (i + r) mod K. Every option must stand in every
-    place equally often. Then the content cancels in the mean of the log-probabilities, and the prior of the places in a
-    question is softmax(mean_r ln p_r); b = −ln of its mean over the questions. The calibrator serves later questions in
-    one order each.
-    Zheng et al., "Large language models are not robust multiple choice selectors" (2024).
+    Every option must appear in every position equally often. Then the content cancels in the mean of the
+    log-probabilities. The prior of the positions in a question is softmax(mean_r ln p_r), and b = −ln of its mean over
+    the questions. The calibrator applies to later questions asked in a single order.
 
-    >>> content, place = np.array([2.0, 0.0, 1.0]), np.array([0.5, 0.0, -0.5])
-    >>> shifts = np.array([[[content[(i + r) % 3] + place[i] for i in range(3)] for r in range(3)]])
+    Parameters
+    ----------
+    logits
+        Answers to the same questions with their options in several orders, shape (questions, orders, options).
+    orders
+        Number of the option in each position, shape (orders, options) or (questions, orders, options). By default
+        cyclic shifts: in order r, position i has option (i + r) mod K.
+
+    Returns
+    -------
+    Vector
+        A calibrator that adds b to the logits.
+
+    Examples
+    --------
+    >>> content, position = np.array([2.0, 0.0, 1.0]), np.array([0.5, 0.0, -0.5])
+    >>> shifts = np.array([[[content[(i + r) % 3] + position[i] for i in range(3)] for r in range(3)]])
     >>> position_bias(shifts).bias.round(4)
     array([-0.5,  0. ,  0.5])
+
+    References
+    ----------
+    Zheng et al., "Large language models are not robust multiple choice selectors" (2024), arXiv:2309.03882.
     """
     z, _ = _check_orders(logits, orders)
     return _divide_by(NUMPY.softmax(NUMPY.log_softmax(z, axis=2).mean(axis=1)).mean(axis=0))
 
 
 def average_orders(logits: ArrayLike, orders: Any = None) -> Any:
-    """Log-probabilities of the options themselves, (questions, options): means over the orders that they stood in.
+    """Average the log-probabilities of each option over the orders in which it was shown.
 
-    Logits and orders are those of `position_bias`. It costs as many answers as there are orders, and needs no fit.
+    It needs one answer per order, and no fit.
 
-    >>> content, place = np.array([2.0, 0.0, 1.0]), np.array([0.5, 0.0, -0.5])
-    >>> shifts = np.array([[[content[(i + r) % 3] + place[i] for i in range(3)] for r in range(3)]])
+    Parameters
+    ----------
+    logits
+        Answers to the same questions with their options in several orders, shape (questions, orders, options).
+    orders
+        Number of the option in each position, as in `position_bias`.
+
+    Returns
+    -------
+    array
+        Log-probabilities of the options, shape (questions, options).
+
+    Examples
+    --------
+    >>> content, position = np.array([2.0, 0.0, 1.0]), np.array([0.5, 0.0, -0.5])
+    >>> shifts = np.array([[[content[(i + r) % 3] + position[i] for i in range(3)] for r in range(3)]])
     >>> average_orders(shifts).argmax(axis=1), (average_orders(shifts)[0] - average_orders(shifts)[0, 1]).round(4)
     (array([0]), array([2., 0., 1.]))
     """
@@ -79,17 +122,17 @@ def average_orders(logits: ArrayLike, orders: Any = None) -> Any:
 
 
 def _divide_by(prior: np.ndarray) -> Vector:
-    bias = -np.log(prior.clip(_LEAST))
+    bias = -np.log(prior.clip(_MIN_PRIOR))
     return Vector(np.ones_like(bias), bias - bias.mean())
 
 
 def _check_orders(logits: ArrayLike, orders: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Logits in double, and the option in each place, both (questions, orders, options)."""
-    whole = to_array(logits, "logits")
-    if whole.ndim != 3:
-        raise InputError("logits", "have shape (questions, orders, options)", str(tuple(whole.shape)))
-    questions, number, options = whole.shape
-    z = as_logits(whole.reshape(questions * number, options), doubt=False).astype(np.float64)
+    """Return logits in float64 and the option in each position, both (questions, orders, options)."""
+    stacked = to_array(logits, "logits")
+    if stacked.ndim != 3:
+        raise InputError("logits", "have shape (questions, orders, options)", str(tuple(stacked.shape)))
+    questions, number, options = stacked.shape
+    z = as_logits(stacked.reshape(questions * number, options), doubt=False).astype(np.float64)
     if not len(z):
         raise InputError("logits", "have rows", "none")
     if find_absent(z) is not None:
@@ -101,11 +144,11 @@ def _check_orders(logits: ArrayLike, orders: Any) -> tuple[np.ndarray, np.ndarra
     else:
         order = np.asarray(orders)
     try:
-        order = np.broadcast_to(order, whole.shape)
+        order = np.broadcast_to(order, stacked.shape)
     except ValueError:
-        wanted = f"have shape {(number, options)} or {tuple(whole.shape)}"
-        raise InputError("orders", wanted, str(order.shape)) from None
-    stands = np.stack([(order == option).sum(axis=1) for option in range(options)], axis=2)
-    if order.dtype.kind not in "iu" or not (stands * options == number).all():
-        raise InputError("orders", "put every option in every place equally often", "others", "cyclic shifts do")
+        expected = f"have shape {(number, options)} or {tuple(stacked.shape)}"
+        raise InputError("orders", expected, str(order.shape)) from None
+    counts = np.stack([(order == option).sum(axis=1) for option in range(options)], axis=2)
+    if order.dtype.kind not in "iu" or not (counts * options == number).all():
+        raise InputError("orders", "put every option in every position equally often", "others", "use cyclic shifts")
     return z.reshape(questions, number, options), np.array(order, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Calibration that knows how far an input lies from those of the fit: density ratio and bin-mean-shift."""
+"""Calibration that depends on the proximity of an input to those of the fit: density ratio and bin-mean-shift."""
 
 from __future__ import annotations
 
@@ -19,22 +19,35 @@ from trueup.calibrators.base import ScoreCalibrator, check_margin, row_count, se
 from trueup.calibrators.diagonal import centre_rows
 from trueup.metrics.proximity import NEIGHBOURS, Rule, check_neighbours, closeness
 
-_NOWHERE = 1e-10
-"""Below this density of samples nothing is known of an input, and its confidence stays."""
-_NARROWEST = 1e-3
-"""The least bandwidth: that of samples with one and the same value would be zero."""
-_FULL = 30
-"""From so many samples on a bin's gap is believed; that of n < 30 is shrunk by n/(n + 30)."""
+_MIN_DENSITY = 1e-10
+"""Density of samples below which a confidence stays unchanged."""
+_MIN_BANDWIDTH = 1e-3
+"""Smallest bandwidth; that of samples with equal values would be zero."""
+_FULL_CELL = 30
+"""Samples from which a cell's gap is used in full; with fewer it is shrunk by n/(n + 30)."""
 
 
 class ProximityInformed(ScoreCalibrator):
-    """A calibrator of the predicted class's confidence by the proximity of the input to those of the fit.
+    """A calibrator of the predicted class's confidence that uses the proximity of the input to those of the fit.
 
-    With `event`, as every fit to two classes is, it maps P(class 1) instead.
-    Proximity is measured between `features`, a keyword of the fit and of the call; without them, between logits.
+    With `event`, as in every fit to two classes, it maps P(class 1). Proximity is measured between `features`, a
+    keyword of the fit and of the call; without them, between logits.
+
+    Parameters
+    ----------
+    features
+        Features of the samples of the fit, shape (n, width).
+    of_logits
+        The features are centred logits.
+    neighbours
+        Number of nearest neighbours.
+    rule
+        "distance" or "similarity".
+    event
+        Map P(class 1) of two classes instead of the confidence.
     """
 
-    # Not sample-invariant: a row's copy is its nearest neighbour.
+    # Not sample-invariant: the copy of a row is its nearest neighbour.
 
     features: np.ndarray
 
@@ -55,21 +68,34 @@ class ProximityInformed(ScoreCalibrator):
         self.of_logits, self.neighbours, self.rule, self.event = of_logits, neighbours, rule, event
 
     def config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
+        """Return the constructor's arguments."""
         shared = ("of_logits", "neighbours", "rule", "event")
         return super().config() | {name: getattr(self, name) for name in shared}
 
     @abstractmethod
     def map_confidence(self, xp: Namespace, confidence: Any, proximity: Any, eps: float) -> Any:
-        """Map confidences and proximities (n,) in double; `eps` is the rounding of the logits they came from."""
+        """Map confidences and proximities (n,) in float64; `eps` is the rounding of the logits."""
 
     def confidence(self, logits: ArrayLike, *, features: Any = None) -> Any:
-        """The calibrated confidence itself, (n,), as the method gives it; of an event its probability."""
+        """Return the calibrated confidence of each row, before it is raised or clipped for `map`.
+
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities, shape (n, classes).
+        features
+            Features of the rows, shape (n, width), if the fit had them.
+
+        Returns
+        -------
+        array
+            Confidence of the predicted class, shape (n,); for two classes, the probability of class 1.
+        """
         z = upcast_half(as_logits(logits))
         return match_kind(self._confidence(NUMPY, z, features).astype(z.dtype), logits)
 
     def map(self, xp: Namespace, z: Any, *, features: Any = None) -> Any:
-        """Give the predicted class its calibrated confidence and share the rest."""
+        """Set the predicted class to its calibrated confidence and share the rest."""
         confidence = self._confidence(xp, z, features)
         return xp.astype(set_confidence(xp, xp.double(z), confidence, event=self.event), z.dtype)
 
@@ -91,23 +117,41 @@ class ProximityInformed(ScoreCalibrator):
 
 
 class DensityRatio(ProximityInformed):
-    """Bayes' rule for P(correct | c, D) of confidence c and proximity D: c′ = f₁(c, D)/(f₁(c, D) + ρ f₀(c, D)).
+    """Apply Bayes' rule to P(correct | c, D) for confidence c and proximity D: c′ = f₁(c, D)/(f₁(c, D) + ρ f₀(c, D)).
 
-    f₁ and f₀ are Gaussian kernel density estimates from the correct and the wrong samples, bandwidth 1.06 σ n^(−1/6) in
-    each direction; ρ is the ratio of wrong to correct samples. Where no sample is near, c stays; with fewer than two
-    correct or wrong ones c′ is the accuracy. c′ stays within [1/(n+2), 1 − 1/(n+2)]: n samples vouch for no more.
-    Not for networks hardly ever wrong: f₀ then rests on a few samples.
-    Xiong et al., "Proximity-informed calibration for deep neural networks" (2023).
+    f₁ and f₀ are Gaussian kernel density estimates from the correct and the wrong samples, with bandwidth 1.06 σ
+    n^(−1/6) in each direction. ρ is the ratio of wrong to correct samples. If no sample is near, c stays. With fewer
+    than two correct or wrong samples c′ is the accuracy. c′ is clipped to [1/(n+2), 1 − 1/(n+2)]. Not for networks that
+    are hardly ever wrong: f₀ then rests on a few samples.
 
+    Parameters
+    ----------
+    features
+        Features of the samples of the fit, shape (n, width).
+    correct
+        Confidence and proximity of the correct samples, shape (n, 2), or (n, 3) with weights.
+    wrong
+        The same for the wrong samples.
+    mirrored
+        Reflect the kernels at confidences 0 and 1.
+    **shared
+        Parameters of the base class: `of_logits`, `neighbours`, `rule` and `event`.
+
+    Examples
+    --------
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> dense = rng.random(2000) < 0.7
     >>> features = rng.normal(size=(2000, 3)) * np.where(dense, 0.02, 1)[:, None] + np.where(dense, 1, 0)[:, None]
     >>> logits = np.stack([np.zeros(2000), rng.normal(2, 0.5, 2000)], axis=1)  # confident of class 1 everywhere …
-    >>> labels = np.where(rng.random(2000) < np.where(dense, 0.95, 0.7), 1, 0)  # … but right less often far out
+    >>> labels = np.where(rng.random(2000) < np.where(dense, 0.95, 0.7), 1, 0)  # … but less accurate far out
     >>> ratio = DensityRatio.fit(logits, labels, features=features)
     >>> ratio.confidence([[0.0, 2.0], [0.0, 2.0]], features=[[1.0, 1.0, 1.0], [1.0, -1.0, 0.0]]).round(2)
     array([0.97, 0.73])
+
+    References
+    ----------
+    Xiong et al., "Proximity-informed calibration for deep neural networks" (2023), arXiv:2306.04590.
     """
 
     correct: np.ndarray
@@ -126,20 +170,20 @@ class DensityRatio(ProximityInformed):
         self.mirrored = mirrored
 
     def map_confidence(self, xp: Namespace, confidence: Any, proximity: Any, eps: float) -> Any:
-        """Bayes' rule."""
+        """Apply Bayes' rule."""
         right, wrong = (xp.sum(_weights(xp, points)) for points in (self.correct, self.wrong))
         n = right + wrong
         least = 1 / (n + 2)
         if min(self.correct.shape[0], self.wrong.shape[0]) < 2:
             return xp.clip(xp.zeros_like(confidence) + right / n, least, 1 - least)
         query = xp.stack([confidence, proximity], axis=1)
-        # Each already times its share of the samples, so that ρ cancels.
+        # Each density is multiplied by its share of the samples, so that ρ cancels.
         log_right, log_wrong = (
             _log_density(xp, query, points, self.mirrored) + xp.log(share / n)
             for points, share in ((self.correct, right), (self.wrong, wrong))
         )
         ratio = xp.clip(xp.sigmoid(log_right - log_wrong), least, 1 - least)
-        return xp.where(xp.logaddexp(log_right, log_wrong) < math.log(_NOWHERE), confidence, ratio)
+        return xp.where(xp.logaddexp(log_right, log_wrong) < math.log(_MIN_DENSITY), confidence, ratio)
 
     @classmethod
     def fit(
@@ -153,7 +197,30 @@ class DensityRatio(ProximityInformed):
         mirrored: bool = False,
         sample_weight: WeightsLike = None,
     ) -> Self:
-        """Density-ratio calibration: keep the samples; `mirrored` reflects their kernels at confidences 0 and 1."""
+        """Store the confidence and proximity of the samples.
+
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities of the calibration rows, shape (n, classes).
+        labels
+            True classes of the rows, numbered from 0, shape (n,).
+        features
+            Features between which proximity is measured, shape (n, width); centred logits by default.
+        neighbours
+            Number of nearest neighbours.
+        rule
+            "distance" or "similarity".
+        mirrored
+            Reflect the kernels at confidences 0 and 1.
+        sample_weight
+            Weight of each row, shape (n,). By default all rows count equally.
+
+        Returns
+        -------
+        Self
+            The fitted calibrator.
+        """
         z, y, w, x = _check(logits, labels, features, sample_weight, neighbours)
         shared = {"of_logits": features is None, "neighbours": neighbours, "rule": rule, "event": z.shape[1] == 2}
         score, outcome = scores_and_outcomes(z, y)
@@ -165,19 +232,39 @@ class DensityRatio(ProximityInformed):
 class BinMeanShift(ProximityInformed):
     """Add to each confidence the gap of its cell: c′ = c + λ (accuracy − mean confidence).
 
-    Cells are proximity (equal mass) by confidence (equal width); λ is 1, or m/(m + 30) for a cell of m < 30 samples.
-    Of n samples no shift leads out of [1/(n+2), 1 − 1/(n+2)]. Not for small samples: most cells are then empty.
-    Xiong et al., "Proximity-informed calibration for deep neural networks" (2023).
+    Cells are bins of proximity (equal mass) by confidence (equal width). λ is 1, or m/(m + 30) for a cell of m < 30
+    samples. No shift leaves [1/(n+2), 1 − 1/(n+2)]. Not for small samples: most cells are then empty.
 
+    Parameters
+    ----------
+    features
+        Features of the samples of the fit, shape (n, width).
+    shift
+        Shift of each cell, shape (proximity bins, confidence bins).
+    edges
+        Edges of the confidence bins.
+    proximity_edges
+        Edges of the proximity bins.
+    margin
+        Smallest distance of a confidence from 0 and 1; 1/(n+2) by default.
+    **shared
+        Parameters of the base class: `of_logits`, `neighbours`, `rule` and `event`.
+
+    Examples
+    --------
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> dense = rng.random(2000) < 0.7
     >>> features = rng.normal(size=(2000, 3)) * np.where(dense, 0.02, 1)[:, None] + np.where(dense, 1, 0)[:, None]
     >>> logits = np.stack([np.zeros(2000), rng.normal(2, 0.5, 2000)], axis=1)  # confident of class 1 everywhere …
-    >>> labels = np.where(rng.random(2000) < np.where(dense, 0.95, 0.7), 1, 0)  # … but right less often far out
+    >>> labels = np.where(rng.random(2000) < np.where(dense, 0.95, 0.7), 1, 0)  # … but less accurate far out
     >>> shift = BinMeanShift.fit(logits, labels, features=features)
     >>> shift.confidence([[0.0, 2.0], [0.0, 2.0]], features=[[1.0, 1.0, 1.0], [1.0, -1.0, 0.0]]).round(2)
     array([0.93, 0.65])
+
+    References
+    ----------
+    Xiong et al., "Proximity-informed calibration for deep neural networks" (2023), arXiv:2306.04590.
     """
 
     shift: np.ndarray
@@ -216,7 +303,32 @@ class BinMeanShift(ProximityInformed):
         rule: Rule = "distance",
         sample_weight: WeightsLike = None,
     ) -> Self:
-        """Bin-mean shift: take the mean gap in each cell."""
+        """Compute the mean gap of each cell.
+
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities of the calibration rows, shape (n, classes).
+        labels
+            True classes of the rows, numbered from 0, shape (n,).
+        features
+            Features between which proximity is measured, shape (n, width); centred logits by default.
+        bins
+            Number of confidence bins.
+        proximity_bins
+            Number of proximity bins.
+        neighbours
+            Number of nearest neighbours.
+        rule
+            "distance" or "similarity".
+        sample_weight
+            Weight of each row, shape (n,). By default all rows count equally.
+
+        Returns
+        -------
+        Self
+            The fitted calibrator.
+        """
         z, y, w, x = _check(logits, labels, features, sample_weight, neighbours)
         shared = {"of_logits": features is None, "neighbours": neighbours, "rule": rule, "event": z.shape[1] == 2}
         score, outcome = scores_and_outcomes(z, y)
@@ -224,9 +336,9 @@ class BinMeanShift(ProximityInformed):
         edges, proximity_edges = equal_width(bins), equal_mass(near, proximity_bins, w)
         shape = len(proximity_edges) - 1, len(edges) - 1
         cell = bin_index(near, proximity_edges) * shape[1] + bin_index(score, edges, rounding=rounding_error(z))
-        each = np.ones_like(score) if w is None else w
-        count, gap = (np.bincount(cell, part, shape[0] * shape[1]) for part in (each, each * (outcome - score)))
-        shrunk = np.where(count < _FULL, count / (count + _FULL), 1.0)
+        weight = np.ones_like(score) if w is None else w
+        count, gap = (np.bincount(cell, part, shape[0] * shape[1]) for part in (weight, weight * (outcome - score)))
+        shrunk = np.where(count < _FULL_CELL, count / (count + _FULL_CELL), 1.0)
         shift = shrunk * gap / np.where(count > 0, count, 1.0)
         return cls(x, shift.reshape(shape), edges, proximity_edges, 1 / (row_count(z, w) + 2), **shared)
 
@@ -234,29 +346,29 @@ class BinMeanShift(ProximityInformed):
 def _check(
     logits: ArrayLike, labels: ArrayLike, features: Any, sample_weight: WeightsLike, neighbours: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
-    """A pair, its weights, and the features by which its rows are near to each other."""
+    """Return the checked pair, its weights, and the features between which proximity is measured."""
     z, y, w = as_weighted(logits, labels, sample_weight, min_rows=neighbours + 1)
     check_neighbours(neighbours, len(z) - 1)
     if features is None:
         return z, y, w, centre_rows(NUMPY, z.astype(np.float64))
     rows = len(as_logits(logits))
-    each = as_weights(sample_weight, rows)
+    row_weights = as_weights(sample_weight, rows)
     x = as_matrix(features, "features", rows=rows)
-    return z, y, w, x if each is None else x[each > 0]
+    return z, y, w, x if row_weights is None else x[row_weights > 0]
 
 
 def _weights(xp: Namespace, points: Any) -> Any:
-    """The weights of points, a third column; one each without it."""
+    """Return the weights of points, a third column; ones without it."""
     return points[:, 2] if points.shape[1] == 3 else xp.ones_like(points[:, 0])
 
 
 def _log_density(xp: Namespace, query: Any, points: Any, mirrored: bool) -> Any:
-    """ln of the kernel density estimate from points (m, 2), or (m, 3) with weights, at queries (n, 2)."""
+    """Return ln of the kernel density estimate from points (m, 2), or (m, 3) with weights, at queries (n, 2)."""
     weight = _weights(xp, points)
     share, points = weight / xp.sum(weight), points[:, :2]
     squares = xp.sum(share * share)
     variance = share @ (points - share @ points) ** 2 / (1 - squares)
-    width = xp.clip(1.06 * xp.sqrt(variance) * (1 / squares) ** (-1 / 6), min=_NARROWEST)
+    width = xp.clip(1.06 * xp.sqrt(variance) * (1 / squares) ** (-1 / 6), min=_MIN_BANDWIDTH)
     log_share, x, y = xp.log(share), points[:, 0], points[:, 1]
     if mirrored:
         x, y, log_share = xp.concat([x, -x, 2 - x]), xp.concat([y, y, y]), xp.concat([log_share] * 3)

@@ -1,4 +1,4 @@
-"""Fits to shards: sums over the rows by map and reduce, the search by the one who asked."""
+"""Fits to shards: each shard contributes sums over its rows, and the search runs in one process."""
 
 from __future__ import annotations
 
@@ -27,19 +27,39 @@ from trueup.io.shards import NUMBERS, BadShard, NoRows, Shards, map_shards, warn
 
 _FTOL = 1e-12
 _SAMPLE_ROWS = 20_000
-"""Rows, about, from all shards, by which a search is begun."""
+"""Approximate number of rows, from all shards, at which a search starts."""
 _SAMPLE_SHARDS = 32
-"""Shards whose first rows are the sample, unless all are read."""
+"""Number of shards whose first rows form the sample, unless all are read."""
 
 
 def fit(
     method: str, shards: Shards, *, executor: Executor | None = None, skip_bad: bool = False, progress: bool = True
 ) -> Calibrator:
-    """Fit one of `FITS` to shards: the same calibrator as `METHODS[method]` gives of all rows in memory.
+    """Fit one of `FITS` to shards; it equals `METHODS[method]` on all rows in memory.
 
-    The same to 1e-9 in its temperature or what it minimises; weights along which that is flat, to about 1e-5. Rows
-    count by the column that the shards name as weights.
+    Temperatures and minimised losses agree to 1e-9. Weights along flat directions of the loss agree to about 1e-5. Rows
+    are weighted by the column that the shards name.
 
+    Parameters
+    ----------
+    method
+        A name in `FITS`.
+    shards
+        The shards.
+    executor
+        Runs the tasks; by default they run in this process.
+    skip_bad
+        Leave out unreadable shards with a warning.
+    progress
+        Show a progress bar.
+
+    Returns
+    -------
+    Calibrator
+        The fitted calibrator.
+
+    Examples
+    --------
     >>> import tempfile, trueup
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(4000, 3)) * 3
@@ -56,21 +76,40 @@ def fit(
 
 
 class Fitted(NamedTuple):
-    """A calibrator, and what it was fitted to."""
+    """A calibrator and the size of the data it was fitted to."""
 
     calibrator: Calibrator
     rows: int
     n_classes: int
     bad: tuple[str, ...]
-    """Shards that were left out."""
+    """Names of shards that were left out."""
 
 
 def fit_shards(
     method: str, shards: Shards, *, executor: Executor | None = None, skip_bad: bool = False, progress: bool = True
 ) -> Fitted:
-    """As `fit`, with how many rows and classes it saw."""
+    """Fit one of `FITS` to shards, and return the numbers of rows and classes too.
+
+    Parameters
+    ----------
+    method
+        A name in `FITS`.
+    shards
+        The shards.
+    executor
+        Runs the tasks; by default they run in this process.
+    skip_bad
+        Leave out unreadable shards with a warning.
+    progress
+        Show a progress bar.
+
+    Returns
+    -------
+    Fitted
+        The calibrator, with the number of rows and classes, and the shards that were left out.
+    """
     if method not in FITS:
-        raise ValueError(f"of shards, method must be one of {', '.join(FITS)}, got {method!r}")
+        raise ValueError(f"for shards, method must be one of {', '.join(FITS)}, got {method!r}")
     data = _Data(shards, executor, skip_bad, progress)
     calibrator = FITS[method](data)
     warn_of_bad_shards(data.bad)
@@ -79,7 +118,7 @@ def fit_shards(
 
 @dataclass(frozen=True)
 class _Sample:
-    """Some rows, of all parts alike: when there are more than twice as many as wanted, every other one is let go."""
+    """A sample with the same fraction of every part; beyond twice `max_rows` every other row is dropped."""
 
     logits: np.ndarray
     labels: np.ndarray
@@ -88,17 +127,17 @@ class _Sample:
 
     @classmethod
     def of(cls, part: PredictionTable, *, max_rows: int) -> _Sample:
-        """Of a chunk."""
+        """Return the sample of a chunk."""
         return cls(np.asarray(part.logits), np.asarray(part.labels), 1, max_rows)._thin(max_rows)
 
     def __add__(self, other: _Sample) -> _Sample:
         return self.join(other, max_rows=self.max_rows)
 
     def join(self, other: _Sample, *, max_rows: int) -> _Sample:
-        """With another, as many rows as are wanted."""
+        """Join two samples and thin them to the number of rows."""
         every = max(self.every, other.every)
         logits, labels = (
-            np.concatenate([getattr(one, name)[:: every // one.every] for one in (self, other)])
+            np.concatenate([getattr(sample, name)[:: every // sample.every] for sample in (self, other)])
             for name in ("logits", "labels")
         )
         return _Sample(logits, labels, every, self.max_rows)._thin(max_rows)
@@ -107,11 +146,11 @@ class _Sample:
         logits, labels, every = self.logits, self.labels, self.every
         while len(labels) > 2 * max(64, min(max_rows, NUMBERS // logits.shape[1])):
             logits, labels, every = logits[::2], labels[::2], 2 * every
-        return _Sample(logits.copy(), labels.copy(), every, self.max_rows)  # not the whole chunk they were part of
+        return _Sample(logits.copy(), labels.copy(), every, self.max_rows)  # copies, to free the rest of the chunk
 
 
 class _Data:
-    """Shards, sums over all of their rows, and some of the rows."""
+    """Shards, sums over all of their rows, and a sample of the rows."""
 
     def __init__(self, shards: Shards, executor: Executor | None, skip_bad: bool, progress: bool) -> None:
         self._shards, self._skip_bad = shards, skip_bad
@@ -120,11 +159,11 @@ class _Data:
         self._weight: np.ndarray | None = None
         self._sample: Predictions | None = None
         self.bad: tuple[str, ...] = ()
-        """Shards that were left out, once all were read."""
+        """Shards that were left out, known once all were read."""
 
     @property
     def sample(self) -> Predictions:
-        """Some rows, by which a search is begun: the first of some shards, unless all were read."""
+        """Return a sample at which a search starts: the first rows of some shards, unless all were read."""
         if self._sample is None:
             try:
                 drawn = self._draw(self._shards.heads(_SAMPLE_SHARDS, _SAMPLE_ROWS), "first rows of shards")
@@ -134,9 +173,9 @@ class _Data:
         return self._sample
 
     def read_all(self) -> None:
-        """Read all shards, count their rows, and take the sample from all of them.
+        """Read all shards, count their rows, and draw the sample from all of them.
 
-        A temperature is found from any rows; a number a class only from rows of all classes, which the first ones may
+        Any rows suffice for a temperature. Parameters per class need rows of all classes, which the first rows may
         lack.
         """
         self._sample, rows, bad = self._draw(self._shards, "reading shards")
@@ -144,7 +183,7 @@ class _Data:
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """Return the number of rows."""
         if self._rows is None:
             self.read_all()
         assert self._rows is not None
@@ -152,16 +191,16 @@ class _Data:
 
     @property
     def total(self) -> float:
-        """How many rows there are, or what they are worth by their weights: (Σw)²/Σw²."""
+        """Return the number of rows, or the effective number (Σw)²/Σw² of weighted rows."""
         if self._shards.fields.sample_weight is None:
             return self.rows
         weight, squares = self._weights()
         return float(weight**2 / squares)
 
     def sum(self, task: Callable[[PredictionTable], Any], label: str) -> Any:
-        """Sum a task over all rows; bad shards are found by the first sum, and left out of those that follow.
+        """Sum a task over all rows; the first sum detects bad shards, and later sums leave them out.
 
-        Weights come to the task scaled so that they add up to `total`, as those of a fit in memory do.
+        Weights are scaled to add up to `total`, as in a fit in memory.
         """
         if self._shards.fields.sample_weight is not None:
             weight, squares = self._weights()
@@ -171,14 +210,14 @@ class _Data:
         return total
 
     def _weights(self) -> np.ndarray:
-        """Σw and Σw²."""
+        """Return Σw and Σw²."""
         if self._weight is None:
             self.read_all()  # so that the sample is of all shards
-            found, rows, bad = self._map(_weight_sums, self._shards, "weights of shards")
-            if not found[0] > 0:
+            sums, rows, bad = self._map(_weight_sums, self._shards, "weights of shards")
+            if not sums[0] > 0:
                 raise InputError(str(self._shards.fields.sample_weight), "not all be zero", "zeros")
             self._note(rows, bad)
-            self._weight = found
+            self._weight = sums
         return self._weight
 
     def _note(self, rows: int, bad: tuple[str, ...]) -> None:
@@ -204,7 +243,7 @@ def _temperature(data: _Data) -> Temperature:
 
 
 def _inverse_temperature(data: _Data) -> tuple[float, Certificate, float]:
-    """1/T, how it was found, and the scale of the logits."""
+    """Return 1/T, the certificate of its search, and the scale of the logits."""
     z, y = as_arrays(*data.sample)
     scale = scale_of(z) or data.sum(_spread, "spread of the logits, shards") / data.rows
     if scale == 0:
@@ -250,18 +289,18 @@ def _fit_structured(data: _Data, *, vector: bool) -> Linear:
 
 
 def _linear(data: _Data, make: Callable[..., Linear], penalty: Penalty, **settings: Any) -> Linear:
-    """Solve on some rows, and go on from there with sums over all; the settings are those of `Problem`."""
-    rows = data.total  # all shards are read now, unless they were
+    """Solve on the sample, then continue with sums over all rows; the settings are those of `Problem`."""
+    rows = data.total  # reads all shards if necessary
     z, y = as_arrays(*data.sample)
-    few = Problem(z, y, penalty, **settings)
-    weight, bias, _ = few.solve(1.0 if few.on == "log_probs" else inverse_temperature(z, y)[0])
+    problem = Problem(z, y, penalty, **settings)
+    weight, bias, _ = problem.solve(1.0 if problem.on == "log_probs" else inverse_temperature(z, y)[0])
     start = np.concatenate([weight.ravel(), bias])
 
     def likelihood(x: np.ndarray) -> np.ndarray:
         return np.asarray(data.sum(partial(_linear_sums, x=x, penalty=penalty, **settings), "fitting, shards"))
 
-    x, certificate = few.search(Stage(few.penalise(likelihood, rows), _FTOL), start, few.blocks(start))
-    return make(*few.weight_and_bias(x)).with_certificate(certificate)
+    x, certificate = problem.search(Stage(problem.penalise(likelihood, rows), _FTOL), start, problem.blocks(start))
+    return make(*problem.weight_and_bias(x)).with_certificate(certificate)
 
 
 def _linear_sums(part: PredictionTable, *, x: np.ndarray, **options: Any) -> np.ndarray:
@@ -269,9 +308,9 @@ def _linear_sums(part: PredictionTable, *, x: np.ndarray, **options: Any) -> np.
 
 
 def _histogram(data: _Data) -> Histogram:
-    some = data.sample.logits
-    tally = data.sum(partial(_bins, edges=slack_edges(BINS, some)), "counting, shards")
-    return Histogram.from_counts(tally.count, tally.hits, tally.edges, event=some.shape[1] == 2)
+    logits = data.sample.logits
+    tally = data.sum(partial(_bins, edges=slack_edges(BINS, logits)), "counting, shards")
+    return Histogram.from_counts(tally.count, tally.hits, tally.edges, event=logits.shape[1] == 2)
 
 
 def _histogram_ovr(data: _Data) -> HistogramOvR:
@@ -280,15 +319,15 @@ def _histogram_ovr(data: _Data) -> HistogramOvR:
 
 
 def _histogram_mass(data: _Data) -> Histogram:
-    """By the grid: a cut between bins is off by at most a cell, 1/4000 of [0, 1] or less."""
+    """Cut on the tally's grid: a cut is off by at most one cell, 1/4000 of [0, 1] or less."""
     grid = data.sum(_tally, "counting, shards").grid
     tally = grid.binned(grid.equal_mass_of_cell())
     return Histogram.from_counts(tally.count, tally.hits, tally.edges, event=data.sample.logits.shape[1] == 2)
 
 
 def _bins(part: PredictionTable, *, edges: np.ndarray) -> Bins:
-    found = scores_and_outcomes(*trusted_arrays(*part), quick=True)
-    return Bins.from_scores(*found, edges, sample_weight=part.sample_weight)
+    scores, outcomes = scores_and_outcomes(*trusted_arrays(*part), quick=True)
+    return Bins.from_scores(scores, outcomes, edges, sample_weight=part.sample_weight)
 
 
 def _class_bins(part: PredictionTable) -> Bins:
@@ -309,4 +348,4 @@ FITS: Mapping[str, Callable[[_Data], Calibrator]] = {
     "histogram_mass": _histogram_mass,
     "histogram_ovr": _histogram_ovr,
 }
-"""Methods whose fit is a search over sums: the same as those of METHODS."""
+"""Methods that can be fitted from sums over rows; they equal those of METHODS."""

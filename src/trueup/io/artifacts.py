@@ -46,6 +46,7 @@ OLD_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     "classes": ("n_classes",),
     "fold": ("top_label",),
     "folds": ("n_folds",),
+    "last": ("output",),
     "names": ("class_names",),
     "weights": ("sample_weight",),
 }
