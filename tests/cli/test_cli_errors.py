@@ -1,5 +1,6 @@
 """How a command ends when it cannot do what was asked."""
 
+import json
 import re
 import signal
 import subprocess
@@ -299,8 +300,12 @@ def test_warnings_are_one_line_on_stderr(folder, command):
         "trueup: warning: 40 exact zeros among 120 probabilities were raised to 0.1, "
         "about half the smallest positive one\n"
     )
-    assert done.stdout.startswith("{")
-    assert command(*words, "--quiet").stderr == ""
+    message = done.stderr.strip().removeprefix("trueup: warning: ")
+    quiet = command(*words, "--quiet")
+    assert quiet.stderr == ""
+    for result in (done, quiet):
+        assert json.loads(result.stdout)["warnings"] == [message]
+    assert json.loads(command("evaluate", "test.npz", "--json").stdout)["warnings"] == []
 
 
 def test_the_callers_warnings_are_as_before(folder, command):

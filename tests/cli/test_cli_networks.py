@@ -69,7 +69,7 @@ def test_repair_fits_judges_draws_and_saves(models, command, asked):
     assert repaired.repair_record.parts == ("input",)
     assert list(found["scores"]["methods"]) == ["raw", "temperature", "repair"]
     said = asked(*words, "--no-labels")["record"]
-    assert "without labels nothing but new batch-norm statistics can teach" in said["verdict"]
+    assert "adaptation without labels needs new batch-norm statistics" in said["verdict"]
     notes = ["batch norm is left as it is: the network has no layers of nn.BatchNorm with running statistics"]
     assert said["notes"] == notes
 
@@ -83,11 +83,11 @@ def test_repair_takes_data_without_labels_and_writes_a_page(models, command, ask
     found = asked(*words, "bare.npz", "--no-labels", "--page", "bare.html")
     assert found["scores"] is None
     assert found["record"]["samples"] == len(inputs)
-    assert "can teach" in (models / "bare.html").read_text("utf-8")
+    assert "adaptation without labels needs" in (models / "bare.html").read_text("utf-8")
     assert "Was there anything to repair? No" in command(*words, "bare.npz", "--no-labels").stdout
     command(*words, "own.npz", "--page", "own.html", "-q")
     page = (models / "own.html").read_text("utf-8")
-    assert all(words in page for words in ("What the map does to every input: feature 0 offset -", "On test samples"))
+    assert all(words in page for words in ("Effect of the map on every input: feature 0 offset -", "On test samples"))
     refused = command(*words, "bare.npz", code=2).stderr
     assert "--data must have labels, or come with --no-labels" in refused
 
@@ -135,13 +135,13 @@ def test_repair_knows_what_pixels_are_and_takes_inputs_of_home_and_a_few_labels(
     assert "gamma" in asked(*words, "images.npz")["record"]["p_values"]
     said = asked(*words, "inputs.npz", "--mean", "0.5", "--std", "0.25,0.25,0.25")["record"]
     assert "gamma" in said["p_values"]
-    assert not any("seldom" in note for note in said["notes"])
+    assert not any("rarely" in note for note in said["notes"])
     moved = ("--no-labels", "--no-crop", "--reference", "inputs.npz", "--labelled", "inputs.npz", "--budget", "5")
     np.savez("moved.npz", inputs=inputs + 2)
     record = asked(*words, "moved.npz", *moved)["record"]
     assert record["labelled"]
-    assert any("those of 240 inputs of home" in note for note in record["notes"])
-    assert "240 labelled samples chose among what was made without labels" in record["notes"]
+    assert any("those of 240 reference inputs" in note for note in record["notes"])
+    assert "240 labelled samples chose among the corrections made without labels" in record["notes"]
     said = command(*words, "inputs.npz", "--no-labels", "--reference", "images.npz", code=2).stderr
     assert "--reference must have inputs, as inputs.npz has, got images" in said
 
@@ -154,7 +154,7 @@ def test_clamp_passes_its_options_on(models, asked):
     assert (record["seed"], record["samples"]) == (4, 300)
     pool = asked(*words, "--gamma", 1, "--gamma", 0.5, "--penalty", 0.1, "--input-map", "affine")["record"]
     assert (sorted(pool["gammas"]), pool["penalty"], pool["input_map"]) == (["0.5", "1.0"], 0.1, "affine")
-    assert set(found) == {"schema", "verb", "model", "data", "output", "verdict", "record", "scores"}
+    assert set(found) == {"schema", "verb", "model", "data", "output", "verdict", "record", "scores", "warnings"}
     assert list(found["scores"]["methods"]) == ["raw", "temperature", "clamping"]
 
 

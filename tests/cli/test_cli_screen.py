@@ -52,7 +52,7 @@ def test_few_rows_prove_nothing(tmp_path, command):
     out = command("evaluate", tmp_path / "one.npz").stdout
     assert "No evidence of miscalibration" not in out
     assert "1 row is too few to tell whether it is calibrated" in out
-    assert "with about 170 a mean confidence that is 10 points off would be found" in out
+    assert "with about 170 rows, a mean confidence that is 10 points off would be detected" in out
 
 
 def test_probabilities_are_written_and_read_again(folder, command):

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trueup._core.errors import silence_warnings
 from trueup._core.formatting import format_evidence, format_number, format_p
 from trueup.cli import options as o
-from trueup.cli.output import print_groups, print_json, print_remarks, print_table, require_output
+from trueup.cli.output import collect_warnings, print_groups, print_json, print_remarks, print_table, require_output
 
 if TYPE_CHECKING:
     from trueup.monitor import Monitor, Status
@@ -77,7 +76,7 @@ def monitor(
     if running is not None and number is not None and running.event != number:
         watched = "no event" if running.event is None else f"the event {running.event}"
         raise ValueError(f"--state {state} watches {watched}, got --event {reader.event}")
-    with silence_warnings(enabled=output.quiet):
+    with collect_warnings(quiet=output.quiet):
         running, replayed = _replay(reader, files, running, options | {"event": number}, output.quiet)
     if state is not None:
         save(running, state)

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from trueup._core.errors import InputError, silence_warnings
+from trueup._core.errors import InputError
 from trueup.cli import options as o
 from trueup.cli import resolve
-from trueup.cli.output import print_json, print_remarks, print_scores, require_output
+from trueup.cli.output import collect_warnings, print_json, print_remarks, print_scores, require_output
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def clamp(
     options = o.set_options(recipe, "recipe") | o.set_options(source, "device", "seed")
     options["objective"] = clamping.Objective(**objective)
     options["input_map"] = clamping.MapOptions(**o.drop_unset(kind=recipe.input_map, box=recipe.box))
-    with silence_warnings(enabled=output.quiet):
+    with collect_warnings(quiet=output.quiet):
         clamped = clamping.clamp(network, loaders[0], **options, progress=not output.quiet)
         save(clamped, out)
         scores = _compare(network, "clamping", clamped, loaders, not output.quiet)
@@ -226,7 +226,7 @@ def repair(
         raise InputError("--strip", "be left out if inputs are not images", "inputs of another shape")
     fit: Any = adaptation.adapt if no_labels else adaptation.repair
     settings: Any = adaptation.AdaptOptions if no_labels else adaptation.RepairOptions
-    with silence_warnings(enabled=output.quiet):
+    with collect_warnings(quiet=output.quiet):
         repaired = fit(network, loaders[0], **arguments, options=settings(**options), progress=not output.quiet)
         save(repaired, out)
         scores = _compare(network, "repair", repaired, loaders, not output.quiet)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trueup._core.errors import silence_warnings
+from trueup._core.errors import silence_warnings, write_warnings
 from trueup._core.formatting import Row, text_table
 from trueup._core.progress import clear_line, show_elapsed
 
@@ -25,16 +25,34 @@ SCHEMA = 1
 """Version of the JSON output; it increases when the meaning of a key changes."""
 
 
+COMMAND_WARNINGS: list[str] = []
+"""Warnings of the running command, which its JSON output repeats."""
+
+
 @contextmanager
 def working(label: str, *, quiet: bool) -> Iterator[None]:
     """Show elapsed time and warnings of the work inside, unless `quiet`."""
-    with silence_warnings(enabled=quiet), show_elapsed(label, enabled=not quiet):
+    with collect_warnings(quiet=quiet), show_elapsed(label, enabled=not quiet):
         yield
 
 
+def collect_warnings(*, quiet: bool) -> AbstractContextManager[None]:
+    """Collect warnings in `COMMAND_WARNINGS`, and print them unless `quiet`."""
+    if sys.warnoptions or os.environ.get("TRUEUP_DEBUG"):
+        return silence_warnings(enabled=quiet)
+
+    def write(message: str) -> None:
+        if message not in COMMAND_WARNINGS:
+            COMMAND_WARNINGS.append(message)
+            if not quiet:
+                print_stderr(f"warning: {message}")
+
+    return write_warnings(write)
+
+
 def print_json(verb: str, **content: Any) -> None:
-    """Print one JSON object with its schema and the verb; NaN and infinity become null."""
-    result = to_json({"schema": SCHEMA, "verb": verb, **content})
+    """Print one JSON object with its schema, the verb and warnings; NaN and infinity become null."""
+    result = to_json({"schema": SCHEMA, "verb": verb, "warnings": COMMAND_WARNINGS, **content})
     print(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False))
 
 
@@ -50,7 +68,7 @@ def to_json(value: Any) -> Any:
         return {str(key): to_json(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [to_json(entry) for entry in value]
-    return fspath(value) if isinstance(value, PathLike) else value
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def print_table(rows: list[Row], *, words: bool = False) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,10 +19,10 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from trueup._core import __version__
-from trueup._core.errors import Hint, error_message, write_warnings
+from trueup._core.errors import Hint, error_message
 from trueup._core.progress import log_lines
 from trueup.cli.options import help_page
-from trueup.cli.output import print_stderr
+from trueup.cli.output import COMMAND_WARNINGS, collect_warnings, print_stderr
 
 _NAMES = (
     "evaluate compare rank report monitor fit apply decide sets plan clamp repair serve demo methods metrics losses"
@@ -137,8 +136,9 @@ class Verbs(TyperGroup):
 
     def main(self, *args: Any, standalone_mode: bool = True, **options: Any) -> Any:
         """Run a command line, and exit with its code; return the code unless in standalone mode."""
+        COMMAND_WARNINGS.clear()
         try:
-            with _warnings_on_stderr(), log_lines():
+            with collect_warnings(quiet=False), log_lines():
                 result = super().main(*args, **options | {"standalone_mode": False})
                 sys.stdout.flush()
             code = result if isinstance(result, int) else 0
@@ -196,12 +196,6 @@ def describe_error(error: Exception) -> tuple[int, str]:
 
 def _line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _warnings_on_stderr() -> AbstractContextManager[None]:
-    if sys.warnoptions or os.environ.get("TRUEUP_DEBUG"):
-        return nullcontext()
-    return write_warnings(lambda message: print_stderr(f"warning: {message}"))
 
 
 def _print_version(enabled: bool) -> None:
