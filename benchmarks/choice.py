@@ -1,10 +1,10 @@
-"""The automatic choice beside single methods and other packages, on models of scikit-learn and files of logits.
+"""The automatic choice compared with single methods and other packages, on models of scikit-learn and logit files.
 
-    python benchmarks/choice.py            everything, half an hour on a core; writes docs/choice.md
-    python benchmarks/choice.py --small    a smoke run of seconds; its figures mean nothing
+    python benchmarks/choice.py            everything, half an hour on one core; writes docs/choice.md
+    python benchmarks/choice.py --small    a smoke run of seconds; its results mean nothing
 
-Predictions, the peers' results and ours are kept in --folder, as the CalArena benchmark has them, so that a run that
-was stopped goes on and `trueup study calarena --data-dir FOLDER` makes the same tables. TRUEUP_DATA names a folder with
+Predictions and all results are kept in --folder, in the format of the CalArena benchmark. An interrupted run can be
+continued, and `trueup study calarena --data-dir FOLDER` makes the same tables. TRUEUP_DATA names a folder with
 files of logits, tables and language models' answers; without it only scikit-learn's data sets are used.
 """
 
@@ -65,28 +65,29 @@ TITLES = {
 SKLEARN = tuple(name for name in peers.PEERS if name.startswith("scikit-learn"))
 HEAD = """# The automatic choice, measured
 
-`METHODS["auto"]`, which `trueup fit` uses, beside single methods of ours and the calibrators of other packages at their
-defaults. All of these files had a part in settling its candidates and their prior, so its figures flatter it a little.
-All methods get the same probabilities, in single precision, and are judged on rows that none has seen. Written by
+`METHODS["auto"]`, the default of `trueup fit`, is compared with single methods of this package and with the calibrators
+of other packages at their defaults. All of these files had a part in choosing its candidates and their prior, so its
+results are slightly optimistic. All methods get the same probabilities in single precision and are scored on rows that
+none of them was fitted to. The page is written by
 
 ```sh
 $ make bench-choice{options}
 ```
 
-which needs the packages of `benchmarks/requirements.txt`; `TRUEUP_DATA` names the folder of the networks' and language
-models' files. {machine}
+which needs the packages of `benchmarks/requirements.txt`; `TRUEUP_DATA` names the folder with the files of the networks
+and language models. {machine}
 
-A file below is a model on a data set, its loss {splits}. *Regret* is the log-loss
-of `auto` above that of the single method, ours or another package's, that turns out best on the test rows of that
-file, which nobody can know beforehand: below zero the choice is better than any of them. *Harm* is its log-loss above
-that without calibration, where it is worst.
+Each "file" below is one model on one data set. Its loss is {splits}. *Regret* is the log-loss of `auto` minus that of
+the best single method, ours or another package's, on the test rows of that file. Nobody can know that method
+beforehand, and a negative regret means that `auto` is better than all of them. *Harm* is the log-loss of `auto`
+minus that of the uncalibrated predictions, in the worst file.
 """
 WORDS = """
-Probabilities of labels are cut at 2.2e-16 for other packages, as scikit-learn's log-loss has it; isotonic regression
-gives exact zeros. Iris and wine have some fifty rows to calibrate and fifty to test: a single loss there is mostly
-chance. Splits share rows and models share data sets, so that files are not independent. Options that no
-question has are left out of language models' logits: `auto` keeps the odds of a class without rows, and warns, since
-only the user knows whether it can occur.
+Other packages' probabilities of labels are clipped at 2.2e-16, as in scikit-learn's log-loss, because isotonic
+regression gives exact zeros. Iris and wine have about fifty rows to calibrate and fifty to test, so a single loss there
+is mostly noise. Splits share rows and models share data sets, so files are not independent. Options that no question
+has are removed from the language models' logits: `auto` keeps the odds of a class without rows, and warns, since only
+the user knows whether it can occur.
 """
 
 
@@ -123,14 +124,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _experiments(small: bool, seeds: int) -> Iterator[made.Experiment]:
-    found = dict(made.data_sets())
+    data_sets = dict(made.data_sets())
     if small:
-        return made.tabular({name: found[name] for name in ("diabetes", "wine")}, seeds, kinds=2)
+        return made.tabular({name: data_sets[name] for name in ("diabetes", "wine")}, seeds, kinds=2)
     if "TRUEUP_DATA" not in os.environ:
-        return made.tabular(found, seeds)
+        return made.tabular(data_sets, seeds)
     data = Path(os.environ["TRUEUP_DATA"])
     return chain(
-        made.tabular(found | made.stored_tables(data), seeds), made.networks(data, 1), made.language(data, seeds)
+        made.tabular(data_sets | made.stored_tables(data), seeds), made.networks(data, 1), made.language(data, seeds)
     )
 
 
@@ -163,7 +164,7 @@ def run_peers(folder: Path, where: str | None) -> dict[str, str]:
 
 def run_ours(folder: Path, where: str | None) -> dict[str, tuple[Options, list[dict[str, Any]]]]:
     """Our methods on each benchmark: benchmark → options and rows."""
-    store, found = Store(folder / "calarena.sqlite"), {}
+    store, results = Store(folder / "calarena.sqlite"), {}
     benchmarks = {
         cell.settings["benchmark"]: cell.settings["classes"] for cell in STUDY.cells(Options(data_dir=str(folder)))
     }
@@ -178,8 +179,8 @@ def run_ours(folder: Path, where: str | None) -> dict[str, tuple[Options, list[d
         if len(outcomes) < len(cells):
             continue
         rows = [{**each.settings, **row} for each in outcomes for row in each.rows]
-        found[benchmark] = options, rows
-    return found
+        results[benchmark] = options, rows
+    return results
 
 
 def collect(folder: Path, benchmark: str, rows: Sequence[dict[str, Any]]) -> list[File]:
@@ -205,10 +206,10 @@ def _kind(model: str) -> str:
     return "network" if model.startswith("split ") else model.partition(", seed ")[0]
 
 
-def summary(found: dict[str, list[File]]) -> Table:
+def summary(results: dict[str, list[File]]) -> Table:
     """One line a benchmark: regret, how often `auto` beats the peers' defaults, harm."""
     lines = []
-    for benchmark, all_files in found.items():
+    for benchmark, all_files in results.items():
         regrets = np.array([_regret(file) for file in all_files])
         line: dict[str, Any] = {
             "predictions": f"{TITLES[benchmark]} ({len(all_files)} files)",
@@ -224,7 +225,7 @@ def summary(found: dict[str, list[File]]) -> Table:
         lines.append(line)
     columns = [
         Column("regret", "mean regret", better=""),
-        Column("worst", "greatest regret", better=""),
+        Column("worst", "largest regret", better=""),
         Column("harm", "worst harm", better=""),
         Column("probmetrics", "below probmetrics' default, %", better="", scale=100, digits=0),
         Column("sklearn", "below the best of scikit-learn's three, %", better="", scale=100, digits=0),
@@ -251,15 +252,15 @@ def files_table(all_files: Sequence[File]) -> str:
 
 
 def write_page(
-    folder: Path, found: dict[str, tuple[Options, list[dict[str, Any]]]], seeds: int, absent: dict[str, str]
+    folder: Path, results: dict[str, tuple[Options, list[dict[str, Any]]]], seeds: int, absent: dict[str, str]
 ) -> str:
-    collected = {name: collect(folder, name, rows) for name, (_, rows) in found.items()}
-    splits = f"the mean over {seeds} splits, of a network one" if seeds > 1 else "that of one split"
+    collected = {name: collect(folder, name, rows) for name, (_, rows) in results.items()}
+    splits = f"averaged over {seeds} splits (1 for networks)" if seeds > 1 else "that of one split"
     flags = "" if seeds == SEEDS else f' OPTIONS="--seeds {seeds}"'
     parts = [HEAD.format(options=flags, splits=splits, machine=_machine()), summary(collected).markdown(), WORDS]
     if absent:
         parts.append("Other packages: " + "; ".join(f"{name} {why}" for name, why in absent.items()) + ".\n")
-    for benchmark, (options, rows) in found.items():
+    for benchmark, (options, rows) in results.items():
         table = STUDY.tables(rows, options)["benchmarks"]
         parts += [f"## {TITLES[benchmark]}\n", table.markdown(), "", files_table(collected[benchmark]), ""]
     return "\n".join(parts)
