@@ -30,13 +30,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import trueup
+from shift_benchmark import Images, ShiftBenchmarkRow, benchmark_shift
 from trueup import metrics
 from trueup.clamping import MapOptions, Objective, clamp
 from trueup.clamping.published_recipes import code, paper
 from trueup.models.calibrated import Calibrated, collect
 from trueup.models.corruptions import CORRUPTIONS
 from trueup_studies.networks import CNN, Normalise, load_weights, resnet20, resnet32
-from trueup_studies.shift_benchmark import Images, ShiftBenchmarkRow, benchmark_shift
 
 SLACK, WORSE = 0.0005, 0.002
 """Largest excess of the test NLL over temperature scaling: without shift, and under any shift."""

@@ -106,17 +106,17 @@ def test_ours_stand_beside_theirs_in_one_table(found):
     tables = STUDY.tables(rows, options)
     assert list(tables) == ["families", "benchmarks", "data_sets"]
     title = "tabular, two classes: 3 experiments, 2 data sets"
-    places = tables["families"].groups[title]
-    assert next(iter(places)) == "Oracle"
-    assert list(places)[-1] == "Worst"
-    assert set(places) == {"trueup temperature", "trueup identity", "Oracle", "Worst"}
-    assert places["Oracle"]["win_rate"].mean == 100
-    assert places["Oracle"]["excess"].mean == 0
-    assert places["trueup identity"]["harm"].mean == 0
+    standings = tables["families"].groups[title]
+    assert next(iter(standings)) == "Oracle"
+    assert list(standings)[-1] == "Worst"
+    assert set(standings) == {"trueup temperature", "trueup identity", "Oracle", "Worst"}
+    assert standings["Oracle"]["win_rate"].mean == 100
+    assert standings["Oracle"]["excess"].mean == 0
+    assert standings["trueup identity"]["harm"].mean == 0
     means = {m: np.mean([r["nll"] for r in rows if r["method"] == m and r["benchmark"] == "tabrepo-binary"])
              for m in options.methods}  # fmt: skip
     for method, mean in means.items():
-        assert places[f"trueup {method}"]["excess"].mean == pytest.approx(mean)  # the oracle's loss is 0
+        assert standings[f"trueup {method}"]["excess"].mean == pytest.approx(mean)  # the oracle's loss is 0
     notes = " ".join(tables["families"].notes)
     assert "Partial (1 of 3)" in notes
     assert "Elsewhere (0 of 3)" in notes
@@ -157,7 +157,7 @@ def test_only_exact_zeros_are_raised(tmp_path):
 
 
 def test_broken_files_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"wanted a folder with the \.h5 files of CalArena, found none"):
+    with pytest.raises(ValueError, match=r"expected a folder with the \.h5 files of CalArena, found none"):
         STUDY.cells(Options(data_dir=str(tmp_path)))
     with pytest.raises(ValueError, match="probs must sum to 1 in each row, got 0.5"):
         files.as_probs(np.array([[0.25, 0.25]]))
@@ -182,21 +182,21 @@ def test_places_are_those_of_the_loop(k, n, tied, seed):
     losses[rng.random((n, k)) < 0.05] = math.nan  # a method that failed loses
     data_sets = [str(s) for s in rng.integers(0, 4, size=n)]
     raw = rng.random(n)
-    places = leaderboard({f"m{j}": losses[:, j] for j in range(k)}, data_sets=data_sets, raw=raw)
+    standings = leaderboard({f"m{j}": losses[:, j] for j in range(k)}, data_sets=data_sets, raw=raw)
     filled = [[math.inf if math.isnan(x) else x for x in row] for row in losses]
     for j in range(k):
-        place = places[f"m{j}"]
+        standing = standings[f"m{j}"]
         wins = [sum(other > row[j] for i, other in enumerate(row) if i != j) / (k - 1) for row in filled]
         ranks = [1 + sum(x < row[j] for x in row) + (sum(x == row[j] for x in row) - 1) / 2 for row in filled]
-        assert place.win_rate == pytest.approx(np.mean(wins))
-        assert place.rank == pytest.approx(np.mean(ranks))
+        assert standing.win_rate == pytest.approx(np.mean(wins))
+        assert standing.rank == pytest.approx(np.mean(ranks))
         sums = {}
         for name, win in zip(data_sets, wins, strict=True):
             sums[name] = sums.get(name, 0.0) + win - np.mean(wins)
         if len(sums) > 1:
             error = math.sqrt(len(sums) / (len(sums) - 1) * sum(s * s for s in sums.values())) / n
-            assert place.win_rate_error == pytest.approx(error)
+            assert standing.win_rate_error == pytest.approx(error)
         else:
-            assert math.isnan(place.win_rate_error)
-    order = [place.win_rate for place in places.values()]
+            assert math.isnan(standing.win_rate_error)
+    order = [standing.win_rate for standing in standings.values()]
     assert order == sorted(order, reverse=True)

@@ -291,7 +291,7 @@ def test_what_a_paper_does_not_say_is_not_laid_to_it():
 
 def test_what_was_not_measured_says_nothing_and_no_change_is_no_trend():
     rows = [{"m": "a", "seed": 0, "auc": float("nan")}, {"m": "a", "seed": 1, "auc": 0.5}, {"m": "a", "seed": 2}]
-    assert by_run(rows, lambda row: row["m"], "auc") == {"a": {1: 0.5}}
+    assert by_run(rows, "auc", "m") == {"a": {1: 0.5}}
     assert trend([1, 2, 3], [2, 2, 2]) == 0
 
 

@@ -95,7 +95,7 @@ def test_the_whole_study_in_small(tmp_path, tiny):
     [parts] = tables["ablation"].groups.values()
     assert parts["Neural Clamping"]["ece"].mean == members["Neural Clamping (FL)"]["ece"].mean
     assert list(tables["gamma"].groups["digits, cnn"]) == ["0", "0.5", "1"]
-    assert "2 runs, each with a network and a split of its own" in tables["methods"].notes[0]
+    assert "2 runs, each with a new network and split" in tables["methods"].notes[0]
     save_page(STUDY, store, options, tmp_path / "page")
     with (tmp_path / "page" / "claims.csv").open(encoding="utf-8") as file:
         written = {line["claim"]: line for line in csv.DictReader(file)}
@@ -180,9 +180,9 @@ def test_what_is_asked_for_must_be_there(tmp_path):
     presets = "digits, cifar10, cifar10-5000, cifar10-shift, paper"
     with pytest.raises(ValueError, match=f"preset must be one of {presets}, or data of .*, got 'trec'"):
         STUDY.cells(Options(data="trec"))
-    with pytest.raises(ValueError, match=r"nc_searched is of presets that search λ too \(digits, paper\)"):
+    with pytest.raises(ValueError, match=r"nc_searched needs a preset that searches λ too \(digits, paper\)"):
         STUDY.cells(Options(preset="cifar10", methods=("nc_searched",)))
-    with pytest.raises(ValueError, match="nc_code_augmented is of images of cifar10, cifar100, imagenet"):
+    with pytest.raises(ValueError, match="nc_code_augmented is for cifar10, cifar100, imagenet"):
         STUDY.cells(Options(methods=("temperature", "nc_code_augmented")))
     with pytest.raises(ValueError, match="data must be one of digits, got 'cifar10'"):
         STUDY.cells(Options(preset="digits", data="cifar10"))
@@ -397,10 +397,10 @@ def test_weights_are_never_calibrated_on_what_they_were_trained_on(tmp_path):
     torch.save(resnet110(100).state_dict(), tmp_path / "weights" / "cifar100_resnet110.th")
     options = Options(preset="paper", data="cifar100", data_dir=str(tmp_path), seeds=1, network="resnet110")
     with pytest.raises(
-        ValueError, match=r"resnet110.th: which images .* not known.*write cifar100_resnet110.json"
+        ValueError, match=r"resnet110.th: the training images .* unknown.*Write cifar100_resnet110.json"
     ) as e:
         STUDY.cells(options)
-    written = json.loads(str(e.value).rpartition(" it is ")[2])  # what the message says of the released network
+    written = json.loads(str(e.value).rpartition(" Neural Clamping: ")[2])  # what the message says of the released network
     assert (written["mean"], written["std"]) == ([0.4914, 0.4822, 0.4465], [0.2675, 0.2565, 0.2761])
     assert (written["held_out"], written["published"]) == ("last", True)
     side = tmp_path / "weights" / "cifar100_resnet110.json"
@@ -422,7 +422,7 @@ def test_weights_are_never_calibrated_on_what_they_were_trained_on(tmp_path):
     assert len(keys) == 2  # another split is another cell
     [row] = neural_clamping.work(settings)
     note = STUDY.tables([{**settings, **row}], options)["methods"].notes[-1]
-    assert "other weights than the paper's" in note
+    assert "not the paper's weights" in note
     assert "half of the test images" in note
     side.write_text(json.dumps({"held_out": "last", "published": True}))
     with pytest.raises(ValueError, match=r"110.json: the paper's weights for cifar100 need mean and std, got none"):
@@ -445,9 +445,7 @@ def test_what_is_trained_here_has_other_weights_than_the_papers(tmp_path):
     options = Options(preset="paper", data="cifar100", data_dir=str(tmp_path), seeds=1, network="resnet110")
     settings = settings_of(options, method="uncalibrated")
     row = {**settings, **dict.fromkeys(("fit_rows", "test_rows", "ece"), 1)}
-    assert STUDY.tables([row], options)["methods"].notes[-1] == (
-        "resnet110: trained here, so other weights than the paper's."
-    )
+    assert STUDY.tables([row], options)["methods"].notes[-1] == ("resnet110: trained here, so not the paper's weights.")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from trueup_studies.papers.rethinking.rethinking_presets import (
     Plan,
     plans,
 )
-from trueup_studies.papers.rethinking.rethinking_runs import CHOSEN_BY, load_parts, work
+from trueup_studies.papers.rethinking.rethinking_runs import load_parts, work
 from trueup_studies.published import published_values
 from trueup_studies.store import validate_rows
 from trueup_studies.training.data.class_names import GROUPS
@@ -469,7 +469,12 @@ def test_a_training_that_fails_is_a_result_save_for_the_reference(tmp_path, monk
 def test_a_coefficient_with_which_training_failed_is_not_chosen(tiny):
     options, rows = tiny
     kept = ("data", "network", "sizes", "loss", "coefficient", "seed")
-    worst = {"accuracy": 0.1, "val_accuracy": 0.1, **dict.fromkeys(CHOSEN_BY, math.inf), "warning": "training failed: "}
+    worst = {
+        "accuracy": 0.1,
+        "val_accuracy": 0.1,
+        **dict.fromkeys(rethinking.CHOICES, math.inf),
+        "warning": "training failed: ",
+    }
     wrong = {("label_smoothing", 0.01, 1), ("norm", 0.05, 0), ("norm", 0.05, 1)}
     failed = [
         {**{name: row[name] for name in kept}, **worst}
@@ -567,7 +572,7 @@ def test_what_is_missing_is_left_out(tiny):
 def test_a_page_made_early_says_that_another_coefficient_may_be_chosen(tiny):
     options, rows = tiny
     early = [row for row in rows if (row["loss"], row["coefficient"], row["seed"]) != ("label_smoothing", 0.09, 1)]
-    words = "digits: not all coefficients of Label Smoothing were run yet, so that others may be chosen in the end."
+    words = "digits: not all coefficients of Label Smoothing were run yet, so others may be chosen in the end."
     assert words in STUDY.tables(early, options)["table_1"].notes
     assert not any("run yet" in note for note in STUDY.tables(rows, options)["table_1"].notes)
     for seen, said in ((early, True), (rows, False)):
@@ -635,7 +640,7 @@ def test_a_stopped_network_is_measured_at_its_own_epoch(monkeypatch, tiny):
     assert row["train_accuracy"] != result.history.epochs[2].train_accuracy
     assert len(row["optimal_ece"]) == 3  # the curve is of the whole run
     right = int(result.history.correct[0].sum())
-    counts = {band["last"]: sum(band["count"]) for band in row["max_logits"]["bands"]}
+    counts = {band["final"]: sum(band["count"]) for band in row["max_logits"]["bands"]}
     assert counts == {1: right, math.inf: 60 - right}  # learned in the one epoch, or never
 
 
@@ -714,7 +719,7 @@ def test_the_coefficients_are_the_papers():
         assert list(CANDIDATES[loss]) == [fact.mean for fact in facts]
     assert {fact.method for fact in published_values("rethinking", "table 1")} < set(TITLES.values())
     sets = {fact.dataset for fact in published_values("rethinking", "table 1")}
-    assert sets == {rethinking.DATA_TITLES[plan.data] for plan in PRESETS["paper"]}
+    assert sets == {DATA_TITLES[plan.data] for plan in PRESETS["paper"]}
 
 
 def images(path, classes):

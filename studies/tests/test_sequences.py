@@ -114,7 +114,7 @@ def test_places_matter_and_end():
     network = book().eval()
     same = torch.full((1, 12), 3)
     assert not torch.allclose(network(same)[0, 0], network(same)[0, 5])
-    with pytest.raises(ValueError, match="tokens must have at most 12 places, got 13"):
+    with pytest.raises(ValueError, match="tokens must have at most 12 positions, got 13"):
         network(tokens(1, 13, 7))
     with pytest.raises(ValueError, match="width must be a multiple of heads, 3, got 8"):
         book(heads=3)

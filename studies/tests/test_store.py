@@ -11,7 +11,7 @@ import chores
 from trueup_studies import Cell, Store
 from trueup_studies import store as room
 from trueup_studies.grid import plain
-from trueup_studies.store import Place
+from trueup_studies.store import Origin
 
 
 def cell(n=0, version=1):
@@ -130,9 +130,7 @@ def test_a_transaction_is_all_or_nothing(store, monkeypatch):
 def test_what_is_no_store_is_refused_and_left_alone(tmp_path):
     text = tmp_path / "notes.txt"
     text.write_text("buy milk, and more than sixteen letters")
-    with pytest.raises(
-        ValueError, match=r"notes.txt: wanted a store of results, which is an SQLite file; this is none"
-    ):
+    with pytest.raises(ValueError, match=r"notes.txt: expected a store of results, an SQLite file; this is not one"):
         Store(text)
     assert text.read_text() == "buy milk, and more than sixteen letters"
     other = tmp_path / "other.db"
@@ -140,11 +138,11 @@ def test_what_is_no_store_is_refused_and_left_alone(tmp_path):
         connection.execute("CREATE TABLE songs (name)")
     connection.close()
     before = other.read_bytes()
-    with pytest.raises(ValueError, match=r"other.db: wanted a store of results; this SQLite file holds songs"):
+    with pytest.raises(ValueError, match=r"other.db: expected a store of results; this SQLite file holds songs"):
         Store(other)
     assert other.read_bytes() == before
     assert sorted(file.name for file in tmp_path.iterdir()) == ["notes.txt", "other.db"]
-    with pytest.raises(ValueError, match="wanted a file, this is none"):
+    with pytest.raises(ValueError, match="expected a file"):
         Store(tmp_path)
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         Store(tmp_path / "no" / "results.sqlite")
@@ -179,11 +177,11 @@ def test_a_store_that_knew_no_machines_keeps_its_rows(tmp_path):
     connection.commit()
     connection.close()
     store = Store(path)
-    assert store.finish(cell(2), [{"x": 2}], seconds=1, place=Place("64 cores", "trueup 9"))
-    assert not store.finish(cell(1), [{"x": 3}], seconds=1, place=Place("64 cores", "trueup 9"))
+    assert store.finish(cell(2), [{"x": 2}], seconds=1, origin=Origin("64 cores", "trueup 9"))
+    assert not store.finish(cell(1), [{"x": 3}], seconds=1, origin=Origin("64 cores", "trueup 9"))
     old, new = store.outcomes([cell(1), cell(2)])
-    assert (old.rows, old.seconds, old.place) == ([{"x": 1}], 1.5, Place())
-    assert new.place == Place("64 cores", "trueup 9")
+    assert (old.rows, old.seconds, old.origin) == ([{"x": 1}], 1.5, Origin())
+    assert new.origin == Origin("64 cores", "trueup 9")
 
 
 def test_an_empty_file_becomes_a_store(tmp_path):
@@ -230,11 +228,11 @@ def test_threads_may_share_a_store(store):
 
 def test_a_dumped_store_comes_back_whole_and_its_bytes_do_not_depend_on_the_order(tmp_path):
     rows = [{"x": math.nan, "y": [0.1, 1e-300]}, {"x": math.inf}]
-    cells, place = [cell(n) for n in range(4)], Place("two cores", "trueup")
+    cells, place = [cell(n) for n in range(4)], Origin("two cores", "trueup")
     stores = [Store(tmp_path / f"{name}.sqlite") for name in ("first", "second")]
     for each, order in zip(stores, (cells, cells[::-1]), strict=True):
         for one in order:
-            each.finish(one, rows, seconds=0.1, place=place)
+            each.finish(one, rows, seconds=0.1, origin=place)
         each.dump("demo", tmp_path / f"{each.path.stem}.gz")
     assert (tmp_path / "first.gz").read_bytes() == (tmp_path / "second.gz").read_bytes()
     stores[0].fail(cell(9), "no memory", seconds=0)
@@ -259,7 +257,6 @@ def test_results_are_of_the_files_they_were_made_of(store):
     store.remember_data({"boston": "c", "yacht": "b"})  # nothing is finished yet
     store.finish(cells[0], [{"ece": 0.1}], seconds=1.0)
     store.remember_data({"boston": "c", "yacht": "d"})
-    with pytest.raises(ValueError, match="its results of boston are of other files than those in the folder of data"):
+    with pytest.raises(ValueError, match="its results for boston come from other files than those in the folder"):
         store.remember_data({"boston": "e", "yacht": "f"})
     store.remember_data({"boston": "c", "yacht": "d"})  # the refusal has changed nothing
-    assert store.seconds(cells) == {cells[0].key: 1.0}

@@ -11,7 +11,7 @@ import pytest
 
 from trueup_studies import Options, Store, Study, product
 from trueup_studies.published import compare_with_paper, normalize_name, published_values
-from trueup_studies.store import Place
+from trueup_studies.store import Origin
 from trueup_studies.study_page import save_page
 from trueup_studies.tables import Column, tabulate
 
@@ -141,8 +141,8 @@ def test_the_machine_is_that_of_the_runs(tmp_path):
     made = study()
     store = Store(tmp_path / "results.sqlite")
     for number, cell in enumerate(made.cells()):
-        place = Place("64 CPU cores (riscv)" if number else "a borrowed GPU", "trueup 0.0.7")
-        store.finish(cell, [{"ece": 0.1, "accuracy": 0.9}], seconds=60, place=place)
+        place = Origin("64 CPU cores (riscv)" if number else "a borrowed GPU", "trueup 0.0.7")
+        store.finish(cell, [{"ece": 0.1, "accuracy": 0.9}], seconds=60, origin=place)
     page = save_page(made, store, None, tmp_path / "page")
     facts = dict(csv.reader((page.parent / "run.csv").read_text("utf-8").splitlines()))
     assert facts["machine"] == "a borrowed GPU (1 run); 64 CPU cores (riscv) (5 runs)"

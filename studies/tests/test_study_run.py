@@ -16,7 +16,7 @@ import pytest
 import chores
 from trueup._core.executors import executor_for
 from trueup_studies import STUDIES, Options, Store, Study, cost, product, run
-from trueup_studies.run import _CellResult, _Pace, _processor, describe_place
+from trueup_studies.run import _processor, describe_origin
 
 PATHS = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS)}
@@ -136,7 +136,9 @@ def test_a_pool_that_breaks_ends_the_run_and_keeps_the_rest(store, tmp_path):
     study = chores.study("deadly", count=8, folder=tmp_path)
     with (
         executor_for("processes:1") as workers,
-        pytest.raises(RuntimeError, match="the workers were lost .* finished cells are kept: run again"),
+        pytest.raises(
+            RuntimeError, match="the workers were lost .* finished cells are kept: run the same command again"
+        ),
     ):
         run(study, store, executor=workers)
     statuses = {outcome.settings["n"]: outcome.status for outcome in store.known("chores")}
@@ -182,7 +184,9 @@ def test_killed_again_and_again(store, tmp_path, undisturbed, executor, kills):
     assert told(store, study) == undisturbed(count)
     counts = Counter(n for n, _ in chores.lines(tmp_path))
     assert sorted(counts) == list(range(count))
-    if executor == "none":  # what was running may have been run again; a pool also runs ahead of what is written
+    if (
+        executor == "none"
+    ):  # what was running may have been run the same command again; a pool also runs ahead of what is written
         assert sum(counts.values()) - count <= kills
     for pid in {pid for _, pid in chores.lines(tmp_path)}:
         assert gone(pid), "a worker outlived its parent"
@@ -324,7 +328,7 @@ def test_a_worker_chooses_the_device_where_none_is_named_and_says_which(gpu, ask
     run(study, store, options=Options(device=asked))
     [outcome] = store.outcomes(study.cells())
     assert outcome.rows == [{"told": used}]
-    assert ("GPU cuda" in outcome.place.machine) == (used == "cuda")
+    assert ("GPU cuda" in outcome.origin.machine) == (used == "cuda")
 
 
 def test_a_gpu_is_part_of_the_machine_unless_it_is_not_there(monkeypatch):
@@ -336,14 +340,14 @@ def test_a_gpu_is_part_of_the_machine_unless_it_is_not_there(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", name)
     devices = (None, "cpu", "cuda", "cuda:1", "cuda:7")
-    gpus = [describe_place(device).machine.partition("), ")[2] for device in devices]
+    gpus = [describe_origin(device).machine.partition("), ")[2] for device in devices]
     assert gpus == ["", "", "GPU cuda", "GPU cuda:1", ""]
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: False)  # nothing was done there
-    assert "GPU" not in describe_place("cuda").machine
+    assert "GPU" not in describe_origin("cuda").machine
 
 
 def test_the_machine_has_its_processors_name_where_it_is_told(monkeypatch):
-    assert _processor() in describe_place("cpu").machine
+    assert _processor() in describe_origin("cpu").machine
     monkeypatch.setattr("platform.processor", lambda: "")
     for text, name in (("processor\t: 0\nmodel name\t: A  Chip\n", "A Chip"), ("processor: 0", platform.machine())):
         monkeypatch.setattr(Path, "read_text", lambda path, text=text, **how: text)
@@ -360,7 +364,7 @@ def test_studies_are_listed_without_their_import():
 
 
 def test_an_oracle_and_parts_are_refused_where_there_are_none():
-    with pytest.raises(ValueError, match="oracle is of studies that choose among settings, got it with post-hoc"):
+    with pytest.raises(ValueError, match="oracle is for studies that choose among settings, got it with post-hoc"):
         STUDIES["post-hoc"].cells(Options(oracle=True))
     with pytest.raises(ValueError, match="without leaves nothing out of clue, got 'x'"):
         STUDIES["clue"].cells(Options(without=("x",)))
@@ -430,28 +434,6 @@ def test_options_are_checked(name):
 def test_a_grid_with_the_same_settings_twice_is_one_cell():
     twice = Study("twice", 1, lambda o: product(a=[1, 1.0, 2]), "chores:square", lambda rows, o: {})
     assert [cell.settings for cell in twice.cells()] == [{"a": 1.0}, {"a": 2}]
-
-
-def test_what_is_left_is_told_by_cells_that_differ_in_the_run_alone(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    grid = product(method=["quick", "slow"], seed=range(3))
-    cells = Study("demo", 1, lambda options: grid, work="math:exp", tables=lambda rows, options: {}).cells()
-    first, slow = cells[0], cells[3]
-    fresh = _Pace(cells, {}, cells)
-    fresh.count(first, _CellResult([], "", 4.0))
-    now[0] = 4.0
-    assert fresh.left() == "about 20 s left if 3 not like any before take no longer"
-    assert _Pace(cells, {}, cells).left() == ""  # nothing is known yet
-    pool = _Pace(cells, {cell.key: 60.0 for cell in (first, slow)}, cells, workers=6)
-    now[0] = 5.0
-    assert pool.left() == "about 60 s left"
-    now[0] = 4.0
-    again = _Pace(cells, {slow.key: 600.0}, cells[:3] + cells[4:])
-    again.count(first, _CellResult([], "", 4.0))
-    again.count(cells[1], _CellResult([], "it broke", 0.0))
-    now[0] = 6.0  # four seconds of cells in two: two at once
-    assert again.left() == "about 10 min left"
 
 
 def test_a_cluster_that_does_not_answer_is_named(monkeypatch):

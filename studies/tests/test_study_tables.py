@@ -107,7 +107,13 @@ def test_csv_has_every_digit():
     [line] = csv.DictReader(io.StringIO(tabulate(rows(a=[0.1, 0.2]), by="method", columns=[ECE]).csv()))
     assert float(line["mean"]) == 15.000000000000002 or float(line["mean"]) == 15.0
     assert float(line["std"]) == pytest.approx(50**0.5, rel=1e-12)
-    assert (line["method"], line["figure"], line["count"], line["place"], line["mark"]) == ("a", "ECE, %", "2", "1", "")
+    assert (line["method"], line["figure"], line["count"], line["place"], line["mark"]) == (
+        "a",
+        "ECE, %",
+        "2",
+        "1",
+        "",
+    )
 
 
 def test_tables_are_saved_in_three_formats(tmp_path):

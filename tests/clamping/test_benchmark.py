@@ -32,5 +32,6 @@ def test_the_benchmark_of_repair_prints_means():
 def test_without_data_it_says_what_it_wants(monkeypatch):
     monkeypatch.delenv("TRUEUP_DATA", raising=False)
     monkeypatch.setattr(sys, "argv", ["clamping.py"])
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     with pytest.raises(SystemExit, match="^TRUEUP_DATA must name the folder"):
         runpy.run_path(str(ROOT / "benchmarks" / "clamping.py"), run_name="__main__")

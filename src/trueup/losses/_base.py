@@ -1,7 +1,8 @@
-"""What a loss is: a function of `logits, labels` with a value for each row, and the Module around it.
+"""Base of losses: a function of `logits, labels` that returns one value per row, and the Module around it.
 
-A new loss is a formula under `per_sample` or `per_batch` and a `Loss` that names it. Checks of input and options,
-half precision, class weights, ignored labels, further dimensions and reductions are here.
+A new loss is a formula decorated with `per_sample` or `per_batch`, and a subclass of `Loss` that names it. This module
+checks inputs and options, and handles half precision, class weights, ignored labels, additional dimensions and
+reductions.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from trueup.models._tensors import upcast_half
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 Formula = TypeVar("Formula", bound=Callable[..., Tensor])
 Check: TypeAlias = Callable[[str, Mapping[str, Any]], None]
-"""Takes an option's name and all the options, and raises or warns."""
+"""Function of an option's name and all options, which raises or warns."""
 
 
 def _option(requirement: str, holds: Callable[[Any], bool]) -> Check:
     def check(name: str, options: Mapping[str, Any]) -> None:
         try:
             valid = holds(options[name])
-        except TypeError:  # a text, or nothing
+        except TypeError:  # not a number
             valid = False
         if not valid:
             raise ValueError(f"{name} must {requirement}, got {options[name]!r}")
@@ -36,64 +37,95 @@ def _option(requirement: str, holds: Callable[[Any], bool]) -> Check:
 
 
 def at_least(bound: float) -> Check:
-    """The option is a finite number of at least this."""
+    """Require a finite number of at least `bound`."""
     return _option(f"be a number of at least {bound}", lambda value: bound <= value < math.inf)
 
 
 def above(bound: float) -> Check:
-    """The option is a finite number above this."""
+    """Require a finite number above `bound`."""
     return _option(f"be a number above {bound}", lambda value: bound < value < math.inf)
 
 
 def whole(bound: int) -> Check:
-    """The option is a whole number of at least this."""
+    """Require an integer of at least `bound`."""
     return _option(f"be a whole number of at least {bound}", lambda value: isinstance(value, int) and value >= bound)
 
 
 def between(low: float, high: float) -> Check:
-    """The option is a number from low to high, both included."""
+    """Require a number in [low, high]."""
     return _option(f"lie in {low}..{high}", lambda value: low <= value <= high)
 
 
 def per_sample(**checks: Check) -> Callable[[Formula], Formula]:
-    """Make a loss of a formula whose value for a row depends on that row alone; options are checked by name."""
+    """Make a loss from a formula whose value for a row depends on that row only.
+
+    Parameters
+    ----------
+    **checks
+        Name of an option → check of its value.
+
+    Returns
+    -------
+    Callable
+        A decorator of the formula ``(logits, labels, *, …) -> (n,)``.
+    """
     return lambda formula: _check_inputs(formula, checks, per_batch=False)
 
 
 def per_batch(**checks: Check) -> Callable[[Formula], Formula]:
-    """Make a loss of a formula whose value for a row depends on the other rows too; options are checked by name."""
+    """Make a loss from a formula whose value for a row depends on the whole batch.
+
+    Parameters
+    ----------
+    **checks
+        Name of an option → check of its value.
+
+    Returns
+    -------
+    Callable
+        A decorator of the formula ``(logits, labels, *, …) -> (n,)``.
+    """
     return lambda formula: _check_inputs(formula, checks, per_batch=True)
 
 
 class Loss(nn.Module):
-    """A loss as torch's own are: logits (N, K) or (N, K, d…) and labels (N) or (N, d…).
+    """Base of the loss Modules, used like torch's: logits (N, K) or (N, K, d…) and labels (N) or (N, d…).
 
-    `weight` multiplies a row's loss by the weight of its label, and "mean" divides by the sum of these weights; rows
-    labelled `ignore_index` count for nothing. Half precision is computed, and the loss given, in float32. The further
-    keywords are those of the function; they are attributes, so that a schedule may change them between steps.
+    Half precision is computed in float32, which is also the type of the loss. All options are attributes, so that a
+    schedule can change them between steps. A loss of the batch adds one number, computed from all rows that count, to
+    each row's cross-entropy; every row has the same influence on that number, whatever its weight.
 
-    A loss of the batch adds one number, found from all rows that count, to each row's cross-entropy. So its "mean" is
-    the mean cross-entropy plus that number, in which every row counts alike, whatever its weight.
+    Parameters
+    ----------
+    weight
+        Weight of each class, shape (classes,). A row's loss is multiplied by the weight of its label, and "mean"
+        divides by the sum of these weights.
+    ignore_index
+        Label of rows that do not count.
+    reduction
+        "mean", "sum" or "none".
+    **options
+        Options of the loss's function, such as ``gamma`` of `focal`.
     """
 
     per_batch: ClassVar[bool]
-    """A row's value depends on the other rows."""
+    """Whether a row's value depends on the other rows."""
     neutral: ClassVar[Mapping[str, Any] | None]
-    """The options with which the loss is the cross-entropy; None if there are none."""
+    """Options with which the loss equals the cross-entropy; None if there are none."""
     function: ClassVar[Callable[..., Tensor]]
-    """The loss of each row, `(logits, labels, *, …) -> (n,)`."""
+    """Function `(logits, labels, *, …) -> (n,)`, the loss of each row."""
     formula: ClassVar[Callable[..., Tensor]]
-    """The same without its checks of the input."""
+    """The function without checks of its input."""
     checks: ClassVar[Mapping[str, Check]]
     defaults: ClassVar[Mapping[str, Any]]
-    """The options and what they are unless given."""
+    """Option → default."""
     weight: Tensor | None
 
     def __init_subclass__(
         cls, function: Callable[..., Tensor] | None = None, neutral: Mapping[str, Any] | None = None, **rest: Any
     ) -> None:
         super().__init_subclass__(**rest)
-        if function is None:  # a subclass of a particular loss
+        if function is None:  # a subclass of a specific loss
             return
         options = list(inspect.signature(function).parameters.values())[2:]
         common = list(inspect.signature(Loss.__init__).parameters.values())[1:-1]
@@ -109,8 +141,8 @@ class Loss(nn.Module):
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
         if unknown := options.keys() - self.defaults.keys():
-            takes = ", ".join([*self.defaults, "weight", "ignore_index", "reduction"])
-            raise TypeError(f"{type(self).__name__} has no option {', '.join(sorted(unknown))}; it takes: {takes}")
+            known = ", ".join([*self.defaults, "weight", "ignore_index", "reduction"])
+            raise TypeError(f"{type(self).__name__} has no option {', '.join(sorted(unknown))}; it takes: {known}")
         chosen = {**self.defaults, **options}
         for name, check in self.checks.items():
             check(name, chosen)
@@ -121,25 +153,25 @@ class Loss(nn.Module):
         self.register_buffer("weight", None if weight is None else _class_weights(weight))
 
     def values(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss of each row (n,), from logits (n, K) in float32 or float64 and labels (n,)."""
+        """Compute the loss of each row (n,) from logits (n, K) in float32 or float64 and labels (n,)."""
         return self.formula(logits, labels, **{name: getattr(self, name) for name in self.defaults})
 
     def weighted(self, logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-        """The loss of each row times the weight of its label."""
+        """Compute the loss of each row times the weight of its label."""
         return self.values(logits, labels) * weight[labels]
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss of a batch."""
+        """Compute the loss of a batch."""
         z, y = as_rows(logits, labels)
         kept = _row_mask(y, z.shape[1], self.ignore_index)
         weight = None if self.weight is None else self.weight.to(z.dtype)
         if weight is not None and len(weight) != z.shape[1]:
-            raise ValueError(f"weight must have {z.shape[1]} entries, one a class, got {len(weight)}")
+            raise ValueError(f"weight must have {z.shape[1]} entries, one per class, got {len(weight)}")
         if kept is not None:
-            y = torch.where(kept, y, 0)  # some class, to have one
+            y = torch.where(kept, y, 0)  # any valid class
         if kept is None:
             values = self._rows(z, y, weight)
-        elif self.per_batch:  # the other rows must not see the ignored ones
+        elif self.per_batch:  # ignored rows must not influence the others
             values = z.new_zeros(len(y)).masked_scatter(kept, self._rows(z[kept], y[kept], weight))
         else:
             values = torch.where(kept, self._rows(z, y, weight), 0.0)
@@ -156,7 +188,7 @@ class Loss(nn.Module):
         return self.values(logits, labels) if weight is None else self.weighted(logits, labels, weight)
 
     def extra_repr(self) -> str:
-        """The options, and what differs from the common defaults."""
+        """List the options, and non-default common parameters."""
         shown = {name: getattr(self, name) for name in self.defaults}
         if self.weight is not None:
             shown["weight"] = f"tensor({len(self.weight)})"
@@ -166,9 +198,9 @@ class Loss(nn.Module):
 
 
 def as_rows(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Check logits (N, K, …) and labels (N, …) and flatten them, on the graph of the network they came from.
+    """Check logits (N, K, …) and labels (N, …) and flatten them, keeping the graph of the network.
 
-    `as_tensors` cuts arrays off from the graph and looks at every value; a loss in training must do neither.
+    `as_tensors` detaches arrays and reads every value; a training loss must do neither.
     """
     if not isinstance(logits, Tensor) or not isinstance(labels, Tensor):
         raise ValueError(f"logits and labels must be tensors, got {type(logits).__name__}, {type(labels).__name__}")
@@ -176,12 +208,12 @@ def as_rows(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"logits must have shape (N, K) or (N, K, d…) with K at least 2, got {tuple(logits.shape)}")
     if not logits.is_floating_point():
         raise ValueError(f"logits must be floating point, got {logits.dtype}".replace("torch.", ""))
-    wanted = (*logits.shape[:1], *logits.shape[2:])
-    if tuple(labels.shape) != wanted:
-        last = logits.ndim > 2 and labels.shape == logits.shape[:-1]
-        hint = "; where the classes are last, logits.movedim(-1, 1) puts them second" if last else ""
+    expected = (*logits.shape[:1], *logits.shape[2:])
+    if tuple(labels.shape) != expected:
+        classes_last = logits.ndim > 2 and labels.shape == logits.shape[:-1]
+        hint = "; if the classes are last, logits.movedim(-1, 1) makes them second" if classes_last else ""
         shape = tuple(logits.shape)
-        raise ValueError(f"labels must have shape {wanted} for logits {shape}, got {tuple(labels.shape)}{hint}")
+        raise ValueError(f"labels must have shape {expected} for logits {shape}, got {tuple(labels.shape)}{hint}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"labels must be integers, got {labels.dtype}".replace("torch.", ""))
     z = upcast_half(logits)
@@ -190,7 +222,7 @@ def as_rows(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def top_label(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The confidence of each row, through which a gradient flows, and whether its prediction is right."""
+    """Return the confidence of each row, with its gradient, and whether its prediction is correct."""
     best = log_probs.max(dim=1)
     return best.values.exp(), best.indices == labels
 
@@ -213,7 +245,7 @@ def _check_inputs(formula: Formula, checks: Mapping[str, Check], *, per_batch: b
 
 
 def _row_mask(labels: Tensor, classes: int, ignore_index: int | None) -> Tensor | None:
-    """Which rows count, None if all do. Labels out of range are refused where looking at them costs no wait."""
+    """Return which rows count, None if all do; reject labels out of range on the CPU, where checking is fast."""
     if labels.device.type != "cpu" or torch.compiler.is_compiling():
         return None if ignore_index is None else labels != ignore_index
     if not len(labels):
@@ -235,5 +267,5 @@ def _class_weights(weight: Any) -> Tensor:
     w = torch.as_tensor(weight).detach().clone()
     w = w if w.is_floating_point() else w.float()
     if w.ndim != 1 or not bool(((w >= 0) & torch.isfinite(w)).all()):
-        raise ValueError(f"weight must be a vector of finite numbers of at least 0, one a class, got {weight}")
+        raise ValueError(f"weight must be a vector of finite numbers of at least 0, one per class, got {weight}")
     return w

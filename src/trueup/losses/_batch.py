@@ -1,4 +1,4 @@
-"""Losses of the batch: the cross-entropy plus a differentiable calibration error of all its rows."""
+"""Losses of a batch: the cross-entropy plus a differentiable calibration error of the whole batch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from trueup.models._tensors import as_tensors, upcast_half
 from trueup.models.dropout import entropy_of
 
 MIN_BANDWIDTH = 0.01
-"""exp(½/bandwidth) must be a number in single precision."""
+"""Smallest bandwidth for which exp(½/bandwidth) is finite in single precision."""
 MIN_COUNT = 1e-12
-"""A bin with a soft count below this counts for nothing."""
+"""Smallest soft count of a bin; avoids division by zero."""
 _EPS = 1e-10
 
 
 def _penalised(
     logits: Tensor, labels: Tensor, strength: float, penalty: Callable[[Tensor, Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """Each row's cross-entropy plus a penalty on the confidences, their correctness and the log-probabilities."""
+    """Add a penalty on confidences, correctness and log-probabilities of the batch to each row's cross-entropy."""
     log_probs = torch.log_softmax(logits, dim=1)
     confidence, correct = top_label(log_probs, labels)
     nll = functional.nll_loss(log_probs, labels, reduction="none")
@@ -31,15 +31,35 @@ def _penalised(
 
 @per_batch(strength=at_least(0), bandwidth=at_least(MIN_BANDWIDTH))
 def mmce(logits: Tensor, labels: Tensor, *, strength: float = 1.0, bandwidth: float = 0.4) -> Tensor:
-    """Each row's cross-entropy plus λ times the batch's maximum mean calibration error.
+    """Compute each row's cross-entropy plus λ times the batch's maximum mean calibration error.
 
-    MMCE² = 1/n² Σ_{i,j} (a_i − c_i)(a_j − c_j) exp(−|c_i − c_j|/bandwidth), with a the correctness and c the
-    confidence, through which alone the gradient flows; in n log n steps. Not with small batches, where it is noise.
+    MMCE² = 1/n² Σ_{i,j} (a_i − c_i)(a_j − c_j) exp(−|c_i − c_j|/bandwidth), with correctness a and confidence c. The
+    gradient flows through c only. The time is O(n log n). Small batches give a noisy error.
 
+    Parameters
+    ----------
+    logits
+        Network outputs, shape (n, classes).
+    labels
+        Class of each row, shape (n,).
+    strength
+        λ, the weight of the calibration error.
+    bandwidth
+        Width of the kernel, at least 0.01.
+
+    Returns
+    -------
+    Tensor
+        Loss of each row, shape (n,).
+
+    Examples
+    --------
     >>> logits = torch.tensor([[0.6, 0.4], [0.8, 0.2], [0.1, 0.9]]).log()
     >>> [f"{v:.4f}" for v in mmce(logits, torch.tensor([0, 1, 1]), strength=1.0)]
     ['0.7038', '1.8024', '0.2983']
 
+    References
+    ----------
     Kumar, Sarawagi & Jain (2018), Trainable calibration measures for neural networks from kernel mean embeddings.
     """
 
@@ -52,16 +72,36 @@ def mmce(logits: Tensor, labels: Tensor, *, strength: float = 1.0, bandwidth: fl
 
 @per_batch(strength=at_least(0), bandwidth=at_least(MIN_BANDWIDTH))
 def mmce_weighted(logits: Tensor, labels: Tensor, *, strength: float = 1.0, bandwidth: float = 0.4) -> Tensor:
-    """Each row's cross-entropy plus λ times the batch's MMCE in which right and wrong rows weigh the same.
+    """Compute each row's cross-entropy plus λ times the batch's MMCE with equal weight for correct and wrong rows.
 
-    MMCE_w² = Σ_{i,j} r_i r_j exp(−|c_i − c_j|/bandwidth), r = (1 − c)/m for the m right rows, −c/q for the q wrong
-    ones; 0 if all are right or all wrong. It keeps confident right rows confident where most are right. Not for a
-    measure of calibration: unlike MMCE it is not 0 for calibrated predictions.
+    MMCE_w² = Σ_{i,j} r_i r_j exp(−|c_i − c_j|/bandwidth) with r = (1 − c)/m for the m correct rows and −c/q for the q
+    wrong rows; 0 if all rows are correct or all are wrong. It keeps correct rows confident if most are correct. It is
+    no measure of calibration: unlike MMCE, it is not 0 for calibrated predictions.
 
+    Parameters
+    ----------
+    logits
+        Network outputs, shape (n, classes).
+    labels
+        Class of each row, shape (n,).
+    strength
+        λ, the weight of the calibration error.
+    bandwidth
+        Width of the kernel, at least 0.01.
+
+    Returns
+    -------
+    Tensor
+        Loss of each row, shape (n,).
+
+    Examples
+    --------
     >>> logits = torch.tensor([[0.6, 0.4], [0.8, 0.2], [0.1, 0.9]]).log()
     >>> [f"{v:.4f}" for v in mmce_weighted(logits, torch.tensor([0, 1, 1]), strength=1.0)]
     ['1.1708', '2.2694', '0.7653']
 
+    References
+    ----------
     Kumar, Sarawagi & Jain (2018), Trainable calibration measures for neural networks from kernel mean embeddings.
     """
 
@@ -74,17 +114,17 @@ def mmce_weighted(logits: Tensor, labels: Tensor, *, strength: float = 1.0, band
 
 
 class MMCE(Loss, function=mmce, neutral={"strength": 0.0}):
-    """The cross-entropy with `mmce` as a Module."""
+    """Module of `mmce(strength=1.0, bandwidth=0.4)`; see `Loss` for the other parameters."""
 
 
 class MMCEWeighted(Loss, function=mmce_weighted, neutral={"strength": 0.0}):
-    """The cross-entropy with `mmce_weighted` as a Module."""
+    """Module of `mmce_weighted(strength=1.0, bandwidth=0.4)`; see `Loss` for the other parameters."""
 
 
 def laplacian_form(points: Tensor, values: Tensor, bandwidth: float) -> Tensor:
-    """Σ_{i,j} v_i v_j exp(−|x_i − x_j|/bandwidth) for rising points in [0, 1], in n steps.
+    """Compute Σ_{i,j} v_i v_j exp(−|x_i − x_j|/bandwidth) for sorted points in [0, 1] in O(n).
 
-    There exp(−(x_i − x_j)/b) = exp(−x_i/b) exp(x_j/b) for j ≤ i, so one running sum serves all pairs.
+    exp(−(x_i − x_j)/b) = exp(−x_i/b) exp(x_j/b) for j ≤ i, so a cumulative sum covers all pairs.
     """
     height = (points - 0.5) / bandwidth
     up_to = (values * height.exp()).cumsum(dim=0)
@@ -92,7 +132,7 @@ def laplacian_form(points: Tensor, values: Tensor, bandwidth: float) -> Tensor:
 
 
 def _kernel_error(confidence: Tensor, residual: Tensor, bandwidth: float) -> Tensor:
-    """√(rᵀKr) with the Laplacian kernel; its slope is bounded at 0, below which rounding may fall."""
+    """Compute √(rᵀKr + 1e-10) with the Laplacian kernel, which has a bounded slope at 0."""
     rising = confidence.sort()
     square = laplacian_form(rising.values, residual[rising.indices], bandwidth)
     return (square.clamp(min=0) + 1e-10).sqrt()
@@ -100,17 +140,37 @@ def _kernel_error(confidence: Tensor, residual: Tensor, bandwidth: float) -> Ten
 
 @per_batch(strength=at_least(0), threshold=at_least(0))
 def avuc(logits: Tensor, labels: Tensor, *, strength: float = 3.0, threshold: float = 1.0) -> Tensor:
-    """Each row's cross-entropy plus β times how seldom the batch is certain when right and uncertain when wrong.
+    """Compute each row's cross-entropy plus β times the accuracy-versus-uncertainty loss of the batch.
 
-    −ln[Σ_good s / Σ s], s = (c if right, else 1−c)·(1−tanh u if certain, else tanh u), u the entropy in nats, certain
-    if u ≤ threshold, good the rows both right and certain or both wrong and uncertain. Not with the default threshold
-    for few classes: it must lie well below ln K; `entropy_threshold` finds one after a few epochs.
+    The second term is −ln[Σ_good s / Σ s], with s = (c if correct, else 1−c)·(1−tanh u if certain, else tanh u) and u
+    the entropy in nats. A row is certain if u ≤ threshold. Good rows are correct and certain, or wrong and uncertain.
 
+    Parameters
+    ----------
+    logits
+        Network outputs, shape (n, classes).
+    labels
+        Class of each row, shape (n,).
+    strength
+        β, the weight of the second term.
+    threshold
+        Largest entropy of a certain row, in nats; well below ln K. See `entropy_threshold`.
+
+    Returns
+    -------
+    Tensor
+        Loss of each row, shape (n,).
+
+    Examples
+    --------
     >>> logits = torch.tensor([[0.6, 0.4], [0.8, 0.2], [0.1, 0.9]]).log()
     >>> [f"{v:.4f}" for v in avuc(logits, torch.tensor([0, 1, 1]), strength=1.0, threshold=0.6)]
     ['1.0674', '2.1660', '0.6619']
 
-    Krishnan & Tickoo (2020), Improving model calibration with accuracy versus uncertainty optimization.
+    References
+    ----------
+    Krishnan & Tickoo (2020), Improving model calibration with accuracy versus uncertainty optimization,
+    arXiv:2012.07923.
     """
 
     def penalty(confidence: Tensor, correct: Tensor, log_probs: Tensor) -> Tensor:
@@ -124,19 +184,36 @@ def avuc(logits: Tensor, labels: Tensor, *, strength: float = 3.0, threshold: fl
 
 
 class AvUC(Loss, function=avuc, neutral={"strength": 0.0}):
-    """The cross-entropy with `avuc` as a Module."""
+    """Module of `avuc(strength=3.0, threshold=1.0)`; see `Loss` for the other parameters."""
 
 
 def entropy_threshold(logits: Tensor, labels: Tensor) -> float:
-    """The authors' threshold for `avuc`: halfway between the mean entropies of right and of wrong predictions.
+    """Compute the authors' threshold for `avuc`: the midpoint of the mean entropies of correct and wrong predictions.
 
-    NaN where all are right or all wrong.
+    Compute it after a few epochs of training with cross-entropy.
 
+    Parameters
+    ----------
+    logits
+        Network outputs, shape (n, classes).
+    labels
+        Class of each row, shape (n,).
+
+    Returns
+    -------
+    float
+        The threshold in nats; NaN if all predictions are correct, or all wrong.
+
+    Examples
+    --------
     >>> logits = torch.tensor([[0.6, 0.4], [0.8, 0.2], [0.1, 0.9]]).log()
     >>> f"{entropy_threshold(logits, torch.tensor([0, 1, 1])):.4f}"
     '0.4997'
 
-    Krishnan & Tickoo (2020), Improving model calibration with accuracy versus uncertainty optimization.
+    References
+    ----------
+    Krishnan & Tickoo (2020), Improving model calibration with accuracy versus uncertainty optimization,
+    arXiv:2012.07923.
     """
     z, y = as_tensors(logits, labels)
     log_probs = torch.log_softmax(upcast_half(z), dim=1)
@@ -147,16 +224,35 @@ def entropy_threshold(logits: Tensor, labels: Tensor) -> float:
 
 @per_batch(strength=at_least(0))
 def dca(logits: Tensor, labels: Tensor, *, strength: float = 10.0) -> Tensor:
-    """Each row's cross-entropy plus β times the gap between the batch's accuracy and mean confidence.
+    """Compute each row's cross-entropy plus β times the gap between the batch's accuracy and mean confidence.
 
-    −ln p_y + β|mean a − mean c|; the gradient flows through c alone. Not with small batches, whose accuracy is noise;
-    nor for errors that cancel, since it sees averages alone.
+    The loss is −ln p_y + β|mean a − mean c|, and the gradient flows through c only. Small batches give a noisy
+    accuracy. Errors of opposite sign cancel in the averages.
 
+    Parameters
+    ----------
+    logits
+        Network outputs, shape (n, classes).
+    labels
+        Class of each row, shape (n,).
+    strength
+        β, the weight of the gap.
+
+    Returns
+    -------
+    Tensor
+        Loss of each row, shape (n,).
+
+    Examples
+    --------
     >>> logits = torch.tensor([[0.6, 0.4], [0.8, 0.2], [0.1, 0.9]]).log()
     >>> [f"{v:.4f}" for v in dca(logits, torch.tensor([0, 1, 1]), strength=1.0)]
     ['0.6108', '1.7094', '0.2054']
 
-    Liang et al. (2020), Improved trainable calibration method for neural networks on medical imaging classification.
+    References
+    ----------
+    Liang et al. (2020), Improved trainable calibration method for neural networks on medical imaging classification,
+    arXiv:2009.04057.
     """
 
     def penalty(confidence: Tensor, correct: Tensor, _: Tensor) -> Tensor:
@@ -166,7 +262,7 @@ def dca(logits: Tensor, labels: Tensor, *, strength: float = 10.0) -> Tensor:
 
 
 class DCA(Loss, function=dca, neutral={"strength": 0.0}):
-    """The cross-entropy with `dca` as a Module."""
+    """Module of `dca(strength=10.0)`; see `Loss` for the other parameters."""
 
 
 @per_batch(strength=at_least(0), bins=whole(1), temperature=above(0), order=at_least(1))
@@ -179,17 +275,41 @@ def soft_binned_ece(
     temperature: float = 0.01,
     order: float = 2.0,
 ) -> Tensor:
-    """Each row's cross-entropy plus κ times a calibration error whose bins a row belongs to by degrees.
+    """Compute each row's cross-entropy plus κ times the calibration error over soft bins.
 
-    Row i belongs to bin b with the share softmax_b(−(c_i − m_b)²/τ), m_b the middle of the bin; the error is
-    [Σ_b (n_b/n)|acc_b − conf_b|^p]^(1/p) of the shared counts, p = `order`. It tends to the ECE (p = 1) or its root
-    mean square (p = 2) as τ → 0. The gradient flows through c alone. Not with small batches, where bins hold noise.
+    Row i belongs to bin b with membership softmax_b(−(c_i − m_b)²/τ), where m_b is the centre of the bin. The error is
+    [Σ_b (n_b/n)|acc_b − conf_b|^p]^(1/p) of the soft counts. As τ → 0 it tends to the ECE (p = 1) or its root mean
+    square (p = 2). The gradient flows through c only. Small batches give noisy bins.
 
+    Parameters
+    ----------
+    logits
+        Network outputs, shape (n, classes).
+    labels
+        Class of each row, shape (n,).
+    strength
+        κ, the weight of the error.
+    bins
+        Number of bins.
+    temperature
+        τ, the softness of the membership.
+    order
+        p, the power of the error.
+
+    Returns
+    -------
+    Tensor
+        Loss of each row, shape (n,).
+
+    Examples
+    --------
     >>> logits = torch.tensor([[0.6, 0.4], [0.8, 0.2], [0.1, 0.9]]).log()
     >>> [f"{v:.4f}" for v in soft_binned_ece(logits, torch.tensor([0, 1, 1]), strength=1.0, bins=5)]
     ['0.7557', '1.8543', '0.3502']
 
-    Karandikar et al. (2021), Soft calibration objectives for neural networks.
+    References
+    ----------
+    Karandikar et al. (2021), Soft calibration objectives for neural networks, arXiv:2108.00106.
     """
 
     def penalty(confidence: Tensor, correct: Tensor, _: Tensor) -> Tensor:
@@ -199,16 +319,16 @@ def soft_binned_ece(
 
 
 class SoftBinnedECE(Loss, function=soft_binned_ece, neutral={"strength": 0.0}):
-    """The cross-entropy with `soft_binned_ece` as a Module."""
+    """Module of `soft_binned_ece(strength=1.0, bins=15, temperature=0.01, order=2.0)`; see `Loss` for the others."""
 
 
 def soft_binned_error(confidence: Tensor, correct: Tensor, bins: int, temperature: float, order: float) -> Tensor:
-    """The calibration error of degree `order` over softly counted bins."""
+    """Compute the calibration error of degree `order` over soft bins."""
     middles = (torch.arange(bins, device=confidence.device, dtype=confidence.dtype) + 0.5) / bins
     share = torch.softmax((confidence[:, None] - middles).square() * (-1 / temperature), dim=1)
     count = share.sum(dim=0)
     surplus = (share * (correct.to(confidence.dtype) - confidence)[:, None]).sum(dim=0)
     gap = (surplus / count.clamp(min=MIN_COUNT)).abs()
     power = (count * gap.pow(order)).sum() / len(confidence)
-    # At 0 a root has no slope; anywhere above this one of a sum of powers has a bounded one.
+    # The root has an infinite slope at 0; above `tiny` the slope is bounded.
     return power.clamp(min=torch.finfo(power.dtype).tiny).pow(1 / order)

@@ -1,4 +1,4 @@
-"""Focal losses: one exponent, Mukhoti's two, dual and inverse; and the factor of their gradient."""
+"""Focal losses: with one exponent, with Mukhoti's two, dual and inverse; and the factor of their gradient."""
 
 from __future__ import annotations
 
@@ -14,25 +14,45 @@ from torch.nn import functional
 from trueup.losses._base import Loss, at_least, per_sample
 
 _LEAST_REST = 1e-12
-"""The least 1 − p that is raised to a power: of a power below 1 the slope has no bound at 0."""
+"""Smallest 1 − p that is raised to a power; at 0 a power below 1 has an infinite slope."""
 
 MAX_MONOTONE_GAMMA = 3.5911
-"""Up to this γ̄ the loss falls with p_y everywhere: the least over p of (1+p)/(−p ln p), attained at p = 0.278."""
+"""Largest γ̄ with a loss that falls in p_y everywhere: the minimum of (1+p)/(−p ln p), attained at p = 0.278."""
 
 
 @per_sample(gamma=at_least(0))
 def focal(logits: Tensor, labels: Tensor, *, gamma: float = 3.0, detach_weight: bool = False) -> Tensor:
-    """The cross-entropy, weighted down where the label is already probable: −(1−p_y)^γ ln p_y.
+    """Compute the cross-entropy with a smaller weight for probable labels: −(1−p_y)^γ ln p_y.
 
-    It keeps confidence down. With `detach_weight` no gradient flows through (1−p_y)^γ. Not proper: its minimum is less
-    confident than the truth, so a network that is underconfident gets worse.
+    It lowers confidence. It is not a proper score: its minimum is less confident than the truth, so an underconfident
+    network gets worse.
 
+    Parameters
+    ----------
+    logits
+        Network outputs, shape (n, classes).
+    labels
+        Class of each row, shape (n,).
+    gamma
+        Exponent γ; 0 gives the cross-entropy.
+    detach_weight
+        Whether to stop the gradient through the weight of the log-probability.
+
+    Returns
+    -------
+    Tensor
+        Loss of each row, shape (n,).
+
+    Examples
+    --------
     >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     >>> [f"{v:.4f}" for v in focal(logits, torch.tensor([0, 2]), gamma=1.0)]
     ['0.0510', '1.2226']
 
-    Lin et al. (2017), Focal loss for dense object detection; Mukhoti et al. (2020), Calibrating deep neural networks
-    using focal loss. Wang, Feng & Zhang (2021) detach the weight.
+    References
+    ----------
+    Lin et al. (2017), Focal loss for dense object detection, arXiv:1708.02002; Mukhoti et al. (2020), Calibrating deep
+    neural networks using focal loss, arXiv:2002.09437. Wang, Feng & Zhang (2021) detach the weight.
     """
     log_p = -functional.cross_entropy(logits, labels, reduction="none")
     return focal_loss(log_p, gamma, detach_weight=detach_weight)
@@ -40,16 +60,34 @@ def focal(logits: Tensor, labels: Tensor, *, gamma: float = 3.0, detach_weight: 
 
 @per_sample()
 def flsd53(logits: Tensor, labels: Tensor, *, detach_weight: bool = False) -> Tensor:
-    """Focal loss that presses harder on improbable labels: −(1−p_y)^γ ln p_y with γ = 5 where p_y < 0.2, else 3.
+    """Compute the focal loss −(1−p_y)^γ ln p_y with γ = 5 where p_y < 0.2, else 3.
 
-    It is the authors' recommendation where γ cannot be tuned. Not for an underconfident network; and its value jumps
-    at p_y = 0.2, so that a line search may stumble.
+    The authors recommend it if γ cannot be tuned. Do not use it for an underconfident network. The value jumps at
+    p_y = 0.2, which can disturb a line search.
 
+    Parameters
+    ----------
+    logits
+        Network outputs, shape (n, classes).
+    labels
+        Class of each row, shape (n,).
+    detach_weight
+        Whether to stop the gradient through the weight of the log-probability.
+
+    Returns
+    -------
+    Tensor
+        Loss of each row, shape (n,).
+
+    Examples
+    --------
     >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 2.0, 0.0]])
     >>> [f"{v:.4f}" for v in flsd53(logits, torch.tensor([0, 2]))]
     ['0.0023', '1.2753']
 
-    Mukhoti et al. (2020), Calibrating deep neural networks using focal loss.
+    References
+    ----------
+    Mukhoti et al. (2020), Calibrating deep neural networks using focal loss, arXiv:2002.09437.
     """
     nll = functional.cross_entropy(logits, labels, reduction="none")
     rest = label_rest(-nll)
@@ -58,7 +96,7 @@ def flsd53(logits: Tensor, labels: Tensor, *, detach_weight: bool = False) -> Te
 
 
 class Focal(Loss, function=focal, neutral={"gamma": 0.0}):
-    """The `focal` loss as a Module."""
+    """Module of `focal(gamma=3.0, detach_weight=False)`; see `Loss` for the other parameters."""
 
 
 class FLSD53(Loss, function=flsd53):
@@ -67,16 +105,34 @@ class FLSD53(Loss, function=flsd53):
 
 @per_sample(gamma=at_least(0))
 def dual_focal(logits: Tensor, labels: Tensor, *, gamma: float = 5.0) -> Tensor:
-    """Focal loss that also widens the gap to the next class: −(1−p_y+p_j)^γ ln p_y.
+    """Compute the focal loss with the gap to the next class: −(1−p_y+p_j)^γ ln p_y.
 
-    p_j is the largest probability strictly below p_y, 0 if there is none. Between focal loss and cross-entropy in how
-    far it keeps confidence down. Not for two classes, where it has little left to add: p_j is 1−p_y or 0.
+    p_j is the largest probability strictly below p_y, or 0. The loss lowers confidence less than `focal` with the same
+    γ. With two classes it adds little, since p_j is 1−p_y or 0.
 
+    Parameters
+    ----------
+    logits
+        Network outputs, shape (n, classes).
+    labels
+        Class of each row, shape (n,).
+    gamma
+        Exponent γ; 0 gives the cross-entropy.
+
+    Returns
+    -------
+    Tensor
+        Loss of each row, shape (n,).
+
+    Examples
+    --------
     >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     >>> [f"{v:.4f}" for v in dual_focal(logits, torch.tensor([0, 2]), gamma=1.0)]
     ['0.0765', '1.2226']
 
-    Tao, Dong & Xu (2023), Dual focal loss for calibration.
+    References
+    ----------
+    Tao, Dong & Xu (2023), Dual focal loss for calibration, arXiv:2305.13665.
     """
     log_probs = torch.log_softmax(logits, dim=1)
     of_label = log_probs.gather(1, labels[:, None])
@@ -86,7 +142,7 @@ def dual_focal(logits: Tensor, labels: Tensor, *, gamma: float = 5.0) -> Tensor:
 
 
 class DualFocal(Loss, function=dual_focal, neutral={"gamma": 0.0}):
-    """The `dual_focal` loss as a Module."""
+    """Module of `dual_focal(gamma=5.0)`; see `Loss` for the other parameters."""
 
 
 def _check_gamma(name: str, options: Mapping[str, Any]) -> None:
@@ -94,23 +150,42 @@ def _check_gamma(name: str, options: Mapping[str, Any]) -> None:
     if options[name] > MAX_MONOTONE_GAMMA and not options["detach_weight"]:
         warnings.warn(
             f"inverse focal loss with {name} {options[name]} > {MAX_MONOTONE_GAMMA} rises with the label's "
-            "probability around p = 0.28, and may hold samples there; take a smaller one, or detach_weight=True",
+            "probability around p = 0.28, where samples may stay; use a smaller one, or detach_weight=True",
             stacklevel=3,
         )
 
 
 @per_sample(gamma=_check_gamma)
 def inverse_focal(logits: Tensor, labels: Tensor, *, gamma: float = 2.0, detach_weight: bool = False) -> Tensor:
-    """The cross-entropy, weighted up where the label is already probable: −(1+p_y)^γ̄ ln p_y.
+    """Compute the cross-entropy with a larger weight for probable labels: −(1+p_y)^γ̄ ln p_y.
 
-    It spreads the logits, for a calibrator to shrink afterwards. With `detach_weight` no gradient flows through the
-    weight; without, a warning says when γ̄ > 3.59 makes the loss rise with p_y. Not without such a calibrator: the
-    network itself becomes overconfident.
+    It spreads the logits; the network becomes overconfident, so calibrate it afterwards. A warning is issued for
+    γ̄ > 3.59 without `detach_weight`, where the loss rises with p_y.
 
+    Parameters
+    ----------
+    logits
+        Network outputs, shape (n, classes).
+    labels
+        Class of each row, shape (n,).
+    gamma
+        Exponent γ̄; 0 gives the cross-entropy.
+    detach_weight
+        Whether to stop the gradient through the weight of the log-probability.
+
+    Returns
+    -------
+    Tensor
+        Loss of each row, shape (n,).
+
+    Examples
+    --------
     >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     >>> [f"{v:.4f}" for v in inverse_focal(logits, torch.tensor([0, 2]), gamma=1.0)]
     ['0.4281', '1.8803']
 
+    References
+    ----------
     Wang, Feng & Zhang (2021), Rethinking calibration of deep neural networks: do not be afraid of overconfidence.
     """
     nll = functional.cross_entropy(logits, labels, reduction="none")
@@ -119,18 +194,18 @@ def inverse_focal(logits: Tensor, labels: Tensor, *, gamma: float = 2.0, detach_
 
 
 class InverseFocal(Loss, function=inverse_focal, neutral={"gamma": 0.0}):
-    """The `inverse_focal` loss as a Module."""
+    """Module of `inverse_focal(gamma=2.0, detach_weight=False)`; see `Loss` for the other parameters."""
 
 
 def label_rest(log_p: Tensor) -> Tensor:
-    """1 − p of log-probabilities without cancellation, never quite 0."""
+    """Compute 1 − p from log-probabilities without cancellation; at least a tiny positive number."""
     return (-torch.expm1(log_p)).clamp(min=_LEAST_REST)
 
 
 def focal_loss(log_p: Tensor, gamma: float, *, detach_weight: bool = False) -> Tensor:
-    """The focal loss −(1 − p)^γ ln p of the labels' log-probabilities; with γ = 0 the cross-entropy.
+    """Compute the focal loss −(1 − p)^γ ln p from the labels' log-probabilities.
 
-    With `detach_weight` no gradient flows through (1 − p)^γ.
+    `detach_weight` stops the gradient through (1 − p)^γ.
 
     >>> f"{focal_loss(torch.tensor(0.5).log(), 1.0):.4f}"
     '0.3466'
@@ -140,9 +215,9 @@ def focal_loss(log_p: Tensor, gamma: float, *, detach_weight: bool = False) -> T
 
 
 def focal_weight(log_p: Tensor, gamma: float) -> tuple[Tensor, Tensor]:
-    """The factor w that the focal loss puts before cross-entropy's gradient, ∂L/∂s = w (p − e_y), and p dw/dp.
+    """Compute the focal loss's factor w of the cross-entropy gradient, ∂L/∂s = w (p − e_y), and p dw/dp.
 
-    w = (1 − p)^γ (1 + γ r) with r = −p ln p/(1 − p), which is 1 where p is 1 to the last digit.
+    w = (1 − p)^γ (1 + γ r) with r = −p ln p/(1 − p); the limit of r at p = 1 is 1.
 
     >>> print(*(f"{float(x):.4f}" for x in focal_weight(torch.tensor(0.5).log(), 1.0)))
     0.8466 -0.6534

@@ -11,18 +11,18 @@ from torch import Tensor
 
 
 class Mixed(NamedTuple):
-    """A batch in which each sample is mixed with another."""
+    """A batch of mixtures of two samples each."""
 
     inputs: Tensor
     labels: Tensor
-    """The labels of the samples themselves."""
+    """Labels of the first samples."""
     partners: Tensor
-    """The labels of what was mixed into them."""
+    """Labels of the second samples."""
     share: float
-    """How much of a mixture is the sample itself."""
+    """ρ, the share of the first sample."""
 
     def loss(self, loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor) -> Tensor:
-        """The loss of the network's logits for the mixture: ρL(z, y_i) + (1−ρ)L(z, y_j), of any loss."""
+        """Compute ρL(z, y_i) + (1−ρ)L(z, y_j) from the network's logits for the mixture."""
         if self.share == 1:
             return loss(logits, self.labels)
         return self.share * loss(logits, self.labels) + (1 - self.share) * loss(logits, self.partners)
@@ -33,10 +33,27 @@ def mixup(
 ) -> Mixed:
     """Mix each sample of a batch with another: ρx_i + (1−ρ)x_j, with one ρ ~ Beta(α, α) for the batch.
 
-    j is a random permutation of i. α = 0 mixes nothing. In training give a generator, or (seed, epoch, step) as the
-    seed, so that each batch is mixed anew. Not where temperature scaling follows, since the network comes out
-    underconfident on samples that are not mixed; nor for tokens, which have no mixtures.
+    j is a random permutation of i. The network becomes underconfident on unmixed samples, so avoid it before
+    temperature scaling. Tokens cannot be mixed.
 
+    Parameters
+    ----------
+    inputs
+        Floating-point inputs, shape (n, …).
+    labels
+        Labels or targets, shape (n, …).
+    alpha
+        Parameter of the beta distribution; 0 mixes nothing.
+    seed
+        Seed or generator. Pass a generator or (seed, epoch, step), so that each batch is mixed differently.
+
+    Returns
+    -------
+    Mixed
+        The mixtures; ``mixed.loss(loss, logits)`` computes their loss.
+
+    Examples
+    --------
     >>> import torch
     >>> x, y = torch.tensor([[0.0], [1.0], [2.0], [3.0]]), torch.tensor([0, 1, 2, 3])
     >>> mixed = mixup(x, y, alpha=0.4, seed=2)
@@ -46,8 +63,10 @@ def mixup(
     >>> f"{mixed.loss(torch.nn.CrossEntropyLoss(), logits):.4f}"
     '1.1799'
 
-    Zhang et al. (2018), mixup: beyond empirical risk minimization; Thulasidasan et al. (2019), On mixup training:
-    improved calibration and predictive uncertainty.
+    References
+    ----------
+    Zhang et al. (2018), mixup: beyond empirical risk minimization, arXiv:1710.09412; Thulasidasan et al. (2019), On
+    mixup training: improved calibration and predictive uncertainty, arXiv:1905.11001.
     """
     if not inputs.is_floating_point():
         raise ValueError(f"inputs must be floating point, got {inputs.dtype}".replace("torch.", ""))

@@ -1,31 +1,27 @@
-"""The papers' ablations as rows: what δ and T do apart, what γ does, and how much the start matters."""
+"""The ablation of Neural Clamping as rows: δ and T alone and jointly, and temperature scaling with either loss."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from trueup import metrics
-from trueup._core.arrays import Array
 from trueup.calibrators.temperature import Temperature
 from trueup.clamping.clamped import Clamped, FitRecord
 from trueup.clamping.fit import clamp
-from trueup.clamping.problem import MapOptions, Objective, Recipe
+from trueup.clamping.problem import MapOptions, Objective
 from trueup.io.predictions import Predictions
-from trueup.models.calibrated import Calibrated, collect
 
 GAMMAS = tuple(i / 20 for i in range(21))
-"""0, 0.05, … 1: the exponents of the paper's second figure."""
-SEEDS = tuple(range(5))
-"""As many runs as the paper's boxes show."""
+"""Exponents of the paper's figure 2: 0, 0.05, … 1."""
 
 
 @dataclass(frozen=True)
 class AblationRow:
-    """One network on test data; the fields are the columns of the papers' tables."""
+    """Scores of one network on test data; the fields are the columns of the paper's tables."""
 
     method: str
     accuracy: float
@@ -38,30 +34,23 @@ class AblationRow:
     delta_norm: float
     gamma: float
     loss: float
-    """The objective at the end of the fit, on the calibration data; that of T alone where nothing else was fitted."""
+    """Objective at the end of the fit, on the calibration data; the loss of T alone if nothing else was fitted."""
     seed: int
 
 
-def ablate(clamped: Clamped, calibration: Iterable[Any], test: Iterable[Any]) -> list[AblationRow]:
-    """Take a fitted (δ, T) apart: neither, δ alone, T alone, both, and temperature scaling by either loss.
+def ablation_rows(record: FitRecord, fit: Predictions, plain: Predictions, shifted: Predictions) -> list[AblationRow]:
+    """Score a fitted (δ, T) in parts: neither, δ alone, T alone, both, and temperature scaling with either loss.
 
-    `temperature (focal)` has the exponent of the fit, or 1 where that was 0. Tang et al., "Neural Clamping" (2024),
+    The network's predictions are those on the calibration data, on the test data, and on the test data shifted by δ.
+    `temperature (focal)` has the exponent γ of the fit, or 1 if that is 0. Tang et al., "Neural Clamping" (2024),
     table 4.
     """
-    model = clamped.model
-    given = collect(model, calibration, progress=False)
-    plain, shifted = (collect(m, test, progress=False) for m in (model, Calibrated(model, before=clamped.before)))
-    return ablation_rows(clamped.fit_record, given, plain, shifted)
-
-
-def ablation_rows(record: FitRecord, given: Predictions, plain: Predictions, shifted: Predictions) -> list[AblationRow]:
-    """The same from the network's predictions: for calibration data, for test data, and for test data moved by δ."""
     gamma, labels = record.gamma or 1.0, plain.labels
-    by_likelihood, by_focal = Temperature.fit(*given), Temperature.fit_focal(*given, gamma=gamma)
+    by_likelihood, by_focal = Temperature.fit(*fit), Temperature.fit_focal(*fit, gamma=gamma)
     one, fitted = Temperature(1.0), Temperature(record.temperature)
-    # The temperature, γ, the logits, the norm of δ and the loss of each row.
+    # Temperature, γ, logits, norm of δ and loss of each row.
     rows = {
-        "uncalibrated": (one, 0.0, plain.logits, 0.0, metrics.nll(*given)),
+        "uncalibrated": (one, 0.0, plain.logits, 0.0, metrics.nll(*fit)),
         "temperature": (by_likelihood, 0.0, plain.logits, 0.0, _loss(by_likelihood)),
         "temperature (focal)": (by_focal, gamma, plain.logits, 0.0, _loss(by_focal)),
         "input only": (one, record.gamma, shifted.logits, record.delta_norm, record.objective),
@@ -69,42 +58,28 @@ def ablation_rows(record: FitRecord, given: Predictions, plain: Predictions, shi
         "both": (fitted, record.gamma, shifted.logits, record.delta_norm, record.objective),
     }
     return [
-        _row(method, (after(logits), labels), float(after.temperature), norm, exponent, loss, record.seed)
+        score_row(
+            method,
+            Predictions(after(logits), labels),
+            replace(record, temperature=float(after.temperature), delta_norm=norm, gamma=exponent, objective=loss),
+        )
         for method, (after, exponent, logits, norm, loss) in rows.items()
     ]
 
 
-def compare_starts(
-    model: nn.Module,
-    calibration: Iterable[Any],
-    test: Iterable[Any],
-    *,
-    starts: Sequence[str] = ("random", "data"),
-    seeds: Sequence[int] = SEEDS,
-    recipe: str | Recipe = "paper",
-    **options: Any,
-) -> list[AblationRow]:
-    """Fit from each start with each seed; `options` go to `clamp`, of which the data-driven start needs `box`.
-
-    Tang et al., "Neural Clamping" (2024), figure 3.
-    """
-    return [
-        _test_row(start, clamp_with(model, calibration, start=start, seed=seed, recipe=recipe, **options), test)
-        for start in starts
-        for seed in seeds
-    ]
-
-
-def _test_row(method: str, clamped: Clamped, test: Iterable[Any]) -> AblationRow:
-    record = clamped.fit_record
-    facts = record.temperature, record.delta_norm, record.gamma, record.objective, record.seed
-    return _row(method, collect(clamped, test, progress=False), *facts)
-
-
-def _row(method: str, pair: tuple[Array, Array], *facts: Any) -> AblationRow:
-    """The metrics of a pair, and the last five fields of the row."""
+def score_row(method: str, pair: Predictions, record: FitRecord) -> AblationRow:
+    """Score predictions on test data, with the facts of the fit that made them."""
     names = ("accuracy", "entropy", "nll", "ece", "aece", "sce")
-    return AblationRow(method, *(getattr(metrics, name)(*pair) for name in names), *facts)
+    scores = {name: getattr(metrics, name)(*pair) for name in names}
+    return AblationRow(
+        method,
+        **scores,
+        temperature=record.temperature,
+        delta_norm=record.delta_norm,
+        gamma=record.gamma,
+        loss=record.objective,
+        seed=record.seed,
+    )
 
 
 def _loss(fitted: Temperature) -> float:
@@ -112,7 +87,7 @@ def _loss(fitted: Temperature) -> float:
 
 
 def clamp_with(model: nn.Module, loader: Iterable[Any], **settings: Any) -> Clamped:
-    """`clamp` with the fields of its options as keywords."""
+    """Call `clamp` with the fields of its options records as keywords."""
     objective = {name: settings.pop(name) for name in list(settings) if name in Objective.__dataclass_fields__}
     names = {"input_map": "kind", "start": "start", "box": "box"}
     mapped = {field: settings.pop(name) for name, field in names.items() if name in settings}

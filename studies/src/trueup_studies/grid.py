@@ -1,4 +1,4 @@
-"""What a study is: a grid of settings, the work on one of them, and tables of the rows that come out."""
+"""Definition of a study: a grid of settings, the work on one of them, and tables of the resulting rows."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ STUDIES: Registry[Study] = Registry(
         "calarena": "trueup_studies.papers.calarena.calarena_study:STUDY",
     },
 )
-"""Name → Study, imported when it is asked for."""
+"""Name → study, imported on first use."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is to be run: settings in plain data, which say everything that the result depends on.
+    """One unit of work: settings in plain data, which determine the result.
 
-    `local` says where this machine keeps its files and how many threads to use. The work sees it among the settings,
-    but it is no part of the cell's identity, nor kept with the results.
+    `local` holds the machine's folders and number of threads. The work gets it among the settings, but it is neither
+    part of the cell's key nor stored with the results.
 
     >>> cell = Cell("demo", 1, {"method": "temperature", "seed": 0}, local={"folder": "/data"})
     >>> cell.key == Cell("demo", 1, {"seed": 0.0, "method": "temperature"}).key
@@ -49,7 +49,7 @@ class Cell:
 
     study: str
     version: int
-    """Of the study: a change of what it computes makes new cells of it."""
+    """Version of the study; a new version makes new cells."""
     settings: Mapping[str, Any]
     local: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
@@ -64,7 +64,7 @@ class Cell:
 
     @cached_property
     def key(self) -> str:
-        """The identity: a hash of study, version and settings, however these are ordered."""
+        """Hash of study, version and settings, whatever their order."""
         known = [self.study, self.version, _canonical(self.settings)]
         return digest(as_json(known, sort_keys=True).encode())
 
@@ -74,30 +74,30 @@ class Cell:
 
 @dataclass(frozen=True)
 class Options:
-    """What a user may choose. None is the study's own default."""
+    """Options of a user; None is the study's default."""
 
     data: str | None = None
-    """The data set, or the one file of several."""
+    """Data set, or one of several files."""
     data_dir: str | None = None
-    """Where data sets are kept."""
+    """Folder of data sets."""
     seeds: int | None = None
-    """How many runs of everything."""
+    """Number of runs of everything."""
     preset: str | None = None
     """Sizes and schedules by name, as "digits" or "paper"."""
     methods: tuple[str, ...] = ()
-    """These alone; every one if empty."""
+    """Methods to run; all if empty."""
     network: str | None = None
     """Another network than the preset's, or one of several."""
     oracle: bool = False
-    """Choose on the test half, as some papers did."""
+    """Whether to choose coefficients on the test half, as some papers did."""
     without: tuple[str, ...] = ()
-    """Parts of a study that are left out, as "figure-1d"."""
+    """Parts to leave out, such as "figure-1d"."""
     device: str | None = None
-    """Where networks are, such as "cuda"; if None, the GPU of whoever runs a cell, or its CPU."""
+    """Device of networks, such as "cuda"; None for the GPU of the machine that runs a cell, or its CPU."""
     retrain: bool = False
-    """Train also the networks that come with the package."""
+    """Whether to train the networks that come with the package, too."""
     threads: int = 1
-    """Of one cell. Another number than one may change the last digits."""
+    """Threads of one cell; more than one may change the final digits."""
 
     def __post_init__(self) -> None:
         for name, value in (("seeds", self.seeds), ("threads", self.threads)):
@@ -106,20 +106,20 @@ class Options:
 
 
 class WantedFile(NamedTuple):
-    """A file, or several by a pattern, of the folder of data."""
+    """A file, or a pattern of files, in the folder of data."""
 
     path: str
     words: str = ""
-    """What it is for; of one that is not needed, what is done without it."""
+    """Purpose of the file; for an optional one, what happens without it."""
     needed: bool = True
 
 
 @dataclass(frozen=True)
 class Study:
-    """An experiment: one short file that ends in one of these.
+    """An experiment.
 
-    `work` is "module:function", so that a worker on another machine finds it. The function takes the settings of one
-    cell, `local` among them, and returns rows in plain data. It must be deterministic given the settings.
+    `work` is "module:function", so that a worker on another machine can import it. The function takes the settings of
+    one cell, including `local`, and returns rows in plain data. It must be deterministic in its settings.
 
     >>> study = Study("demo", 1, grid=lambda options: product(method=["a", "b"], seed=range(2)), work="math:exp",
     ...               tables=lambda rows, options: {})
@@ -129,42 +129,41 @@ class Study:
 
     name: str
     version: int
-    """Raised whenever the same settings would give other rows: old results then no longer count."""
+    """Increased whenever the same settings would give other rows; old results no longer count then."""
     grid: Callable[[Options], Iterable[Mapping[str, Any]]]
-    """The settings of every cell."""
+    """Function that yields the settings of every cell."""
     work: str
     tables: Callable[[Rows, Options], Mapping[str, Table]]
     """Name of a file → table."""
     figures: Callable[[Rows, Options], Mapping[str, Any]] = lambda rows, options: {}
     """Name of a file → figure of Matplotlib."""
     local: Callable[[Options], Mapping[str, Any]] = lambda options: {}
-    """What of the options tells about the machine, such as where data are: it makes no new cells."""
+    """Options → settings of the machine, such as folders, which make no new cells."""
     presets: Callable[[], Mapping[str, Sequence[str]]] = dict
-    """Preset → its data sets, the default first."""
+    """Preset → its data sets; the default preset comes first."""
     files: Callable[[str], Sequence[WantedFile]] = lambda preset: ()
-    """Preset → files that it wants in the folder of data beside those of its data sets."""
+    """Preset → files in the folder of data that it needs besides those of its data sets."""
     claims: Callable[[], Sequence[Claim]] = tuple
-    """What the paper says, each judged by the rows."""
+    """Claims of the paper, which the rows judge."""
     resplit_ratio: Callable[[Mapping[str, Any]], float] = lambda row: 0.0
-    """A row with its settings → how many samples its run tests on over how many it does not, where each run splits the
-    same samples anew; 0 elsewhere."""
+    """Row → test samples over other samples, where each run splits the same samples anew; else 0."""
     flops: Callable[[Sequence[Mapping[str, Any]]], tuple[float, list[str]]] | None = None
-    """Settings of cells → the floating-point operations of their networks, and what could not be counted."""
+    """Settings of cells → floating-point operations of their networks, and descriptions of uncounted networks."""
     parts: tuple[str, ...] = ()
-    """What may be left out of it."""
+    """Parts that can be left out."""
     takes: tuple[str, ...] = ()
-    """Which of the options `network` and `retrain` it knows."""
+    """Supported options among `network` and `retrain`."""
     chooses: bool = False
-    """Whether it chooses something on validation samples, which an oracle would choose on the test's."""
+    """Whether it chooses settings on validation samples, so that an oracle could choose on test samples."""
     title: str = ""
     paper: str = ""
-    """Whose published numbers to compare with: a name in published.csv."""
+    """Paper with the published numbers, as named in published.csv."""
 
     def cells(self, options: Options | None = None) -> list[Cell]:
-        """Every cell of the study, each once, in the order of the grid."""
+        """Return every cell of the study once, in the order of the grid."""
         options = options or Options()
         if options.oracle and not self.chooses:
-            raise ValueError(f"oracle is of studies that choose among settings, got it with {self.name}")
+            raise ValueError(f"oracle is for studies that choose among settings, got it with {self.name}")
         for name in ("network", "retrain"):
             if getattr(options, name) and name not in self.takes:
                 raise ValueError(f"{name} is no option of {self.name}, got {getattr(options, name)!r}")
@@ -177,14 +176,14 @@ class Study:
         local |= {} if options.device is None else {"device": options.device}
         cells = [Cell(self.name, self.version, settings, local) for settings in self.grid(options)]
         if not cells:
-            given = {name: value for name, value in vars(options).items() if value and name != "threads"}
-            words = ", ".join(f"{name} {as_json(value)}" for name, value in given.items()) or "its defaults"
+            chosen = {name: value for name, value in vars(options).items() if value and name != "threads"}
+            words = ", ".join(f"{name} {as_json(value)}" for name, value in chosen.items()) or "its defaults"
             raise ValueError(f"nothing to run: no cell of {self.name} has {words}")
         return list({cell.key: cell for cell in cells}.values())
 
 
 def product(**axes: Iterable[Any]) -> list[dict[str, Any]]:
-    """Settings for every combination of the axes' values, the last axis running fastest.
+    """Return settings for every combination of the axes' values; the final axis varies fastest.
 
     >>> product(method=["a", "b"], seed=[0, 1])[:3]
     [{'method': 'a', 'seed': 0}, {'method': 'a', 'seed': 1}, {'method': 'b', 'seed': 0}]
@@ -193,7 +192,7 @@ def product(**axes: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def plain(value: Any, name: str) -> Any:
-    """The value as JSON has it: NumPy's and torch's numbers become Python's, arrays and tuples become lists.
+    """Convert a value to plain data: NumPy and torch numbers to Python numbers, arrays and tuples to lists.
 
     >>> plain({"sizes": (50, 100)}, "settings")
     {'sizes': [50, 100]}
@@ -211,20 +210,19 @@ def plain(value: Any, name: str) -> Any:
         return [plain(item, f"{name}[{i}]") for i, item in enumerate(value)]
     if hasattr(value, "tolist"):
         return plain(value.tolist(), name)
-    for kind in (bool, int, float, str):  # an IntEnum or a str of a subclass is what it is of
+    for kind in (bool, int, float, str):  # an IntEnum, or a subclass of str
         if isinstance(value, kind):
             return kind(value)
-    wanted = "plain data (None, bool, number, text, list, dict)"
-    raise ValueError(f"{name} must be {wanted}, got {type(value).__name__}")
+    raise ValueError(f"{name} must be plain data (None, bool, number, text, list, dict), got {type(value).__name__}")
 
 
 def read_toml(package: str, name: str) -> dict[str, Any]:
-    """A file of plain data that comes with a package."""
+    """Read a TOML file of a package."""
     return tomllib.loads(files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
 def digest(content: bytes) -> str:
-    """A short hash of some content, by which files and settings are identified.
+    """Return a short hash that identifies files and settings.
 
     >>> digest(b"")
     'e3b0c44298fc1c149afbf4c8996fb924'
@@ -233,12 +231,12 @@ def digest(content: bytes) -> str:
 
 
 def as_json(value: Any, *, sort_keys: bool = False) -> str:
-    """Text that `json.loads` turns into the very same value, NaN and infinities too."""
+    """Format as JSON that `json.loads` restores exactly, including NaN and infinities."""
     return json.dumps(value, sort_keys=sort_keys, separators=(",", ":"), ensure_ascii=False)
 
 
 def _canonical(value: Any) -> Any:
-    """Equal numbers written equally: 1.0 is 1."""
+    """Replace whole floats by integers, so that 1.0 and 1 give the same JSON."""
     if isinstance(value, dict):
         return {key: _canonical(item) for key, item in value.items()}
     if isinstance(value, list):

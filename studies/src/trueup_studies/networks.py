@@ -1,8 +1,8 @@
 """The small networks of the calibration literature, by name in `NETWORKS`.
 
-Each has a `trunk`, which draws nothing at random, and a `head`, with forward(x) = head(trunk(x)): Monte-Carlo dropout
-computes the trunk once and repeats only the head. Dropout layers are there also at probability 0, so that the names of
-the weights do not depend on it. Initial weights come from `seed`; the global generator is not used.
+Each has a deterministic `trunk` and a `head` with forward(x) = head(trunk(x)): Monte-Carlo dropout computes the trunk
+once and repeats only the head. Dropout layers exist also at probability 0, so that the names of the weights do not
+depend on it. Initial weights come from `seed`; the global generator is not used.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ class ResNet(nn.Module):
         initialise(self, seed)
 
     def trunk(self, images: Tensor) -> Tensor:
-        """Images to features (n, 64)."""
+        """Map images to features (n, 64)."""
         x = F.relu(self.bn1(self.conv1(images)))
         return self.layer3(self.layer2(self.layer1(x))).mean(dim=(2, 3))
 
     def head(self, features: Tensor) -> Tensor:
-        """Features to logits."""
+        """Map features to logits."""
         return self.linear(self.dropout(features))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images to logits."""
+        """Map images to logits."""
         return self.head(self.trunk(images))
 
 
 class _Block(nn.Module):
-    """Two convolutions beside a shortcut; where the width grows, every second pixel is kept and channels padded."""
+    """Two convolutions and a shortcut; where the width grows, it keeps every second pixel and pads channels."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
@@ -95,8 +95,8 @@ class WideResNet(nn.Module):
         self, depth: int, width: int, classes: int = 10, *, channels: int = 3, dropout: float = 0.0, seed: int = 0
     ) -> None:
         super().__init__()
-        blocks, last = _blocks(depth, 4), 64 * width
-        widths = (16, 16 * width, 32 * width, last)
+        blocks, final = _blocks(depth, 4), 64 * width
+        widths = (16, 16 * width, 32 * width, final)
         with torch.device("meta"):
             self.trunk = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
             stages = [
@@ -104,12 +104,12 @@ class WideResNet(nn.Module):
                 for (before, after), stride in zip(pairwise(widths), (1, 2, 2), strict=True)
                 for i in range(blocks)
             ]
-            pooled = (nn.BatchNorm2d(last), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-            self.head = nn.Sequential(*stages, *pooled, nn.Linear(last, classes))
+            pooled = (nn.BatchNorm2d(final), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+            self.head = nn.Sequential(*stages, *pooled, nn.Linear(final, classes))
         initialise(self, seed)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images to logits."""
+        """Map images to logits."""
         return self.head(self.trunk(images))
 
 
@@ -139,11 +139,11 @@ wrn16x4, wrn28x10, wrn40x10 = (partial(WideResNet, depth, width) for depth, widt
 def network_options(
     network: str | Callable[..., nn.Module], data: Any, *, outputs: int | None = None, **options: Any
 ) -> dict[str, Any]:
-    """Compute the keywords of a network for a data set: its number of outputs, and the sizes of the inputs it takes.
+    """Compute the keywords of a network for a data set: its number of outputs, and the sizes of its inputs.
 
-    Of channels, inputs, vocabulary and context those are given that the network asks for; `options` add to them and
-    override them. `outputs` is the number of classes by default. `data` has a name, a kind, classes, a vocabulary
-    and training pairs, as `load_data` gives them. The result is plain data, for `build_network`.
+    The sizes are those of channels, inputs, vocabulary and context that the network accepts; `options` add to them and
+    override them. `outputs` is the number of classes by default. `data` is a result of `load_data`, or has the same
+    attributes. The result is plain data, for `build_network`.
 
     >>> from types import SimpleNamespace
     >>> pairs = [(torch.zeros(1, 8, 8), 3)]
@@ -176,7 +176,7 @@ def build_network(
     *,
     normalisation: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> nn.Module:
-    """Make a network of `NETWORKS`, or of a class of one's own, behind the normalisation of its images if one is given.
+    """Build a network of `NETWORKS`, or of another class, after an optional normalisation of its images.
 
     >>> build_network("mlp", {"outputs": 2, "inputs": 3, "hidden": [4]}).eval()(torch.zeros(5, 3)).shape
     torch.Size([5, 2])
@@ -185,8 +185,8 @@ def build_network(
     return built if normalisation is None else nn.Sequential(Normalise(*normalisation), built)
 
 
-def _blocks(depth: int, rest: int) -> int:
-    blocks, left = divmod(depth - rest, 6)
-    if left or blocks < 1:
-        raise ValueError(f"depth must be 6n + {rest} with n ≥ 1, got {depth}")
+def _blocks(depth: int, extra: int) -> int:
+    blocks, remainder = divmod(depth - extra, 6)
+    if remainder or blocks < 1:
+        raise ValueError(f"depth must be 6n + {extra} with n ≥ 1, got {depth}")
     return blocks

@@ -19,11 +19,11 @@ from trueup_studies.templates import render
 _WORDS = read_toml("trueup_studies", "published.toml")
 UNITS: Mapping[str, Mapping[str, Any]] = _WORDS["units"]
 AFTER, DIGITS, SPELLINGS = _WORDS["after"], _WORDS["digits"], _WORDS["spellings"]
-"""Where our column has another name than the published metric; digits that papers print; our names → the papers'."""
+"""Units; our column → published metric where names differ; printed digits; our names → the papers'."""
 MAX_STDS = 2.0
-"""Two means differ if they are more than this many standard deviations of their difference apart."""
+"""Two means differ if their difference exceeds this many of its standard deviations."""
 CALIBRATE_NETWORKS = ("neural-clamping",)
-"""Papers that calibrate networks trained before: other weights are a setting there, which training is elsewhere."""
+"""Papers that calibrate trained networks, so that other weights are another setting."""
 MARKS = {"agrees": "=", "differs": "≠", "same direction": "✓", "opposite direction": "✗"}
 
 Verdict = Literal["agrees", "differs", "same direction", "opposite direction", "within spread", "no number"]
@@ -45,11 +45,11 @@ class PublishedValue(NamedTuple):
     """NaN where none is printed."""
 
 
-def published_values(paper: str, table: str | None = None, **wanted: str) -> list[PublishedValue]:
-    """The numbers of a paper, or of one of its tables, with these values in the other fields, in printed order.
+def published_values(paper: str, table: str | None = None, **matching: str) -> list[PublishedValue]:
+    """Return the numbers of a paper, or of one of its tables, with these values of the other fields, in printed order.
 
-    >>> wanted = {"model": "ResNet-110", "method": "Temperature Scaling", "metric": "ece_pct"}
-    >>> [value] = published_values("neural-clamping", "table 2", **wanted)
+    >>> fields = {"model": "ResNet-110", "method": "Temperature Scaling", "metric": "ece_pct"}
+    >>> [value] = published_values("neural-clamping", "table 2", **fields)
     >>> f"{value.mean:.2f} {value.std:.2f}"
     '1.71 0.00'
     >>> sorted({value.table for value in published_values("rethinking")})
@@ -59,13 +59,13 @@ def published_values(paper: str, table: str | None = None, **wanted: str) -> lis
     calibration; Wang, Feng & Zhang (2021), Rethinking calibration of deep neural networks: do not be afraid of
     overconfidence.
     """
-    if unknown := sorted(set(wanted) - set(PublishedValue._fields)):
+    if unknown := sorted(set(matching) - set(PublishedValue._fields)):
         raise ValueError(f"fields must be among {', '.join(PublishedValue._fields[2:])}, got {unknown[0]!r}")
     papers = sorted({value.paper for value in _all_values()})
     if paper not in papers:
         raise ValueError(f"paper must be one of {', '.join(papers)}, got {paper!r}")
-    wanted = {"paper": paper, **({} if table is None else {"table": table}), **wanted}
-    return [value for value in _all_values() if all(getattr(value, name) == field for name, field in wanted.items())]
+    matching = {"paper": paper, **({} if table is None else {"table": table}), **matching}
+    return [value for value in _all_values() if all(getattr(value, name) == field for name, field in matching.items())]
 
 
 @cache
@@ -80,7 +80,7 @@ def _float(text: str) -> float:
 
 
 class Reason(NamedTuple):
-    """A setting that is not the paper's."""
+    """A setting that differs from the paper's."""
 
     what: str
     ours: str
@@ -92,7 +92,7 @@ class Reason(NamedTuple):
 
 @dataclass(frozen=True)
 class ComparedFigure:
-    """One figure of one method, ours and theirs in the unit of the paper."""
+    """One metric of one method: our number and the published one, in the paper's unit."""
 
     method: str
     figure: str
@@ -102,46 +102,46 @@ class ComparedFigure:
     theirs: float
     their_std: float
     verdict: Verdict
-    """With the same settings "agrees" or "differs"; else the direction of the change from the reference."""
+    """With the same settings "agrees" or "differs"; else it compares the directions of change from the reference."""
 
     @property
     def digits(self) -> int:
-        """As the paper prints it."""
+        """Number of digits that the paper prints."""
         return int(DIGITS.get(self.figure, 2))
 
     @property
     def heading(self) -> str:
-        """Its name and unit, above its column."""
+        """Name and unit, the heading of its column."""
         name, sign = self.figure.replace("_", ", "), UNITS.get(f"_{self.unit.split(' ')[0]}", {}).get("sign", "")
         return f"{name}, {sign}" if sign else name
 
 
 @dataclass(frozen=True)
 class PaperComparison:
-    """One group of our results compared with one data set and network of a published table."""
+    """Comparison of one group of our results with one data set and network of a published table."""
 
     table: str
-    """The paper's."""
+    """Table of the paper."""
     name: str
-    """Of our table."""
+    """Name of our table."""
     group: str
     dataset: str
     model: str
     reference: str
-    """The first method of both, from which the changes of the others are counted."""
+    """The first method that both have; the changes of the others are relative to it."""
     reasons: tuple[Reason, ...]
-    """Settings that differ; none where data set and network are the same, and so are weights that were given."""
+    """Settings that differ; empty if data set, network and any published weights are the same."""
     figures: tuple[ComparedFigure, ...]
 
     def with_verdict(self, verdict: Verdict) -> list[ComparedFigure]:
-        """The figures with this verdict."""
+        """Return the numbers with this verdict."""
         return [figure for figure in self.figures if figure.verdict == verdict]
 
 
 def compare_with_paper(tables: Mapping[str, Table], rows: Rows, paper: str) -> list[PaperComparison]:
-    """Compare each published table with the one of ours that shares most of its methods and figures, group by group.
+    """Compare each published table with our table that shares most of its methods and metrics, group by group.
 
-    Where one of our groups has the same data set and network, only that group is compared with them.
+    A group of ours with the same data set and network is preferred to all others.
     """
     by_table: dict[str, list[PublishedValue]] = {}
     for value in published_values(paper):
@@ -196,7 +196,7 @@ def _verdict(
     if not other:
         return "differs" if _differ(mean, std, value.mean, value.std) else "agrees"
     if base is None or base[2] is value:
-        return "no number"  # the reference does not change from itself
+        return "no number"  # the reference itself
     ours = _differ(mean, std, base[0], base[1]) * math.copysign(1, mean - base[0])
     theirs = _differ(value.mean, value.std, base[2].mean, base[2].std) * math.copysign(1, value.mean - base[2].mean)
     if not ours * theirs:
@@ -205,7 +205,7 @@ def _verdict(
 
 
 def _differ(a: float, a_std: float, b: float, b_std: float) -> bool:
-    """Whether two means differ by more than their spread; one number alone has none."""
+    """Return whether two means differ by more than their spread; a single number has no spread."""
     spread = math.hypot(*(0.0 if math.isnan(std) else std for std in (a_std, b_std)))
     return abs(a - b) > max(MAX_STDS * spread, 1e-9)
 
@@ -218,10 +218,10 @@ def _count_shared(ours: Table, values: Iterable[PublishedValue]) -> int:
 
 
 def _reasons(group: str, rows: Rows, dataset: str, model: str) -> tuple[Reason, ...]:
-    """What of a group's data set and network is not the paper's."""
+    """List how a group's data set and network differ from the paper's."""
     data, _, network = group.partition(", ")
-    own_rows = [row for row in rows if normalize_name(str(row.get("data", ""))) == normalize_name(data)]
-    networks = [network] if network else sorted({str(row["network"]) for row in own_rows if "network" in row})
+    group_rows = [row for row in rows if normalize_name(str(row.get("data", ""))) == normalize_name(data)]
+    networks = [network] if network else sorted({str(row["network"]) for row in group_rows if "network" in row})
     reasons = []
     if normalize_name(data) != normalize_name(dataset):
         reasons.append(Reason("data set", data, dataset))
@@ -231,7 +231,7 @@ def _reasons(group: str, rows: Rows, dataset: str, model: str) -> tuple[Reason, 
 
 
 def _weights_reasons(group: str, rows: Rows, paper: str) -> tuple[Reason, ...]:
-    """What of the weights of a network that the paper has too is not the paper's."""
+    """List how our weights differ from the paper's."""
     if paper not in CALIBRATE_NETWORKS:
         return ()
     ours = {_other_weights(row["how"]) for row in rows if group == f"{row['data']}, {row['network']}"}
@@ -239,15 +239,15 @@ def _weights_reasons(group: str, rows: Rows, paper: str) -> tuple[Reason, ...]:
 
 
 def _other_weights(how: Mapping[str, Any]) -> str:
-    """Where weights are from that are not the paper's; nothing of those that are, or that timm publishes."""
+    """Return the origin of our weights; empty for the paper's weights and those that timm publishes."""
     if how.get("weights"):
-        published = any(how.get("split", ())[2:])  # the third field of `WeightsSplit`, which is left out if false
+        published = any(how.get("split", ())[2:])  # the third field of `WeightsSplit`; absent if false
         return "" if published else str(how["weights"])
     return "trained here" if "epochs" in how else ""
 
 
 def column_and_factor(metric: str) -> tuple[str, float]:
-    """Our column for a published metric, and the factor that brings a plain number to its unit.
+    """Return our column for a published metric, and the factor from a plain number to its unit.
 
     >>> column_and_factor("ece_pct"), column_and_factor("sce_x1e-3"), column_and_factor("ece_pct_after_ts")
     (('ece', 100.0), ('sce', 1000.0), ('ece_temperature', 100.0))
@@ -260,7 +260,7 @@ def column_and_factor(metric: str) -> tuple[str, float]:
 
 
 def normalize_name(name: str) -> str:
-    """A name without case and punctuation, in the spelling of the papers.
+    """Normalise a name: no capitals or punctuation, and the papers' spelling.
 
     >>> normalize_name("CIFAR-100"), normalize_name("resnet110"), normalize_name("newsgroups20")
     ('cifar100', 'resnet110', '20newsgroups')
@@ -270,21 +270,18 @@ def normalize_name(name: str) -> str:
 
 
 def comparison_csv(comparisons: Sequence[PaperComparison]) -> str:
-    """One line a number: ours and the published one in the unit of the paper, and the verdict."""
+    """Format as CSV, one line per number: ours and the published one in the paper's unit, and the verdict."""
     lines = [
-        {
-            **{"table": each.table, "data": each.dataset, "network": each.model, "ours on": each.group},
-            **{"method": figure.method, "figure": figure.heading, "ours": figure.ours, "our std": figure.our_std},
-            **{"paper": figure.theirs, "paper std": figure.their_std, "verdict": figure.verdict},
-        }
-        for each in comparisons
-        for figure in each.figures
+        [c.table, c.dataset, c.model, c.group, f.method, f.heading, f.ours, f.our_std, f.theirs, f.their_std, f.verdict]
+        for c in comparisons
+        for f in c.figures
     ]
-    return to_csv([list(line.values()) for line in lines], list(lines[0]))
+    head = ["table", "data", "network", "ours on", "method", "figure"]
+    return to_csv(lines, [*head, "ours", "our std", "paper", "paper std", "verdict"])
 
 
 def comparison_section(paper: str, comparisons: Sequence[PaperComparison], options: Options) -> str:
-    """The section of a page with our numbers, the published ones, and what the settings explain of the differences."""
+    """Return the section of a page with our numbers, the published ones, and the settings that explain differences."""
     parts = {"same": [c for c in comparisons if not c.reasons], "others": [c for c in comparisons if c.reasons]}
     known = {"count": _count, "figures": _list_figures, "reasons": _list_reasons, "compared": _comparison_table}
     return render("comparison.html.j2", paper=paper, comparisons=comparisons, oracle=options.oracle, **parts, **known)
@@ -295,7 +292,7 @@ def _count(comparisons: Sequence[PaperComparison], verdict: Verdict) -> int:
 
 
 def _list_reasons(comparisons: Sequence[PaperComparison]) -> str:
-    """Each setting once: ours, and what the paper had in its place."""
+    """List each setting once: ours, and the paper's."""
     theirs: dict[tuple[str, str], dict[str, None]] = {}
     for reason in (reason for comparison in comparisons for reason in comparison.reasons):
         theirs.setdefault((reason.what, reason.ours), {})[reason.theirs] = None

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class _Networks(Registry[Callable[..., "nn.Module"]]):
-    """With every network of timm besides, under `timm:` and its name there."""
+    """The registry, with every network of timm under `timm:` and its name there."""
 
     def __getitem__(self, name: str) -> Callable[..., nn.Module]:
         if isinstance(name, str) and name.startswith("timm:"):
@@ -38,4 +38,4 @@ NETWORKS = _Networks(
         "char_transformer": "trueup_studies.sequences:CharTransformer",
     },
 )
-"""Network → its maker, which takes the number of outputs first; `timm:resnet18` is timm's."""
+"""Name → function that builds the network; its first argument is the number of outputs. `timm:resnet18` is timm's."""

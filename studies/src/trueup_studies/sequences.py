@@ -1,7 +1,7 @@
-"""Small networks on sequences of whole numbers: words of a text, characters of a book.
+"""Small networks on sequences of integers: words of a text, characters of a book.
 
-As those on images, each has a `trunk`, which draws nothing at random, and a `head`, with forward(x) = head(trunk(x));
-dropout layers are there also at probability 0. Initial weights come from `seed`; the global generator is not used.
+Like the image networks, each has a deterministic `trunk` and a `head` with forward(x) = head(trunk(x)). Dropout layers
+exist also at probability 0. Initial weights come from `seed`; the global generator is not used.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 CONVOLUTIONS = 7
-"""With the linear layer on top, the text network has eight layers."""
+"""Number of convolutions; with the linear layer, the text network has eight layers."""
 POOLED = (1, 3, 5)
-"""After which convolutions the text is halved in length."""
+"""Convolutions (from 0) after which the length is halved."""
 
 
 class TextCNN(nn.Module):
-    """An 8-layer convolutional network on words: seven convolutions of width 3, their greatest values, a linear layer.
+    """An 8-layer convolutional network on words: seven convolutions of width 3, global max pooling, a linear layer.
 
-    Tokens (n, length) of any length; 0 is padding, and how much of it follows a text changes nothing (in training
-    with `batch_norm`, whose statistics count it, it does).
+    Tokens (n, length) may have any length. 0 is padding and does not change the result, except through the batch
+    statistics in training with `batch_norm`.
 
     >>> TextCNN(6, vocabulary=100, dropout=0.3).eval()(torch.tensor([[5, 17, 2, 0], [8, 0, 0, 0]])).shape
     torch.Size([2, 6])
 
-    In the manner of Zhang, Zhao and LeCun, "Character-level convolutional networks for text classification" (2015).
+    Similar to Zhang, Zhao and LeCun, "Character-level convolutional networks for text classification" (2015).
     """
 
     def __init__(
@@ -53,26 +53,26 @@ class TextCNN(nn.Module):
         _initialise(self, seed)
 
     def trunk(self, tokens: Tensor) -> Tensor:
-        """Tokens (n, length) to features (n, width)."""
+        """Map tokens (n, length) to features (n, width)."""
         x = self.embedding(tokens).transpose(1, 2)
         text = (tokens != 0).to(x.dtype)[:, None]
         for number, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
-            # What is not negative can be pooled with the zeros of the padding as if they were not there.
+            # The values are not negative, so max pooling ignores the zeros of the padding.
             x = F.relu(norm(convolution(x))) * text
             if number in POOLED:
                 x, text = (F.max_pool1d(part, 2, ceil_mode=True) for part in (x, text))
         return x.amax(dim=2)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens (n, length) to logits (n, classes)."""
+        """Map tokens (n, length) to logits (n, classes)."""
         return self.head(self.trunk(tokens))
 
 
 class CharTransformer(nn.Module):
-    """A causal transformer: logits of the next character at each place, from those up to it.
+    """A causal transformer: logits of the next character at each position, from the characters up to it.
 
-    Tokens (n, length ≤ context) give logits (n, length, classes). Dropout is in the last `random_layers` blocks, from
-    the first of their two-layer parts on: that and what follows make up the head, so Monte-Carlo passes repeat little.
+    Tokens (n, length ≤ context) give logits (n, length, classes). Dropout begins in the first feed-forward part of the
+    final `random_layers` blocks. The head begins there too, so Monte-Carlo passes repeat little.
 
     >>> net = CharTransformer(65, context=32, width=16, heads=2, layers=2, dropout=0.1).eval()
     >>> net(torch.zeros(3, 20, dtype=torch.int64)).shape
@@ -103,7 +103,7 @@ class CharTransformer(nn.Module):
         still = 2 * (layers - random_layers) + 1 if random_layers else 2 * layers
         with torch.device("meta"):
             self.characters = nn.Embedding(classes, width)
-            self.places = nn.Embedding(context, width)
+            self.positions = nn.Embedding(context, width)
             halves: list[nn.Module] = [
                 _TwoLayers(width, dropout if number >= still else None)
                 if number % 2
@@ -118,60 +118,60 @@ class CharTransformer(nn.Module):
         with torch.no_grad():  # residuals of all blocks add up: keep the variance of their sum
             for module in self.modules():
                 if isinstance(module, _Attention | _TwoLayers):
-                    module.last.weight.mul_(1 / math.sqrt(2 * layers))
+                    module.output.weight.mul_(1 / math.sqrt(2 * layers))
 
     def trunk(self, tokens: Tensor) -> Tensor:
-        """Tokens (n, length) to features (n, length, width)."""
+        """Map tokens (n, length) to features (n, length, width)."""
         if tokens.shape[1] > self.context:
-            raise ValueError(f"tokens must have at most {self.context} places, got {tokens.shape[1]}")
-        return self.blocks(self.characters(tokens) + self.places.weight[: tokens.shape[1]])
+            raise ValueError(f"tokens must have at most {self.context} positions, got {tokens.shape[1]}")
+        return self.blocks(self.characters(tokens) + self.positions.weight[: tokens.shape[1]])
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens (n, length) to logits (n, length, classes)."""
+        """Map tokens (n, length) to logits (n, length, classes)."""
         return self.head(self.trunk(tokens))
 
 
 class _Attention(nn.Module):
-    """Attention to what came before, of the normalised input, added to it: the first half of a block."""
+    """Causal attention with normalised input and a residual connection: the first half of a block."""
 
     def __init__(self, width: int, heads: int, dropout: float | None) -> None:
         super().__init__()
         self.heads = heads
         self.norm = nn.LayerNorm(width)
-        self.wanted = nn.Linear(width, 3 * width)
-        self.last = nn.Linear(width, width)
-        # Not in the attention itself: there it would be no layer that could be switched on by itself.
+        self.qkv = nn.Linear(width, 3 * width)
+        self.output = nn.Linear(width, width)
+        # Not inside the attention, where dropout is no separate layer that can be activated.
         self.dropout = nn.Identity() if dropout is None else nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         n, length, width = x.shape
-        parts = self.wanted(self.norm(x)).reshape(n, length, 3, self.heads, width // self.heads)
+        parts = self.qkv(self.norm(x)).reshape(n, length, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return x + self.dropout(self.last(mixed.transpose(1, 2).reshape(n, length, width)))
+        return x + self.dropout(self.output(mixed.transpose(1, 2).reshape(n, length, width)))
 
 
 class _TwoLayers(nn.Module):
-    """Two layers at each place by itself, of the normalised input, added to it: the second half of a block."""
+    """Feed-forward layers with normalised input and a residual connection: the second half of a block."""
 
     def __init__(self, width: int, dropout: float | None) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.first = nn.Linear(width, 4 * width)
-        self.last = nn.Linear(4 * width, width)
-        # At the input too: else the layers themselves would never see anything random. Not of what is hidden, which is
-        # four times as much to draw.
+        self.output = nn.Linear(4 * width, width)
+        # Dropout at the input too, so that the layers get random inputs; not on the hidden values, which are four times
+        # as many.
         self.dropout1, self.dropout2 = (nn.Identity() if dropout is None else nn.Dropout(dropout) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.dropout2(self.last(F.gelu(self.first(self.dropout1(self.norm(x))))))
+        return x + self.dropout2(self.output(F.gelu(self.first(self.dropout1(self.norm(x))))))
 
 
 def _initialise(network: nn.Module, seed: int) -> None:
-    """Give a network made on the meta device memory and weights.
+    """Allocate and draw the weights of a network made on the meta device.
 
-    Convolutions N(0, 2/fan-in), as rectifiers want them; embeddings and linear layers N(0, 0.02²); biases 0. Drawn on
-    the CPU, so that a seed means the same on any device.
+    Convolutions are N(0, 2/fan-in), suited to ReLU; embeddings and linear layers N(0, 0.02²); biases 0. They are drawn
+    on the CPU, so that a seed gives the same weights on any device.
     """
     generator = torch.Generator().manual_seed(seed)
     network.to_empty(device=torch.get_default_device())

@@ -1,4 +1,4 @@
-"""Are differences statistically significant: t-tests over seeds, and mean ranks over data sets."""
+"""Significance of differences: t-tests over seeds, and mean ranks over data sets."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 from scipy.special import chdtrc, stdtr, stdtrit
 
 LEVEL = 0.05
-"""Below this p-value a difference is called statistically significant."""
+"""p-value below which a difference is called statistically significant."""
 ROUNDING = 1e-9
-"""Of the greatest value: what differs by less is the same."""
+"""Relative tolerance for equality."""
 
 
 def t_test(a: np.ndarray, b: np.ndarray) -> float:
-    """The two-sided p-value of the two-sample t-test with pooled variance; NaN if a sample has fewer than two values.
+    """Compute the two-sided p-value of the t-test with pooled variance; NaN if a sample has fewer than two values.
 
-    t = (m₁ − m₂) / (s√(1/n₁ + 1/n₂)) on n₁ + n₂ − 2 degrees of freedom, s² the pooled variance. Two samples without any
-    spread are 1 if they are equal, else NaN: what draws nothing is not tested by repeating it.
+    t = (m₁ − m₂) / (s√(1/n₁ + 1/n₂)) on n₁ + n₂ − 2 degrees of freedom, s² the pooled variance. For two constant
+    samples the result is 1 if they are equal, else NaN: repeating a deterministic method is no test.
 
     >>> f"{t_test(np.array([0.02, 0.03]), np.array([0.05, 0.06])):.4f}"
     '0.0513'
@@ -35,10 +35,10 @@ def t_test(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def paired_t_test(differences: np.ndarray, *, resplit_ratio: float = 0.0) -> float:
-    """The two-sided p-value of the paired t-test; NaN of fewer than two differences.
+    """Compute the two-sided p-value of the paired t-test; NaN for fewer than two differences.
 
-    t = m / `standard_error` on n − 1 degrees of freedom, for n differences with mean m. Of differences that are all the
-    same it is 1 if they are zero, else NaN, as with `t_test`.
+    t = m / `standard_error` on n − 1 degrees of freedom, for n differences with mean m. For equal differences the
+    result is 1 if they are zero, else NaN, as in `t_test`.
 
     >>> f"{paired_t_test(np.array([0.01, 0.02, 0.03])):.4f}"
     '0.0742'
@@ -53,7 +53,7 @@ def paired_t_test(differences: np.ndarray, *, resplit_ratio: float = 0.0) -> flo
 
 
 def paired_interval(differences: np.ndarray, *, resplit_ratio: float = 0.0) -> tuple[float, float]:
-    """The interval of the mean of paired differences that goes with `paired_t_test`; NaN of fewer than two.
+    """Compute the interval of the mean of paired differences that matches `paired_t_test`; NaN for fewer than two.
 
     >>> [f"{end:.4f}" for end in paired_interval(np.array([0.01, 0.02, 0.03]))]
     ['-0.0048', '0.0448']
@@ -66,11 +66,11 @@ def paired_interval(differences: np.ndarray, *, resplit_ratio: float = 0.0) -> t
 
 
 def standard_error(differences: np.ndarray, *, resplit_ratio: float = 0.0) -> float:
-    """The standard error s √(1/n + q) of the mean of n differences with standard deviation s.
+    """Compute the standard error s √(1/n + q) of the mean of n differences with standard deviation s.
 
-    q = `resplit_ratio` is for runs that each split the same samples anew: how many samples a run tests on, over how
-    many it does not. Splits share samples, so that the differences vary less than they would with new ones; q is 0 for
-    runs that share none, or that are all of the same test samples.
+    q = `resplit_ratio` is for runs that each split the same samples anew: the number of test samples divided by the
+    number of the others. Such splits share samples, so their differences vary less than those of new samples. q is 0
+    for runs that share no samples, or that all have the same test samples.
 
     >>> [f"{standard_error(np.array([0.01, 0.02, 0.03]), resplit_ratio=q):.4f}" for q in (0, 1)]
     ['0.0058', '0.0115']
@@ -81,7 +81,7 @@ def standard_error(differences: np.ndarray, *, resplit_ratio: float = 0.0) -> fl
 
 
 def is_constant(values: np.ndarray) -> bool:
-    """Whether values differ by no more than rounding does.
+    """Return whether values differ by no more than rounding.
 
     >>> is_constant(np.array([0.3, 0.1 + 0.2])), is_constant(np.array([0.3, 0.30001]))
     (True, False)
@@ -93,20 +93,23 @@ class Ranking(NamedTuple):
     """Methods by their mean rank over data sets."""
 
     ranks: Mapping[str, float]
-    """Method → mean rank, the best first."""
+    """Method → mean rank; the best comes first."""
     data_sets: int
     statistic: float
     """Friedman's χ², with the correction for ties."""
     p_value: float
-    """The chance of at least this statistic if all methods were equally good."""
+    """Probability of at least this statistic if all methods were equally good."""
     critical: float
-    """Mean ranks farther apart than this differ significantly."""
-    cliques: tuple[tuple[str, ...], ...]
-    """The largest sets of neighbours whose ranks do not differ significantly."""
+    """Mean ranks that differ by more than this differ significantly."""
+
+    def worse_than_best(self) -> list[str]:
+        """Return the methods whose mean rank is significantly worse than the best."""
+        best = next(iter(self.ranks.values()))
+        return [name for name, value in self.ranks.items() if value - best > self.critical]
 
 
 def ranking(scores: Mapping[str, Sequence[float]], *, level: float = LEVEL) -> Ranking:
-    """Rank methods by scores, one a data set and lower better, and say which ranks differ.
+    """Rank methods by scores, one score per data set and lower better, with Friedman's and Nemenyi's tests.
 
     χ² = (k − 1) Σⱼ (Rⱼ − N(k + 1)/2)² / (Σᵢⱼ rᵢⱼ² − Nk(k + 1)²/4) for N data sets, k methods and rank sums Rⱼ; the
     critical difference is q √(k(k + 1)/(6N)), q the quantile of the studentised range of k over √2.
@@ -119,35 +122,20 @@ def ranking(scores: Mapping[str, Sequence[float]], *, level: float = LEVEL) -> R
 
     Demšar (2006), Statistical comparisons of classifiers over multiple data sets.
     """
+    from scipy.stats import rankdata, studentized_range
+
     names = list(scores)
     table = np.array([list(scores[name]) for name in names], dtype=float).T
     data_sets, k = table.shape if table.ndim == 2 else (0, 0)
     if k < 2 or data_sets < 1 or not np.isfinite(table).all():
         raise ValueError(
-            f"scores must be finite, of two or more methods on the same data sets, got {k} methods on {data_sets}"
+            f"scores must be finite, for two or more methods on the same data sets, got {k} methods on {data_sets}"
         )
-    ranks = np.array([[(row < x).sum() + ((row == x).sum() + 1) / 2 for x in row] for row in table])
+    ranks = rankdata(table, axis=1)
     spread = float((ranks**2).sum() - data_sets * k * (k + 1) ** 2 / 4)
     between = float(((ranks.sum(0) - data_sets * (k + 1) / 2) ** 2).sum())
     statistic = (k - 1) * between / spread if spread else 0.0
     means = dict(sorted(zip(names, ranks.mean(0).tolist(), strict=True), key=lambda item: item[1]))
-    critical = _range_quantile(k, level) / math.sqrt(2) * math.sqrt(k * (k + 1) / (6 * data_sets))
-    p_value = float(chdtrc(k - 1, statistic))
-    return Ranking(means, data_sets, statistic, p_value, critical, _cliques(means, critical))
-
-
-def _range_quantile(k: int, level: float) -> float:
-    from scipy.stats import studentized_range
-
-    return float(studentized_range.ppf(1 - level, k, math.inf))
-
-
-def _cliques(means: Mapping[str, float], critical: float) -> tuple[tuple[str, ...], ...]:
-    """Runs of neighbours no farther apart than the critical difference, without those inside a longer one."""
-    names, cliques, reached = list(means), [], 0
-    for first, name in enumerate(names):
-        end = max(i for i in range(first, len(names)) if means[names[i]] - means[name] <= critical) + 1
-        if end > reached:
-            cliques.append(tuple(names[first:end]))
-            reached = end
-    return tuple(cliques)
+    quantile = float(studentized_range.ppf(1 - level, k, math.inf))
+    critical = quantile / math.sqrt(2) * math.sqrt(k * (k + 1) / (6 * data_sets))
+    return Ranking(means, data_sets, statistic, float(chdtrc(k - 1, statistic)), critical)

@@ -1,4 +1,4 @@
-"""The page about a study: its tables and figures in one HTML file, and every one of them in files beside it."""
+"""The page of a study: its tables and figures in one HTML file, and each of them in files next to it."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ TABLE_FORMATS = ("md", "tex", "csv")
 FORMATS = ("pdf", "svg", "png")
 WRITTEN = (*TABLE_FORMATS, *FORMATS)
 STUDY_MARK = "<span>Study</span>"
-"""By which a page of a study is known."""
+"""Marks an HTML file as the page of a study."""
 DPI = 200
 WIDE = 5.0
-"""Inches from which on a figure has a row for itself."""
+"""Width in inches from which a figure has its own row."""
 LARGEST = 2**18
-"""Bytes of vectors: hatches make millions."""
+"""Largest SVG in bytes; larger figures become pixels."""
 MANY = 12
-"""Values of a setting that are listed; of more, how many there are."""
+"""Largest number of listed values of a setting; with more, only their number is printed."""
 SUMMARY = "run.csv"
-"""The file that says what was run."""
+"""File with the summary of the run."""
 COMPARISON = "paper.csv"
-"""The file with our numbers and the published ones."""
+"""File with our numbers and the published ones."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
 def save_page(study: Study, store: Store, options: Options | None, folder: str | Path) -> Path:
-    """Write the page of what a store holds of a study, with its tables and figures in files; return its path.
+    """Write the page of a study from the results in a store, with its tables and figures in files; return its path.
 
-    Tables are written as Markdown, LaTeX and CSV, figures as PDF, SVG and PNG. Nothing is run: cells without
-    a result are listed as missing, while some are each row says how many runs it is of, and every number on the page
-    comes from the store or from a paper. What the paper prints beside ours is in `paper.csv` too. Files that a former
-    page in the folder links to and this one does not are removed: they are of other options.
+    Tables are written as Markdown, LaTeX and CSV, figures as PDF, SVG and PNG. Nothing is run: cells without a result
+    are listed as missing, and every number comes from the store or from a paper. While cells are missing, each row
+    shows its number of runs. `paper.csv` has our numbers and the published ones. Files that a former page links to and
+    this one does not are removed, since they belong to other options.
 
     >>> from tempfile import TemporaryDirectory
     >>> from trueup_studies import STUDIES, run
@@ -73,7 +73,9 @@ def save_page(study: Study, store: Store, options: Options | None, folder: str |
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     save_tables({**({"claims": claims} if claims else {}), **tables}, target)
-    _save_summary(study, len(cells), outcomes, options, target)
+    summary = summarise_run(study, len(cells), outcomes, options)
+    with atomic_write(target / SUMMARY) as [draft]:
+        draft.write_text(to_csv(list(summary.items()), ["what", "value"]), encoding="utf-8")
     drawings = [_save_figure(name, figure, target) for name, figure in figures.items()]
     comparisons = compare_with_paper(tables, rows, study.paper) if study.paper and rows else []
     if comparisons:
@@ -96,7 +98,7 @@ def save_page(study: Study, store: Store, options: Options | None, folder: str |
     content = document(study.title or study.name, body, policy=POLICY)
     with atomic_write(page) as (draft,):
         draft.write_text(content, encoding="utf-8")
-    for name in former - _linked_files(content) if rows else ():  # a page of nothing takes nothing's place
+    for name in former - _linked_files(content) if rows else ():  # an empty page replaces nothing
         (target / name).unlink(missing_ok=True)
     return page
 
@@ -109,7 +111,7 @@ def _judge_claims(study: Study, rows: Rows, options: Options) -> ClaimTable:
 
 
 def _linked_files(page: str) -> set[str]:
-    """The tables and figures beside a page of a study, by its links; none of any other page.
+    """Return the files that a page of a study links to; none for any other page.
 
     >>> sorted(_linked_files(f'<header><h1><span>Study</span> x</h1>{_links("scores", ["md", "csv"])}'))
     ['scores.csv', 'scores.md']
@@ -120,7 +122,7 @@ def _linked_files(page: str) -> set[str]:
 
 
 def summarise_run(study: Study, cells: int, outcomes: Sequence[Outcome], options: Options) -> dict[str, str]:
-    """What was run, in words and numbers: the command, the data, the runs, the hours and the machine."""
+    """Summarise a run: the command, the data, the numbers of runs, the hours and the machine."""
     done = [outcome for outcome in outcomes if outcome.status == "finished"]
     values = dict(_settings(done))
     seeds = {as_json(outcome.settings.get("seed", outcome.settings.get("split"))) for outcome in done}
@@ -133,13 +135,13 @@ def summarise_run(study: Study, cells: int, outcomes: Sequence[Outcome], options
         "failed": f"{len(outcomes) - len(done)}",
         "not run": f"{cells - len(outcomes)}",
         "hours": f"{sum(outcome.seconds for outcome in outcomes) / 3600:.2f}",
-        "machine": _places(outcomes, "machine"),
-        "version": f"{study.name} {study.version}; {_places(outcomes, 'software')}",
+        "machine": _origins(outcomes, "machine"),
+        "version": f"{study.name} {study.version}; {_origins(outcomes, 'software')}",
     }
 
 
 def command_of(study: Study, options: Options) -> str:
-    """The command that runs a study with these options, wherever its data are.
+    """Return the command that runs a study with these options; FOLDER stands for the folder of data.
 
     >>> from trueup_studies import STUDIES
     >>> command_of(STUDIES["rethinking"], Options(preset="trec", data_dir="/data", seeds=2, without=("figure-1d",)))
@@ -155,14 +157,8 @@ def command_of(study: Study, options: Options) -> str:
     return " ".join(["trueup study", study.name, *words])
 
 
-def _save_summary(study: Study, cells: int, outcomes: Sequence[Outcome], options: Options, folder: Path) -> None:
-    summary = summarise_run(study, cells, outcomes, options)
-    with atomic_write(folder / SUMMARY) as [draft]:
-        draft.write_text(to_csv(list(summary.items()), ["what", "value"]), encoding="utf-8")
-
-
 def _save_figure(name: str, figure: Any, folder: Path) -> str:
-    """Write a figure in every format; its vectors, or pixels where those are too many, for the page."""
+    """Write a figure in every format; return its HTML, as SVG or, if that is too large, as PNG."""
     for suffix in FORMATS:
         with atomic_write(folder / f"{name}.{suffix}") as (draft,):
             figure.savefig(draft, format=suffix, dpi=DPI)
@@ -178,17 +174,17 @@ def _save_figure(name: str, figure: Any, folder: Path) -> str:
 
 
 def _run_items(study: Study, outcomes: Sequence[Outcome], options: Options) -> list[tuple[str, str]]:
-    """Every setting, and with what it was run."""
-    own = ("threads", "device")  # the machine says what they were
-    given = {n: value for n, value in vars(options).items() if value not in (None, (), False) and n not in own}
-    items = [("Options", ", ".join(f"{name} {value}" for name, value in given.items()) or "the study's defaults")]
+    """List every setting, the machine and the versions."""
+    local = ("threads", "device")  # implied by the machine
+    chosen = {n: value for n, value in vars(options).items() if value not in (None, (), False) and n not in local}
+    items = [("Options", ", ".join(f"{name} {value}" for name, value in chosen.items()) or "the study's defaults")]
     items += [(_words(name).capitalize(), values) for name, values in _settings(outcomes)]
-    items.append(("Machine", _places(outcomes, "machine")))
-    return [*items, ("Version", f"{study.name} {study.version}; {_places(outcomes, 'software')}")]
+    items.append(("Machine", _origins(outcomes, "machine")))
+    return [*items, ("Version", f"{study.name} {study.version}; {_origins(outcomes, 'software')}")]
 
 
 def _settings(outcomes: Iterable[Outcome]) -> list[tuple[str, str]]:
-    """The values of every setting over all runs; of the many, how many."""
+    """List the values of every setting over all runs, or only their number if there are many."""
     values: dict[str, dict[str, None]] = {}
     for outcome in outcomes:
         for name, value in outcome.settings.items():
@@ -196,15 +192,15 @@ def _settings(outcomes: Iterable[Outcome]) -> list[tuple[str, str]]:
     return [(n, ", ".join(v) if len(v) <= MANY else f"{len(v):,} values") for n, v in values.items()]
 
 
-def _places(outcomes: Iterable[Outcome], what: str) -> str:
-    """Where the runs were done: on several machines, each with how many of them.
+def _origins(outcomes: Iterable[Outcome], what: str) -> str:
+    """Name the machine or software of the runs; with several, each with its number of runs.
 
-    >>> from trueup_studies.store import Place
-    >>> done = [Outcome("", "", 1, {}, "finished", "", 0.0, [], Place(name)) for name in ("one", "one", "two", "")]
-    >>> _places(done, "machine"), _places(done[:2], "machine")
+    >>> from trueup_studies.store import Origin
+    >>> done = [Outcome("", "", 1, {}, "finished", "", 0.0, [], Origin(name)) for name in ("one", "one", "two", "")]
+    >>> _origins(done, "machine"), _origins(done[:2], "machine")
     ('one (2 runs); two (1 run); not recorded (1 run)', 'one')
     """
-    counts = Counter(getattr(outcome.place, what) or "not recorded" for outcome in outcomes)
+    counts = Counter(getattr(outcome.origin, what) or "not recorded" for outcome in outcomes)
     if len(counts) < 2:
         return next(iter(counts), "no run")
     return "; ".join(f"{name} ({count:,} {'run' if count == 1 else 'runs'})" for name, count in counts.items())

@@ -1,15 +1,15 @@
-"""Rows of a study as the tables that papers print: mean ± std, the best and the second marked."""
+"""Tables of study rows in the form that papers print: mean ± std, with the best and second-best entries marked."""
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 from pandas import DataFrame
@@ -19,43 +19,101 @@ from trueup.reports.html import TableCell
 from trueup.reports.html import table as html_table
 from trueup_studies.statistics import LEVEL, paired_t_test, t_test
 
-if TYPE_CHECKING:
-    from trueup_studies.claims import ClaimTable
-
 MISSING = "–"
 RUNS = "runs"
-"""What stands above how many runs each row is of."""
+"""Heading of the column with the number of runs."""
 ARROWS = {"higher": "↑", "lower": "↓", "": ""}
-LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", MISSING: "--"} | {
-    sign: f"\\{sign}" for sign in "&%$#_{}"
-}
-SIGNS = {"±": r"$\pm$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "δ": r"$\delta$", "γ": r"$\gamma$"}
+LATEX_SIGNS = str.maketrans(
+    {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", MISSING: "--"}
+    | {sign: f"\\{sign}" for sign in "&%$#_{}"}
+    | {"±": r"$\pm$", "↑": r"$\uparrow$", "↓": r"$\downarrow$", "δ": r"$\delta$", "γ": r"$\gamma$"}
+)
+
+
+class Markup(NamedTuple):
+    """How a format escapes text, and marks the best (rank 1) and second-best (rank 2) entries."""
+
+    escape: Callable[[str], str]
+    best: str
+    second: str
+
+    def mark(self, text: str, rank: int) -> str:
+        """Escape a text and mark it by its rank; rank 0 is unmarked."""
+        return ("{}", self.best, self.second)[rank].format(self.escape(text))
+
+
+MARKDOWN = Markup(lambda text: text.replace("|", r"\|"), "**{}**", "*{}*")
+LATEX = Markup(lambda text: text.translate(LATEX_SIGNS), r"\textbf{{{}}}", r"\underline{{{}}}")
+
+
+class PrintedTable:
+    """Base of tables that print as Markdown and LaTeX."""
+
+    title: str
+    notes: tuple[str, ...]
+
+    def layout(self) -> tuple[list[str], str]:
+        """Return the headings, and l or r for the alignment of each column."""
+        raise NotImplementedError
+
+    def lines(self, markup: Markup) -> Iterator[str | list[str]]:
+        """Yield the rows as escaped cells; a text alone is the name of a group."""
+        raise NotImplementedError
+
+    def markdown(self) -> str:
+        """Format as a Markdown table, with ↑ or ↓ after a significant difference."""
+        headings, align = self.layout()
+        rules = {"l": ":--", "r": "--:"}
+        cells = [[*map(MARKDOWN.escape, headings)], [rules[side] for side in align]]
+        for line in self.lines(MARKDOWN):
+            cells.append([f"**{line}**", *[""] * (len(align) - 1)] if isinstance(line, str) else line)
+        rows = [f"| {' | '.join(row)} |" for row in cells]
+        rows[1] = f"|{'|'.join(cells[1])}|"
+        return "\n".join([*([self.title, ""] if self.title else []), *rows, *(f"\n{note}" for note in self.notes)])
+
+    def latex(self) -> str:
+        r"""Format as a `tabular` of the booktabs package: the best is \textbf, the second \underline."""
+        headings, align = self.layout()
+        text = [f"% {line}" for line in [self.title, *self.notes] if line]
+        text += [rf"\begin{{tabular}}{{{align}}}", r"\toprule", " & ".join(map(LATEX.escape, headings)) + r" \\"]
+        lines = list(self.lines(LATEX))
+        text += [r"\midrule"] if not lines or isinstance(lines[0], list) else []
+        for line in lines:
+            if isinstance(line, str):
+                text += [r"\midrule", rf"\multicolumn{{{len(align)}}}{{l}}{{\emph{{{line}}}}} \\"]
+            else:
+                text.append(" & ".join(line) + r" \\")
+        return "\n".join([*text, r"\bottomrule", r"\end{tabular}"])
+
+    def csv(self) -> str:
+        """Format as CSV, in all digits."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Column:
-    """A figure of the rows and how to print it."""
+    """One column of a table: a field of the rows, and how to print it."""
 
     name: str
-    """Its name in the rows."""
+    """Field of the rows."""
     title: str = ""
-    """Its name in the table; the same if empty."""
+    """Heading; the field's name if empty."""
     better: Literal["lower", "higher", ""] = "lower"
     """Which end is marked as the best."""
     scale: float = 1.0
-    """What a value is multiplied with, as 100 for per cent."""
+    """Factor for printing, such as 100 for per cent."""
     digits: int = 4
     error: str = ""
-    """Where the rows have the error of the value themselves: its name there. Then there is no spread over rows."""
+    """Field of the rows with the error of the value, printed in the place of the standard deviation over rows."""
 
     @property
     def heading(self) -> str:
-        """What stands above it."""
+        """The heading."""
         return self.title or self.name
 
 
 def columns(*keys: str) -> tuple[Column, ...]:
-    """Columns by their keys in columns.csv.
+    """Look up columns by their keys in columns.csv.
 
     >>> [column.heading for column in columns("accuracy", "nll")]
     ['accuracy, %', 'NLL']
@@ -74,90 +132,82 @@ def _known_columns() -> dict[str, Column]:
 
 @dataclass(frozen=True)
 class Entry:
-    """One figure over the seeds, already scaled."""
+    """One number of a table: a mean over seeds, already scaled."""
 
     mean: float
     std: float
-    """Of the sample, so NaN of one seed; or the error that the rows gave."""
+    """Sample standard deviation, NaN for one seed; or the mean of the column's `error` field."""
     count: int
     rank: Literal[0, 1, 2] = 0
     """1 for the best of its group, 2 for the second, else 0. Means that print equally share a rank."""
     mark: Literal["higher", "lower", ""] = ""
-    """Than the reference, if a t-test finds it significant."""
+    """Significant difference from the reference, by a t-test."""
+
+    def text(self, column: Column) -> str:
+        """Print the number, with an arrow for a significant difference."""
+        return format_mean(self.mean, self.std, column.digits)
 
 
 @dataclass(frozen=True)
-class Table:
-    """Competitors in rows, figures in columns, in groups such as one network each."""
+class Table(PrintedTable):
+    """Competitors in rows and metrics in columns, in groups such as one per network.
+
+    >>> rows = [{"method": "raw", "ece": 0.05}, {"method": "temperature", "ece": 0.01}]
+    >>> table = tabulate(rows, by="method", columns=[Column("ece", scale=100, digits=2)])
+    >>> print(table.markdown())
+    | method | ece |
+    |:--|--:|
+    | raw | *5.00* |
+    | temperature | **1.00** |
+    >>> print(table.latex())
+    \\begin{tabular}{lr}
+    \\toprule
+    method & ece \\\\
+    \\midrule
+    raw & \\underline{5.00} \\\\
+    temperature & \\textbf{1.00} \\\\
+    \\bottomrule
+    \\end{tabular}
+    >>> print(table.csv(), end="")
+    group,method,figure,mean,std,count,place,mark
+    ,raw,ece,5.0,,1,2,
+    ,temperature,ece,1.0,,1,1,
+    >>> "<td><strong>1.00</strong></td>" in table.html()
+    True
+    """
 
     title: str
     head: str
-    """What the competitors are."""
+    """Heading of the first column."""
     columns: tuple[Column, ...]
     groups: Mapping[str, Mapping[str, Mapping[str, Entry]]]
-    """By group, competitor and name of a column. What was not run is not there."""
+    """Group → competitor → name of a column → entry. Entries that were not run are absent."""
     notes: tuple[str, ...] = ()
     count_runs: bool = False
-    """Whether each row says how many runs it is of, also where all are of as many."""
+    """Whether to print the number of runs of each row even where all rows have the same number."""
 
-    def markdown(self) -> str:
-        """A table of GitHub's kind: the best is **bold**, the second *italic*, a mark ↑ or ↓.
+    def layout(self) -> tuple[list[str], str]:
+        """Return the headings, and l or r for the alignment of each column."""
+        headings = [self.head, *(column.heading for column in self.columns), *([RUNS] if self._counted else [])]
+        return headings, "l" + "r" * (len(headings) - 1)
 
-        >>> rows = [{"method": "raw", "ece": 0.05}, {"method": "temperature", "ece": 0.01}]
-        >>> print(tabulate(rows, by="method", columns=[Column("ece", scale=100, digits=2)]).markdown())
-        | method | ece |
-        |:--|--:|
-        | raw | *5.00* |
-        | temperature | **1.00** |
-        """
-        wraps = {0: "{}", 1: "**{}**", 2: "*{}*"}
-        lines = [self.title, ""] if self.title else []
-        headings = self._headings()
-        lines += [pipe_row([self.head, *headings]), "|:--|" + "--:|" * len(headings)]
+    def lines(self, markup: Markup) -> Iterator[str | list[str]]:
+        """Yield the rows as escaped cells; a text alone is the name of a group."""
         for group, members in self.groups.items():
             if group:
-                lines.append(pipe_row([f"**{group}**", *[""] * len(headings)]))
+                yield markup.escape(group)
             for name, entries in members.items():
-                cells = [self._text(entries, column, wraps) for column in self.columns]
-                lines.append(pipe_row([name, *cells, *self._runs(entries)]))
-        return "\n".join([*lines, *(f"\n{note}" for note in self.notes)])
-
-    def latex(self) -> str:
-        r"""A `tabular` for the booktabs package: the best is \textbf, the second \underline.
-
-        >>> rows = [{"method": "raw", "ece": 0.05}, {"method": "temperature", "ece": 0.01}]
-        >>> print(tabulate(rows, by="method", columns=[Column("ece", scale=100, digits=2)]).latex())
-        \begin{tabular}{lr}
-        \toprule
-        method & ece \\
-        \midrule
-        raw & \underline{5.00} \\
-        temperature & \textbf{1.00} \\
-        \bottomrule
-        \end{tabular}
-        """
-        wraps = {0: "{}", 1: r"\textbf{{{}}}", 2: r"\underline{{{}}}"}
-        lines = [f"% {line}" for line in [self.title, *self.notes] if line]
-        headings = self._headings()
-        lines += [rf"\begin{{tabular}}{{l{'r' * len(headings)}}}", r"\toprule"]
-        lines.append(latex_row([latex_text(self.head), *map(latex_text, headings)]))
-        for group, members in self.groups.items():
-            lines.append(r"\midrule")
-            if group:
-                lines.append(rf"\multicolumn{{{1 + len(headings)}}}{{l}}{{\emph{{{latex_text(group)}}}}} \\")
-            for name, entries in members.items():
-                cells = [self._text(entries, column, wraps, latex_text) for column in self.columns]
-                lines.append(latex_row([latex_text(name), *cells, *map(latex_text, self._runs(entries))]))
-        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
+                cells = [markup.escape(name)]
+                for column in self.columns:
+                    entry = entries.get(column.name)
+                    if entry is None or math.isnan(entry.mean):
+                        cells.append(markup.escape(MISSING))
+                    else:
+                        cells.append(markup.mark(entry.text(column), entry.rank) + markup.escape(ARROWS[entry.mark]))
+                yield [*cells, *self._runs(entries)]
 
     def csv(self) -> str:
-        """One line a figure, in all its digits.
-
-        >>> rows = [{"method": "raw", "ece": 0.05}]
-        >>> print(tabulate(rows, by="method", columns=[Column("ece", scale=100)]).csv(), end="")
-        group,method,figure,mean,std,count,place,mark
-        ,raw,ece,5.0,,1,1,
-        """
+        """Format as CSV: one line per number, in all digits."""
         lines = [
             [group, name, column.heading, entry.mean, entry.std, entry.count, entry.rank or "", entry.mark]
             for group, members in self.groups.items()
@@ -168,47 +218,28 @@ class Table:
         return to_csv(lines, ["group", self.head, "figure", "mean", "std", "count", "place", "mark"])
 
     def html(self) -> str:
-        """A table of a page: the best is bold, the second underlined, a mark ↑ or ↓.
-
-        >>> rows = [{"method": "raw", "ece": 0.05}, {"method": "temperature", "ece": 0.01}]
-        >>> table = tabulate(rows, by="method", columns=[Column("ece", scale=100, digits=2)])
-        >>> "<td><strong>1.00</strong></td>" in table.html()
-        True
-        """
+        """Format as an HTML table: the best is bold, the second underlined."""
         rows: list[str | list[str | TableCell]] = []
         for group, members in self.groups.items():
             rows += [group] if group else []
             for name, entries in members.items():
                 rows.append([name, *(self._cell(entries, column) for column in self.columns), *self._runs(entries)])
-        return html_table(self.title or self.head, [self.head, *self._headings()], rows)
+        return html_table(self.title or self.head, self.layout()[0], rows)
 
     def _cell(self, entries: Mapping[str, Entry], column: Column) -> TableCell:
         entry = entries.get(column.name)
         if entry is None or math.isnan(entry.mean):
             return TableCell(MISSING)
-        return TableCell(format_mean(entry.mean, entry.std, column.digits), rank=entry.rank, mark=ARROWS[entry.mark])
-
-    def _headings(self) -> list[str]:
-        return [*(column.heading for column in self.columns), *([RUNS] if self._counted else [])]
+        return TableCell(entry.text(column), rank=entry.rank, mark=ARROWS[entry.mark])
 
     @property
     def _counted(self) -> bool:
-        """Whether each row says how many runs it is of, as it does where some are of fewer than others."""
-        return (
-            self.count_runs
-            or len({_count(entries) for members in self.groups.values() for entries in members.values()} - {0}) > 1
-        )
+        """Whether the number of runs is printed: always where rows differ in it."""
+        counts = {_count(entries) for members in self.groups.values() for entries in members.values()}
+        return self.count_runs or len(counts - {0}) > 1
 
     def _runs(self, entries: Mapping[str, Entry]) -> list[str]:
         return [str(_count(entries))] if self._counted else []
-
-    def _text(self, entries: Mapping[str, Entry], column: Column, wraps: Mapping[int, str], signs: Any = str) -> str:
-        entry = entries.get(column.name)
-        if entry is None or math.isnan(entry.mean):
-            return str(signs(MISSING))
-        return wraps[entry.rank].format(signs(format_mean(entry.mean, entry.std, column.digits))) + signs(
-            ARROWS[entry.mark]
-        )
 
 
 def _count(entries: Mapping[str, Entry]) -> int:
@@ -216,12 +247,12 @@ def _count(entries: Mapping[str, Entry]) -> int:
 
 
 def to_csv(lines: Iterable[Sequence[Any]], head: Sequence[str]) -> str:
-    """Lines of values in all their digits, nothing where one is NaN."""
+    """Format lines of values as CSV in all digits; NaN becomes empty."""
     return str(DataFrame(lines, columns=list(head)).to_csv(index=False, lineterminator="\n"))
 
 
 def format_mean(mean: float, std: float, digits: int) -> str:
-    """A mean and, where there is one, its standard deviation; a dash for what is not defined.
+    """Format a mean and, if known, its standard deviation; a dash for NaN.
 
     >>> format_mean(1.234, 0.056, 2), format_mean(1.234, math.nan, 2)
     ('1.23 ± 0.06', '1.23')
@@ -244,11 +275,11 @@ def tabulate(
     title: str = "",
     notes: Sequence[str] = (),
 ) -> Table:
-    """Mean ± std, over the rows alike in `by` and `group`, of each column.
+    """Compute the mean ± std of each column, over the rows with equal `by` and `group`.
 
-    `by` names the competitors, among which the best and the second of a group are marked; `order` puts some of them
-    first, and also shows, as missing, those without rows; `titles` gives names to print. With a `reference`, an arrow
-    marks who is significantly higher or lower than that competitor by a two-sample t-test.
+    `by` names the competitors. `order` puts some of them first and shows them as missing if they have no rows; `titles`
+    gives names to print. With a `reference`, an arrow marks competitors that differ from it significantly by a
+    two-sample t-test.
 
     >>> means = {"ce": 0.05, "ls": 0.02}
     >>> rows = [{"loss": loss, "ece": means[loss] + 0.001 * seed} for loss in means for seed in range(3)]
@@ -268,19 +299,18 @@ def tabulate(
     for name, members in by_group.items():
         entries: dict[str, dict[str, Entry]] = {member: {} for member in members}
         for column in columns:
-            values = {member: _values(column, own_rows) for member, own_rows in members.items()}
-            for member, entry in _entries(column, values, members, reference, level).items():
+            for member, entry in _entries(column, members, reference, level).items():
                 entries[member][column.name] = entry
-        groups[name] = {titles.get(member, member): figures for member, figures in entries.items()}
+        groups[name] = {titles.get(member, member): by_column for member, by_column in entries.items()}
     return Table(title, by, tuple(columns), groups, tuple(notes))
 
 
 def paired_differences(
     rows: Iterable[Mapping[str, Any]], ours: str, theirs: str, columns: Iterable[Column], *, resplit_ratio: float = 0.0
 ) -> dict[str, Entry]:
-    """The difference of two methods in each figure, seed by seed, marked where a paired t-test finds it significant.
+    """Compute the difference of two methods in each metric, seed by seed; mark it if a paired t-test is significant.
 
-    `resplit_ratio` is that of `standard_error`.
+    `resplit_ratio` is explained in `standard_error`.
 
     >>> rows = [{"method": m, "seed": s, "nll": s + (m == "a") * (9 + s)} for m in "ab" for s in range(3)]
     >>> paired_differences(rows, "a", "b", [Column("nll")])["nll"].mark
@@ -295,15 +325,13 @@ def paired_differences(
     for column in columns if seeds else ():
         first, second = (np.array([by_method[name][seed][column.name] for seed in seeds]) for name in (ours, theirs))
         differences = column.scale * (first - second)
-        mean, std = float(differences.mean()), float(differences.std(ddof=1)) if len(seeds) > 1 else math.nan
-        mark: Literal["higher", "lower", ""] = ""
-        if paired_t_test(differences, resplit_ratio=resplit_ratio) < LEVEL:
-            mark = "higher" if mean > 0 else "lower"
-        entries[column.name] = Entry(mean, std, len(seeds), mark=mark)
+        significant = paired_t_test(differences, resplit_ratio=resplit_ratio) < LEVEL
+        mean = float(differences.mean())
+        entries[column.name] = Entry(mean, _std(differences), len(seeds), mark=_direction(mean) if significant else "")
     return entries
 
 
-def save_tables(tables: Mapping[str, Table | ClaimTable], folder: str | Path) -> list[Path]:
+def save_tables(tables: Mapping[str, PrintedTable], folder: str | Path) -> list[Path]:
     """Write each table as Markdown, LaTeX and CSV; return the files."""
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
@@ -318,56 +346,41 @@ def save_tables(tables: Mapping[str, Table | ClaimTable], folder: str | Path) ->
     return written
 
 
-def _values(column: Column, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    values = [row.get(column.name) for row in rows]
-    return column.scale * np.array([value for value in values if value is not None], dtype=float)
-
-
 def _entries(
-    column: Column,
-    values: Mapping[str, np.ndarray],
-    rows: Mapping[str, Sequence[Mapping[str, Any]]],
-    reference: str | None,
-    level: float,
+    column: Column, members: Mapping[str, Sequence[Mapping[str, Any]]], reference: str | None, level: float
 ) -> dict[str, Entry]:
-    """Of the competitors that have any."""
-    means = {member: float(column_values.mean()) for member, column_values in values.items() if len(column_values)}
+    """Compute one column of a group, for the competitors that have values."""
+    values = {
+        member: column.scale * np.array([row[column.name] for row in rows if row.get(column.name) is not None], float)
+        for member, rows in members.items()
+    }
+    values = {member: numbers for member, numbers in values.items() if len(numbers)}
+    means = {member: float(numbers.mean()) for member, numbers in values.items()}
     ranks = _ranks(column, means)
     entries = {}
     for member, mean in means.items():
-        ours = values[member]
+        std = _std(values[member])
         if column.error:
-            std = column.scale * float(np.mean([row[column.error] for row in rows[member]]))
-        else:
-            std = float(ours.std(ddof=1)) if len(ours) > 1 else math.nan
-        mark: Literal["higher", "lower", ""] = ""
-        if reference is not None and member != reference and reference in means:
-            theirs = values[reference]
-            if t_test(ours, theirs) < level:
-                mark = "higher" if mean > means[reference] else "lower"
-        entries[member] = Entry(mean, std, len(ours), ranks.get(member, 0), mark)
+            std = column.scale * float(np.mean([row[column.error] for row in members[member]]))
+        compared = reference is not None and member != reference and reference in means
+        significant = compared and t_test(values[member], values[str(reference)]) < level
+        mark = _direction(mean - means[str(reference)]) if significant else ""
+        entries[member] = Entry(mean, std, len(values[member]), ranks.get(member, 0), mark)
     return entries
 
 
+def _std(values: np.ndarray) -> float:
+    return float(values.std(ddof=1)) if len(values) > 1 else math.nan
+
+
+def _direction(difference: float) -> Literal["higher", "lower"]:
+    return "higher" if difference > 0 else "lower"
+
+
 def _ranks(column: Column, means: Mapping[str, float]) -> dict[str, Literal[0, 1, 2]]:
-    """The ranks of what is printed: a reader would not understand why one of two equal numbers is the best."""
+    """Rank the means as printed: of two equal printed numbers, neither may look better."""
     if not column.better:
         return {}
     printed = {member: round(mean, column.digits) for member, mean in means.items() if not math.isnan(mean)}
     best = sorted(set(printed.values()), reverse=column.better == "higher")[:2]
     return {member: 1 if value == best[0] else 2 for member, value in printed.items() if value in best}
-
-
-def pipe_row(cells: Iterable[str]) -> str:
-    """A row of a Markdown table."""
-    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
-
-
-def latex_row(cells: Iterable[str]) -> str:
-    """A row of a LaTeX table, of cells whose signs are LaTeX's already."""
-    return " & ".join(cells) + r" \\"
-
-
-def latex_text(text: str) -> str:
-    """Text with the signs of LaTeX."""
-    return "".join(SIGNS.get(sign, LATEX.get(sign, sign)) for sign in text)

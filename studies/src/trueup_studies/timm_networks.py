@@ -15,11 +15,11 @@ from trueup.models.dropout import insert_dropout
 def timm_network(
     name: str, classes: int = 10, *, channels: int = 3, dropout: float = 0.0, pretrained: bool = False, seed: int = 0
 ) -> nn.Module:
-    """Any image network of timm, as timm makes it; `NETWORKS["timm:resnet18"]` is this function of that name.
+    """Build an image network of timm; `NETWORKS["timm:resnet18"]` is this function with that name.
 
-    Weights are drawn from `seed`, or fetched with `pretrained`, except for the last layer where the number of classes
-    differs. Dropout is put before the last layer by `insert_dropout`, since timm's own is not always a layer that can
-    be switched on by itself; timm's split into features and head lets `mc_dropout` repeat only the head.
+    Weights are drawn from `seed`, or downloaded with `pretrained`. The final layer is always drawn if the number of
+    classes differs. `insert_dropout` puts dropout before the final layer, since timm's own dropout is not always a
+    separate layer. timm's split into features and head lets `mc_dropout` repeat only the head.
 
     >>> import pytest
     >>> timm = pytest.importorskip("timm", exc_type=ImportError)
@@ -39,24 +39,20 @@ def timm_network(
 
 
 def require_network(name: str) -> Any:
-    """The library, if it can be imported and has a network of this name."""
-    timm = _timm()
-    if ":" not in name and not timm.is_model(name):  # with a colon it is the name of a file or a hub
+    """Import timm and check that it has a network of this name."""
+    try:
+        timm = import_module("timm")
+    except (ImportError, RuntimeError) as error:  # RuntimeError: torchvision does not fit torch
+        reason = " ".join(str(error).split())
+        raise ImportError(f"networks of timm need it: pip install 'trueup-studies[vision]' ({reason})") from None
+    if ":" not in name and not timm.is_model(name):  # a name with a colon is a file or a hub
         near = get_close_matches(name, timm.list_models(), n=3, cutoff=0.0)
         raise ValueError(f"name must be a network of timm, such as {', '.join(near)}, got {name!r}")
     return timm
 
 
-def _timm() -> Any:
-    try:
-        return import_module("timm")
-    except (ImportError, RuntimeError) as error:  # a torchvision that does not go with torch raises the second
-        reason = " ".join(str(error).split())
-        raise ImportError(f"networks of timm need it: pip install 'trueup-studies[vision]' ({reason})") from None
-
-
 def _last_layer(network: nn.Module) -> int | list[str]:
-    """Where the classifier is by timm's own account, else the last layer of all."""
-    asked: Any = getattr(network, "get_classifier", None)
-    found = asked() if callable(asked) else None
-    return [name for name, module in network.named_modules() if module is found] or 1
+    """Return the name of timm's classifier, else the number of final layers, 1."""
+    get_classifier: Any = getattr(network, "get_classifier", None)
+    classifier = get_classifier() if callable(get_classifier) else None
+    return [name for name, module in network.named_modules() if module is classifier] or 1

@@ -1,4 +1,4 @@
-"""Networks of the studies: trained once on a machine and kept there, or read from a file of weights."""
+"""Networks of the studies: trained once per machine and cached, or read from a file of weights."""
 
 from __future__ import annotations
 
@@ -44,30 +44,30 @@ from trueup_studies.training.loop import TrainingError, make_fabric, train
 from trueup_studies.training.run_settings import with_current_names
 
 VERSION = 1
-"""Raised whenever the same settings would train other weights: those kept no longer count then."""
+"""Increased whenever the same settings would train other weights; cached weights no longer count then."""
 BATCH = 500
-"""Images that a trained network is asked about at a time, if so many go into one graph."""
+"""Largest batch for a trained network, if it fits into one graph."""
 LONG = 1000
-"""Training samples from which on a checkpoint is written: with fewer, an epoch takes hardly longer than the file."""
+"""Training samples from which checkpoints are written; with fewer, an epoch takes no longer than the file."""
 SHIPPED = "weights"
-"""The folder of the package with the small networks of default settings, so that every machine has the same."""
+"""Folder of the package with small trained networks, so that every machine has the same."""
 RESIZES = {"squash": squash}
-"""Name → how a picture is brought to the size that networks take."""
+"""Name → function that resizes a picture for a network."""
 SETTINGS = ("data", "network", "how", "network_seed")
-"""What of a cell's settings its network depends on."""
+"""Settings of a cell that its network depends on."""
 
 
 @dataclass(frozen=True)
 class Loader:
-    """A part of a data set, in batches as the network takes them; it can be read again and again."""
+    """A part of a data set in normalised batches; it can be iterated repeatedly."""
 
     part: Dataset[Any]
     normalise: nn.Module
     batch_size: int = BATCH
     ahead: bool = False
-    """Whether a batch is read while the one before it is in use."""
+    """Whether the next batch is read while one is in use."""
     name: str = ""
-    """Which samples these are, in words that no others of the same network have."""
+    """Unique description of these samples among those of the network."""
 
     def __len__(self) -> int:
         return len(self.part)  # type: ignore[arg-type]
@@ -76,16 +76,16 @@ class Loader:
         return self._normalise_batches(DataLoader(self.part, batch_size=self.batch_size))
 
     def batches_of(self, numbers: Sequence[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
-        """The samples of these numbers, batch by batch."""
-        own = torch.Generator()  # a loader draws a number from the global one
-        return self._normalise_batches(DataLoader(self.part, batch_sampler=numbers, generator=own))
+        """Yield the samples with these indices, batch by batch."""
+        generator = torch.Generator()  # otherwise the loader draws from the global generator
+        return self._normalise_batches(DataLoader(self.part, batch_sampler=numbers, generator=generator))
 
     def _normalise_batches(self, batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
         for images, labels in read_ahead(batches) if self.ahead else batches:
             yield self.normalise(images), labels
 
     def sample(self, count: int | None, seed: int) -> Loader:
-        """`count` random samples; all of them where there are no more."""
+        """Draw `count` samples at random, or take all if there are no more."""
         if count is None or count >= len(self):
             return self
         indices = np.sort(random_order(len(self), seed)[:count])
@@ -93,7 +93,7 @@ class Loader:
 
     @property
     def box(self) -> tuple[Tensor, Tensor]:
-        """The range of pixels between 0 and 1 after normalisation: one lower and one upper end a channel."""
+        """Normalised range of pixels in [0, 1]: the lower and the upper end per channel."""
         image = self.part[0][0]
         ends = torch.zeros_like(image)[None], torch.ones_like(image)[None]
         low, high = (self.normalise(end)[0].amax(dim=(1, 2), keepdim=True) for end in ends)
@@ -101,24 +101,24 @@ class Loader:
 
 
 def read_ahead(batches: Iterable[Any]) -> Iterator[Any]:
-    """The same batches, each read while the one before it is in use.
+    """Yield the same batches, reading the next one while one is in use.
 
-    By a thread: reading holds no lock of Python's for long, and a daemon, as a worker of Dask is, may have no processes
-    of its own, which would also send every batch through shared memory.
+    A thread reads them, since reading rarely holds Python's lock. Processes would copy every batch through shared
+    memory, and a daemon such as a Dask worker may not start any.
 
     >>> list(read_ahead([1, 2, 3]))
     [1, 2, 3]
     """
-    rest = iter(batches)
+    iterator = iter(batches)
     with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(next, rest, None)
+        coming = pool.submit(next, iterator, None)
         while (batch := coming.result()) is not None:
-            coming = pool.submit(next, rest, None)
+            coming = pool.submit(next, iterator, None)
             yield batch
 
 
 def resplit(val: Loader, test: Loader, seed: int) -> tuple[Loader, Loader]:
-    """The samples of both, split anew at random into as many and as many."""
+    """Split the samples of both halves anew at random, with the same sizes."""
     whole: ConcatDataset[Any] = ConcatDataset([val.part, test.part])
     first, second = split_by_sizes(random_order(len(whole), seed), [len(val), len(test)])[:2]
     halves = ((val, first), (test, second))
@@ -130,26 +130,25 @@ def resplit(val: Loader, test: Loader, seed: int) -> tuple[Loader, Loader]:
 
 
 class TrainedNetwork(NamedTuple):
-    """A network with the validation and test samples that it was not trained on."""
+    """A network with validation and test samples that it was not trained on."""
 
     model: nn.Module
-    """It takes what the loaders give, which is normalised."""
+    """The network; it takes the normalised inputs of the loaders."""
     val: Loader
     test: Loader
 
 
 def load_or_train(settings: Mapping[str, Any]) -> TrainedNetwork:
-    """The network of a cell's settings: that of a file of weights, else one kept from before, else trained now.
+    """Return the network of a cell's settings: from a file of weights, else from the cache, else trained now.
 
-    `data`, `network` and `network_seed` name it. `how` says the rest: the `options` of the network; its `weights`, a
-    file in the folder of data, or `loss`, `loss_options`, `epochs`, `augment` and other options of `train` (without
-    either it keeps its initial weights); and the `sizes` of train, val and test, if all samples are to be split anew.
-    `shift`, a corruption and its severity, is of the images that it is calibrated and tested on, and `resize` says how
-    pictures of several sizes are brought to one, if not by their middle.
-    What a file of weights was trained on is said by `known_split` or by `how["split"]`.
-    Small networks of default settings come with the package, unless `how` says `retrain`.
-    `folder` is that of data, `cache` that of weights, `device` where the network is wanted, all of the machine. Of
-    several processes that want the same network one trains it, and the others wait.
+    `data`, `network` and `network_seed` name it. `how` has the `options` of the network. It also has `weights`, a file
+    in the folder of data, or else options of `train` with `loss`, `loss_options`, `epochs` and `augment`. Without both,
+    the network keeps its initial weights. `sizes` in `how` are those of a new split of all samples. `shift` is a
+    corruption with its severity, applied to calibration and test images. `resize` names how pictures of several sizes
+    are resized, in the place of a center crop. `KNOWN_WEIGHTS` or `how["split"]` says what the weights were trained on.
+    Some small networks come with the package; `retrain` in `how` trains them instead. `folder` is the folder of data,
+    `cache` that of weights, and `device` that of the network. If several processes need the same network, one trains it
+    and the others wait.
 
     >>> from tempfile import TemporaryDirectory
     >>> how = {"options": {"width": 2}, "epochs": 1, "sizes": [200, 100, 100]}
@@ -163,12 +162,12 @@ def load_or_train(settings: Mapping[str, Any]) -> TrainedNetwork:
     """
     how, seed = dict(settings["how"]), settings["network_seed"]
     shift, resize = how.pop("shift", None), how.pop("resize", None)
-    settings = {**settings, "how": how}  # a network is the same whatever images it is tried on
+    settings = {**settings, "how": how}  # the network does not depend on the shift
     data = _data(settings)
     if how.get("sizes"):
         data = _resplit(data, how["sizes"], seed)
     name, options = settings["network"], {"seed": seed, **how.get("options", {})}
-    # Of the validation images, which any data set has: those of ImageNet to train on are seldom there.
+    # Sizes come from validation images, since the training images of ImageNet are often missing.
     model = build_network(name, network_options(name, replace(data, train=data.val), **options))
     _require_own_classes(model, data, settings)
     normalisation = _own_normalisation(model, how, settings) or data.normalisation
@@ -185,7 +184,7 @@ def load_or_train(settings: Mapping[str, Any]) -> TrainedNetwork:
     parts = {name: _pictures(part, resize) for name, part in parts.items()}
     pictures = any(isinstance(part, Pictures) for part in parts.values())
     if pictures:
-        # A daemon, as a worker of Dask is, may have no processes of its own.
+        # A daemon, such as a Dask worker, may not start processes.
         folder, workers = cache_folder(settings), 0 if current_process().daemon else count_cores()
         parts = {name: decode_once(part, folder, workers=workers) for name, part in parts.items()}  # type: ignore[arg-type]
     if shift is not None:
@@ -196,15 +195,15 @@ def load_or_train(settings: Mapping[str, Any]) -> TrainedNetwork:
 
 
 def channels_last(model: nn.Module) -> nn.Module:
-    """The same network, its convolutions' weights laid out as they are fastest: a third less time on CPUs.
+    """Store the convolutions' weights in the fastest layout, which saves a third of the time on CPUs.
 
-    Sums are rounded otherwise, as they are on another CPU.
+    Rounding differs slightly, as between CPUs.
     """
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def _pictures(part: Dataset[Any], resize: str | None) -> Dataset[Any]:
-    """Pictures, also some of them, brought to one size as it is wanted; what is none stays as it is."""
+    """Set the resizing of a part of pictures, or of a subset of them; other parts are returned unchanged."""
     whole, indices = (part.dataset, part.indices) if isinstance(part, Subset) else (part, None)
     if not isinstance(whole, Pictures):
         return part
@@ -214,20 +213,20 @@ def _pictures(part: Dataset[Any], resize: str | None) -> Dataset[Any]:
 
 
 def _require_own_classes(model: nn.Module, data: Data, settings: Mapping[str, Any]) -> None:
-    """Refuse weights that timm fetches for other classes: of these the last layer would be drawn at random."""
+    """Reject weights that timm downloads for other classes, since their final layer would be random."""
     how, config = settings["how"], getattr(model, "pretrained_cfg", None) or {}
-    own = config.get("num_classes", len(data.classes))
-    if how.get("options", {}).get("pretrained") and "epochs" not in how and own != len(data.classes):
+    published = config.get("num_classes", len(data.classes))
+    if how.get("options", {}).get("pretrained") and "epochs" not in how and published != len(data.classes):
         raise ValueError(
-            f"{data.name} must have {own:,} classes, as the published weights of {settings['network']} have, "
+            f"{data.name} must have {published:,} classes, as the published weights of {settings['network']} have, "
             f"got {len(data.classes):,}"
         )
 
 
 def _own_normalisation(model: nn.Module, how: Mapping[str, Any], settings: Mapping[str, Any]) -> Normalisation | None:
-    """Mean and standard deviation that a network of timm with published weights names for its inputs.
+    """Return the mean and standard deviation that timm names for the inputs of published weights.
 
-    Weights for ImageNet from a file are taken for these too, unless what is known of the file says another.
+    Files of ImageNet weights count as published weights, unless their split has another normalisation.
     """
     config = getattr(model, "pretrained_cfg", None)
     pretrained = how.get("options", {}).get("pretrained")
@@ -242,15 +241,15 @@ def _split_of(settings: Mapping[str, Any]) -> WeightsSplit:
 
 
 class WeightsSplit(NamedTuple):
-    """Which images a file of weights has never seen, and how it expects them."""
+    """Images that a file of weights was not trained on, and their normalisation."""
 
     held_out: Literal["test", "last", "val"]
     """"test": all training images were seen, so the test images are halved; "last": the last tenth of the training
     images was held out; "val": the validation part that the data set's files name."""
     normalisation: Normalisation | None = None
-    """Mean and standard deviation of each channel; those of timm's network, or else of the data set, if None."""
+    """Mean and standard deviation of each channel; None for those of timm's network, or else of the data set."""
     published: bool = False
-    """Whether these are the paper's own."""
+    """Whether these are the paper's own weights."""
 
 
 KNOWN_WEIGHTS = {
@@ -259,30 +258,30 @@ KNOWN_WEIGHTS = {
 }
 """Digest of a file → its split: the common ResNets of CIFAR-10 (akamaster/pytorch_resnet_cifar10)."""
 SPLIT_BY_FILES = ("bloodmnist", "imagenet")
-"""Data sets whose files name a validation part."""
+"""Data sets whose files contain a validation part."""
 SPLIT_BY_ORDER = ("cifar10", "cifar100", "svhn")
-"""Those of which `load_data` can take the last tenth of the training images for validation."""
+"""Data sets of which `load_data` can take the final tenth of the training images for validation."""
 RELEASED_CIFAR100: Normalisation = ((0.4914, 0.4822, 0.4465), (0.2675, 0.2565, 0.2761))
-"""What the code released with Neural Clamping makes of CIFAR-100 for its networks: not the data set's own."""
+"""Normalisation of CIFAR-100 in the code released with Neural Clamping; it differs from the data set's."""
 
 
 def read_split(path: Path, data: str) -> WeightsSplit:
-    """What the file NAME.json beside weights NAME says.
+    """Read the file NAME.json next to the weights NAME.
 
-    That is `held_out`; `mean` and `std` of each channel if they are its own; and `"published": true` of weights that
-    are the paper's, which on CIFAR-100 have a mean and std of their own.
+    It has `held_out`, and optionally `mean` and `std` of each channel. `"published": true` marks the paper's weights;
+    on CIFAR-100 these need `mean` and `std`.
     """
     side = path.with_suffix(".json")
     mean, std = map(list, RELEASED_CIFAR100)
     if not side.exists():
         released = as_json({"held_out": "last", "mean": mean, "std": std, "published": True})
         raise ValueError(
-            f"{path}: which images these weights were trained on is not known, so none is safe to calibrate on; write "
-            f'{side.name} beside them: {{"held_out": "test"}} if they saw all training images, "last" if the last '
-            f'tenth of these was held out ({", ".join(SPLIT_BY_ORDER)}), "val" if the validation part of the files was '
-            f'({", ".join(SPLIT_BY_FILES)}); "mean" and "std" of each channel if they are not the data set\'s; and '
-            f'"published": true if they are the paper\'s own; for the ResNet-110 released with the code of Neural '
-            f"Clamping it is {released}"
+            f"{path}: the training images of these weights are unknown, so none is safe to calibrate on. Write "
+            f'{side.name} next to them: {{"held_out": "test"}} if they saw all training images; "last" if the last '
+            f'tenth was held out ({", ".join(SPLIT_BY_ORDER)}); "val" if the validation part of the files was held '
+            f'out ({", ".join(SPLIT_BY_FILES)}). Add "mean" and "std" of each channel if they are not the data set\'s, '
+            f'and "published": true for the paper\'s own weights. For the ResNet-110 released with Neural Clamping: '
+            f"{released}"
         )
     with errors_name_file(side):
         facts = json.loads(side.read_text(encoding="utf-8"))
@@ -302,7 +301,7 @@ def read_split(path: Path, data: str) -> WeightsSplit:
 
 
 def _parse_normalisation(facts: Mapping[str, Any], channels: int) -> Normalisation | None:
-    """Mean and standard deviation of each channel; None where neither is named.
+    """Read the mean and standard deviation of each channel; None if neither is there.
 
     >>> _parse_normalisation({"mean": [0.5], "std": [0.25]}, 1)
     ((0.5,), (0.25,))
@@ -323,25 +322,25 @@ def _parse_normalisation(facts: Mapping[str, Any], channels: int) -> Normalisati
 
 
 def shipped_name(settings: Mapping[str, Any]) -> str:
-    """The file of a network that comes with the package: its settings, whatever the version of torch."""
+    """Return the file name of a network that comes with the package; it does not depend on the version of torch."""
     how = {name: value for name, value in settings["how"].items() if name != "retrain"}
     known = [VERSION, *({**settings, "how": how}[name] for name in SETTINGS)]
     return f"{digest(as_json(known, sort_keys=True).encode())}.safetensors"
 
 
 def cache_folder(settings: Mapping[str, Any]) -> Path:
-    """The folder in which this machine keeps weights: the one named, else one in the user's cache."""
+    """Return the folder of cached weights: the named one, else one in the user's cache."""
     named = settings.get("cache") or os.environ.get("TRUEUP_NETWORKS")
     return Path(named) if named else Path.home() / ".cache" / "trueup" / "networks"
 
 
 @contextmanager
 def checkpoint_file(settings: Mapping[str, Any], known: Sequence[Any], samples: int) -> Iterator[Path | None]:
-    """A file in which a long training is kept from epoch to epoch, so that a kill does not lose it; None for a short.
+    """Yield a checkpoint file for a long training, so that a killed run can resume; None for a short one.
 
-    `known` is what the training depends on, beside the folder of data. The file is removed when the block ends, also by
-    a training that fails or a file that cannot be read: from there it would only fail again. Of several processes with
-    the same training one does it, and then the next. Where no file can be written, there is none.
+    The name depends on `known` and the folder of data. The file is removed when the block ends, and also when the
+    training fails or the file is unreadable, since it would fail again. Processes with the same training wait for each
+    other. None is also the result if the folder cannot be created.
     """
     folder = cache_folder(settings)
     try:
@@ -364,7 +363,7 @@ def checkpoint_file(settings: Mapping[str, Any], known: Sequence[Any], samples: 
 
 
 def _load_or_train_weights(model: nn.Module, data: Data, normalise: nn.Module, settings: Mapping[str, Any]) -> None:
-    """Load the weights that come with the package, or from the cache; else train the network and keep them there."""
+    """Load the weights that come with the package, or cached ones; else train the network and cache its weights."""
     shipped = files("trueup_studies").joinpath(SHIPPED, shipped_name(settings))
     if not settings["how"].get("retrain") and shipped.is_file():
         model.cpu().load_state_dict(load(shipped.read_bytes()))
@@ -374,7 +373,7 @@ def _load_or_train_weights(model: nn.Module, data: Data, normalise: nn.Module, s
     known = [VERSION, torch.__version__, *(settings[name] for name in SETTINGS)]
     key = digest(as_json(known, sort_keys=True).encode())
     path = folder / f"{key}.safetensors"
-    with FileLock(folder / f"{key}.lock"):  # the system opens it if its owner is killed
+    with FileLock(folder / f"{key}.lock"):  # the system releases it if the owner is killed
         if not path.exists():
             how = {**settings["how"]}
             for name in ("options", "sizes", "weights", "retrain"):
@@ -389,12 +388,12 @@ def _load_or_train_weights(model: nn.Module, data: Data, normalise: nn.Module, s
                 train(whole, data, loss, epochs, checkpoint=checkpoint, **how)
                 with atomic_write(path) as (draft,):
                     save_file({name: weight.cpu().contiguous() for name, weight in model.state_dict().items()}, draft)
-    with errors_name_file(path):  # also after training, so that nobody's weights are on another device
+    with errors_name_file(path):  # also after training, to return weights on the CPU
         model.cpu().load_state_dict(load_file(path))
 
 
 def _data(settings: Mapping[str, Any]) -> Data:
-    """The data set; of a file of weights, the images that it has not seen."""
+    """Load the data set; for a file of weights, the images that it was not trained on."""
     folder, name, how = settings.get("folder"), settings["data"], settings["how"]
     if not how.get("weights"):
         return load_data(name, folder, seed=settings["network_seed"])
@@ -409,7 +408,7 @@ def _data(settings: Mapping[str, Any]) -> Data:
 
 
 def _test_halves(name: str, folder: str | None) -> Data:
-    """The test images in two halves, always the same ones."""
+    """Split the test images in two fixed halves."""
     data = load_data(name, folder, seed=0)
     n = len(data.test)  # type: ignore[arg-type]
     val, test = (Subset(data.test, index.tolist()) for index in split_indices(n, share=0.5, seed=0))
@@ -426,13 +425,13 @@ def _cifar10_test_halves(folder: Path) -> Data:
 
 
 def _shift(part: Dataset[Any], shift: tuple[str, int], seed: int) -> Dataset[Any]:
-    """The same samples, shifted once for all."""
+    """Apply the shift to all samples, once."""
     images, labels = next(iter(DataLoader(part, batch_size=len(part))))  # type: ignore[arg-type]
     return TensorDataset(corrupt(images, *shift, seed=seed), labels)
 
 
 def _resplit(data: Data, sizes: list[int], seed: int) -> Data:
-    """The same samples in a new random split."""
+    """Split all samples anew at random."""
     whole: ConcatDataset[Any] = ConcatDataset([data.train, data.val, data.test])
     if sum(sizes) > len(whole):
         raise ValueError(f"sizes must add up to at most {len(whole)} samples of {data.name}, got {sizes}")

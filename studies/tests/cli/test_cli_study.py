@@ -42,7 +42,7 @@ def test_a_study_ends_in_a_page_and_is_not_run_twice(tmp_path, command):
         (("clue", "--device", "cuda:77"), "--device must be one that this machine has, got 'cuda:77'"),
         (
             ("neural-clamping", "-m", "nc_code_augmented"),
-            "nc_code_augmented is of images of cifar10, cifar100, imagenet, as the released code, got digits",
+            "nc_code_augmented is for cifar10, cifar100, imagenet, like the released code, got digits",
         ),
         (("clue", "--network", "resnet8"), "network is no option of clue, got 'resnet8'"),
         (("clue", "--retrain"), "retrain is no option of clue"),
@@ -69,14 +69,14 @@ def test_the_list_shows_presets_and_missing_files(command, tmp_path):
     assert "  trec: TREC.train.all + TREC.test.all" in shown
     assert "  weights/cifar10_resnet20.th: published weights, or others with weights/cifar10_resnet20.json" in shown
     assert "  calibration_benchmarks/*.h5: the benchmark's predictions" in shown
-    also = shown.partition("Also taken if there:")[2]
+    also = shown.partition("Optional files:")[2]
     assert "  weights/cifar100_resnet110.th: with weights/cifar100_resnet110.json" in also
     assert "  digits: comes with scikit-learn" in shown
     (tmp_path / "tinyshakespeare.txt").write_text("to be or not to be")
-    found = json.loads(command("study", "list", "--data-dir", str(tmp_path), "--json").stdout)
-    presets = {(line["study"], line["preset"]): line for line in found["presets"]}
+    listed = json.loads(command("study", "list", "--data-dir", str(tmp_path), "--json").stdout)
+    presets = {(line["study"], line["preset"]): line for line in listed["presets"]}
     assert presets["clue", "tinyshakespeare"]["files"] == []
-    assert presets["clue", "tinyshakespeare"]["found"] == [f"tinyshakespeare: {tmp_path}"]
+    assert presets["clue", "tinyshakespeare"]["present"] == [f"tinyshakespeare: {tmp_path}"]
     assert len(presets["neural-clamping", "cifar10"]["files"]) == 3  # the images and two files of weights
     assert presets["clue", "trec"]["files"]
 
@@ -100,8 +100,8 @@ def test_changed_data_are_not_mixed_with_old_results(command, tmp_path):
     for labels, code in ((y, 0), (y, 0), (y[::-1], 2)):
         np.savez(tmp_path / "uci_yacht.npz", x=x, y=labels)
         result = command(*words, code=code)
-    assert "results of uci_yacht are of other files" in result.stderr
-    assert "results of uci_yacht are of other files" in command(*words, "-m", "batch_0.5", code=2).stderr
+    assert "results for uci_yacht come from other files" in result.stderr
+    assert "results for uci_yacht come from other files" in command(*words, "-m", "batch_0.5", code=2).stderr
 
 
 def test_a_refusal_leaves_nothing_behind(command, tmp_path):
@@ -109,7 +109,7 @@ def test_a_refusal_leaves_nothing_behind(command, tmp_path):
     out = ["-o", str(tmp_path / "out")]
     for words, message in (
         (["report", "post-hoc", *out], "no results yet"),
-        (["post-hoc", "--store", str(tmp_path / "notes.sqlite"), *out], "wanted a store of results"),
+        (["post-hoc", "--store", str(tmp_path / "notes.sqlite"), *out], "expected a store of results"),
         (["clue", "--device", "meta", *out], "--device must be one that this machine has"),
     ):
         assert message in command("study", *words, code=2).stderr
@@ -159,7 +159,7 @@ def test_a_run_of_unknown_length_is_asked_about(command, tmp_path, monkeypatch):
     monkeypatch.setattr("trueup_studies.cost.forward_flops", unknown)
     small = ["study", "rethinking", "--seeds", "1", "-m", "cross_entropy", "-o", str(tmp_path)]
     message = command(*small, code=2).stderr
-    assert "about 0 hours on this machine, and how long is not known of mlp: cannot be built; --yes starts" in message
+    assert "about 0 hours on this machine, and an unknown time for mlp: cannot be built; --yes starts" in message
 
 
 def test_networks_of_timm_are_refused_without_it(command, tmp_path, monkeypatch):

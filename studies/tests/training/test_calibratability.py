@@ -90,12 +90,12 @@ def test_a_function_trains_each_wanted_setting_and_what_train_gave_is_a_run():
     rows = measure_calibratability(run, wanted)
     assert asked == wanted == [LossSetting("focal", c, s) for c in (0.0, 2.0) for s in (3, 4)]
     assert [(row.coefficient, row.seed) for row in rows] == [(0.0, 3), (0.0, 4), (2.0, 3), (2.0, 4)]
-    with pytest.raises(ValueError, match="wanted must name the settings"):
+    with pytest.raises(ValueError, match="settings must name the losses"):
         measure_calibratability(run)
 
 
 def test_a_run_without_a_half_is_named():
-    with pytest.raises(ValueError, match="focal 2, seed 1: val and test must be there"):
+    with pytest.raises(ValueError, match="focal 2, seed 1: val and test are required"):
         measure_calibratability({("focal", 2.0, 1): (None, halves(0, 1.0)[1])})
 
 

@@ -55,11 +55,11 @@ def test_what_is_missing_is_told(tmp_path, monkeypatch, name):
     why = str(error.value).rpartition("none is there, ")[2]
     assert why.startswith(
         (
-            "and torchvision, which would fetch them, cannot be imported: ",
-            "and medmnist, which would fetch them, cannot be imported: ",
-            "and there is no library to fetch them with",
-            "and fetching them by scikit-learn failed: <urlopen error there is no network>",
-            "and fetching them by https from raw.githubusercontent.com failed: <urlopen error there is no network>",
+            "and torchvision, which would download them, cannot be imported: ",
+            "and medmnist, which would download them, cannot be imported: ",
+            "and there is no library to download them",
+            "and downloading them by scikit-learn failed: <urlopen error there is no network>",
+            "and downloading them by https from raw.githubusercontent.com failed: <urlopen error there is no network>",
         )
     )
 
@@ -95,7 +95,9 @@ def test_files_are_fetched_whole_or_not_at_all(tmp_path, monkeypatch):
             raise ConnectionResetError("gone")
 
     monkeypatch.setattr(sources, "urlopen", lambda url, **_: Broken())
-    with pytest.raises(FileNotFoundError, match="fetching them by https from raw.githubusercontent.com failed: gone"):
+    with pytest.raises(
+        FileNotFoundError, match="downloading them by https from raw.githubusercontent.com failed: gone"
+    ):
         load_data("sst5", tmp_path)
     assert not (tmp_path / "sst5").exists() or not list((tmp_path / "sst5").iterdir())
 
@@ -187,7 +189,7 @@ def test_real_files(data, name):
         assert float(x.mean()) == pytest.approx(mean[0], abs=0.005)
         assert float(x.std()) == pytest.approx(std[0], abs=0.005)
     if found.kind == "text":
-        assert sorted(set(found.train.tensors[1].tolist())) == [*range(len(found.class_names))]
+        assert sorted(set(found.train.tensors[1].tolist())) == [*range(len(found.classes))]
         assert (x > 1).float().sum() / (x > 0).float().sum() > 0.85  # most words are known
     if found.kind == "characters":
         assert len(found.vocabulary) == 65

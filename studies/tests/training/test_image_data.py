@@ -278,7 +278,9 @@ def test_a_failed_fetch_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "torchvision", types.ModuleType("torchvision"))
     monkeypatch.setitem(sys.modules, "torchvision.datasets", types.SimpleNamespace(SVHN=make))
-    with pytest.raises(FileNotFoundError, match="fetching them by torchvision failed: Error downloading train_32x32"):
+    with pytest.raises(
+        FileNotFoundError, match="downloading them by torchvision failed: Error downloading train_32x32"
+    ):
         load_data("svhn", tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -149,7 +149,7 @@ def test_what_to_stop_on_must_make_sense():
         (
             (DATA[0], few, None),
             "refinement",
-            "^stop_on 'refinement' fits temperatures to the validation half, which must have at least 5 rows, got 4$",
+            "^stop_on 'refinement' needs a validation half with at least 5 rows for its temperatures, got 4$",
         ),
     ):
 

@@ -1,4 +1,4 @@
-"""Folders that `train` wrote and data sets by name, for every verb that takes a network and data."""
+"""Folders of `train` and data sets by name, for every verb that takes a network and data."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 WEIGHTS = "weights.safetensors"
-"""The trained weights in a folder of `train`."""
+"""File of the trained weights in a folder of `train`."""
 
 
 def load_run(folder: str) -> tuple[nn.Module, str, int | None]:
-    """The trained network of a folder, the name of its data, and the seed that drew their parts."""
+    """Load the trained network of a folder; return it, the name of its data and the seed of their split."""
     from trueup_studies.networks import build_network
 
     run = read_run(Path(folder))
@@ -29,7 +29,7 @@ def load_run(folder: str) -> tuple[nn.Module, str, int | None]:
 
 
 def load_named(name: str, folder: Path | None, seed: int) -> tuple[Dataset[Any], Dataset[Any]]:
-    """The validation and test parts of a data set by its name."""
+    """Load the validation and test parts of a data set by its name."""
     from trueup_studies.training.data import DATASETS, load_data
 
     dataset = load_data(require_name("data set", DATASETS, name), folder, seed=seed)
@@ -37,7 +37,7 @@ def load_named(name: str, folder: Path | None, seed: int) -> tuple[Dataset[Any],
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Plain data with its schema, in a file that is whole or not there."""
+    """Write plain data with the schema number, atomically."""
     from trueup.io.atomic import atomic_write
 
     text = json.dumps(to_json({"schema": SCHEMA, **content}), indent=2, allow_nan=False)
@@ -46,7 +46,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """What `train` wrote of a run: its network, data and settings."""
+    """Read the network, data and settings of a run of `train`."""
     from trueup.io.atomic import errors_name_file
 
     with errors_name_file(folder / RUN):

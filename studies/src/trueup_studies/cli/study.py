@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from trueup_studies import Cell, Options, RunSummary, Store, Study
 
 GPU_TERAFLOPS = 10
-"""For which hours are listed, as `study.cost` has it."""
+"""Rate of the listed hours, as in `trueup_studies.cost`."""
 NAMES = ("neural-clamping", "rethinking", "clue", "post-hoc", "calarena")
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What of a study is run, and on which data."""
+    """Parts of a study to run, and their data."""
 
     data: str | None = o.option("NAME", "The data set, or one of several files.")
     data_dir: Path | None = o.option("FOLDER", "Folder of the data sets (default $TRUEUP_DATA).")
@@ -41,11 +41,11 @@ class Selection:
 
     @property
     def folder(self) -> str | None:
-        """The folder of data that was named."""
+        """The named folder of data."""
         return None if self.data_dir is None else str(self.data_dir)
 
     def options(self, device: str | None) -> Options:
-        """The options of the study."""
+        """Return the options of the study."""
         from trueup_studies import Options
 
         chosen = o.set_options(self, "data", "preset", "seeds", "network", "oracle", "retrain")
@@ -55,7 +55,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class Workers:
-    """Where the cells of a study are run."""
+    """Workers that run the cells of a study."""
 
     workers: int | None = o.option("N", "Number of processes (default: one for each GPU or core).", "--workers", "-j")
     scheduler: str | None = o.option("WHERE", "A Dask cluster: tcp://host:port, or local[:N] to start one.")
@@ -92,7 +92,7 @@ def study(
     workers: Workers,
     output: o.Output,
 ) -> None:
-    """Repeat a paper's experiments, and put our numbers beside the published ones.
+    """Repeat a paper's experiments, and compare our numbers with the published ones.
 
     A finished cell is never run twice: if a study was stopped, the same command resumes it.
 
@@ -116,7 +116,7 @@ def study(
     selected: Study = STUDIES[name]
     device = selection.device or (None if report_only else _default_device(selected, workers.scheduler))
     options = selection.options(device)
-    cells = selected.cells(options)  # an unknown preset or data set is refused here, before anything is written
+    cells = selected.cells(options)  # rejects an unknown preset or data set before anything is written
     if not report_only:
         _require_data(cells, options)
         _require_device(options, workers.scheduler)
@@ -125,7 +125,7 @@ def study(
     database = store or folder / f"{name}.sqlite"
     if report_only and not database.is_file():
         raise FileNotFoundError(f"{database}: no results yet; `trueup study {name}` makes them")
-    if store is None:  # one that is named must lie in a folder that is there
+    if store is None:  # a named store must lie in an existing folder
         folder.mkdir(parents=True, exist_ok=True)
     results = Store(require_writable(database))
     if not report_only:
@@ -145,7 +145,7 @@ def study(
 
 
 def _require_data(cells: list[Cell], options: Options) -> None:
-    """Find the data sets before the first run, or fetch them, so that all missing files are known at once."""
+    """Find or fetch the data sets before the first run, so that all missing files are reported at once."""
     from trueup_studies.overview import missing_files
     from trueup_studies.training.data import load_data
 
@@ -161,16 +161,16 @@ def _require_data(cells: list[Cell], options: Options) -> None:
 
 
 def _digests(cells: list[Cell], options: Options) -> dict[str, str]:
-    """Data set → by what its files are told from others, of those that have files."""
+    """Return data set → digest of its files, for those with files."""
     from trueup_studies.training.data import DATASETS, digest_files
 
     names = dict.fromkeys(str(cell.settings.get("data")) for cell in cells)
-    found = {name: digest_files(name, options.data_dir) for name in names if name in DATASETS}
-    return {name: own for name, own in found.items() if own is not None}
+    digests = {name: digest_files(name, options.data_dir) for name in names if name in DATASETS}
+    return {name: digest for name, digest in digests.items() if digest is not None}
 
 
 def _default_device(study: Study, scheduler: str | None) -> str | None:
-    """A GPU if this machine has one and the study has networks; None where each worker is to see what it has."""
+    """Return a GPU if this machine has one and the study has networks; None lets each remote worker decide."""
     if study.flops is None:
         return "cpu"
     if (scheduler or "").startswith(("tcp", "tls")):
@@ -181,7 +181,7 @@ def _default_device(study: Study, scheduler: str | None) -> str | None:
 
 
 def _require_timm(cells: list[Cell]) -> None:
-    """Refuse networks of timm that it does not have, or where it cannot be imported, before the first run."""
+    """Reject unknown networks of timm, or a missing timm, before the first run."""
     networks = dict.fromkeys(str(cell.settings.get("network")) for cell in cells)
     names = [name.removeprefix("timm:") for name in networks if name.startswith("timm:")]
     if not names:
@@ -193,22 +193,22 @@ def _require_timm(cells: list[Cell]) -> None:
 
 
 def _require_device(options: Options, scheduler: str | None) -> None:
-    """Refuse a device that this machine does not have; those of a cluster are not this machine's."""
+    """Reject a device that this machine does not have; a cluster has its own devices."""
     if options.device in (None, "cpu") or scheduler is not None:
         return
     import torch
 
     try:
         torch.zeros(1, device=options.device).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch has one for each way of not having it
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch raises different errors
         reason = str(error).partition("\n")[0]
         raise ValueError(f"--device must be one that this machine has, got {options.device!r}: {reason}") from None
 
 
 def _confirm(study: Study, store: Store, options: Options, workers: int | None) -> None:
-    """Ask before a run of networks that will take more than a day of this machine, or nobody knows how long.
+    """Ask for confirmation of a run that would take more than a day on this machine, or has an unknown length.
 
-    A study of predictions alone has none, and is not asked about.
+    Studies without networks need no confirmation.
     """
     from trueup_studies.cost import DAY, SLOWEST, estimate, measure_rate
 
@@ -217,10 +217,10 @@ def _confirm(study: Study, store: Store, options: Options, workers: int | None) 
     if left is None or (left.hours(SLOWEST) < DAY and not left.unknown):
         return
     units = _count_units(options)
-    hours = left.hours(measure_rate(options.device) * min(workers or units, units))  # more processes share the units
+    hours = left.hours(measure_rate(options.device) * min(workers or units, units))  # further processes share the units
     if hours < DAY and not left.unknown:
         return
-    more = f", and how long is not known of {'; '.join(left.unknown)}" if left.unknown else ""
+    more = f", and an unknown time for {'; '.join(left.unknown)}" if left.unknown else ""
     words = f"Runs left: {left.cells:,}, about {hours:,.0f} hours on this machine{more}"
     if not sys.stdin.isatty():
         raise ValueError(f"{words}; --yes starts them")
@@ -228,7 +228,7 @@ def _confirm(study: Study, store: Store, options: Options, workers: int | None) 
 
 
 def _count_units(options: Options) -> int:
-    """GPUs that networks may be on, or cores."""
+    """Count the GPUs for networks, or the cores."""
     kind, _, number = (options.device or "cpu").partition(":")
     if kind == "cpu":
         from trueup._core.executors import count_cores
@@ -242,7 +242,7 @@ def _count_units(options: Options) -> int:
 
 
 def _list(data_dir: str | None, as_json: bool) -> None:
-    from trueup_studies.overview import list_presets, places
+    from trueup_studies.overview import list_presets, search_folders
 
     presets = list_presets(data_dir)
     if as_json:
@@ -258,14 +258,12 @@ def _list(data_dir: str | None, as_json: bool) -> None:
             hours = f"; networks alone: {gpu} at {GPU_TERAFLOPS} TFLOP/s, {here} on the cores of this machine"
             hours += " without some networks" if preset.uncounted else ""
         print(f"trueup study {preset.study}{option}: {runs}; {data}{hours}{'; files missing' if preset.files else ''}")
-    for title, field in (("Missing files:", "files"), ("Files found:", "found"), ("Also taken if there:", "optional")):
+    for title, field in (("Missing files:", "files"), ("Files found:", "present"), ("Optional files:", "optional")):
         if lines := dict.fromkeys(line for preset in presets for line in getattr(preset, field)):
             print(title, *(f"  {line}" for line in lines), sep="\n")
-    print(
-        "Reading data, metrics and fits on logits come on top of the networks; with small networks they are most of it."
-    )
+    print("Reading data, metrics and fits on logits take additional time; with small networks they take most of it.")
     print("Hours are for whole data sets; files with fewer samples take less.")
-    print(f"Files of data sets are looked for in {places(data_dir)}; other paths are inside the first of these.")
+    print(f"Data sets are searched for in {search_folders(data_dir)}; other paths are inside the first of these.")
 
 
 def _hours(hours: float) -> str:

@@ -20,7 +20,7 @@ from trueup_studies.registry import NETWORKS
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained on what."""
+    """Network, loss and data set."""
 
     data: str | None = o.option("NAME", "Data set; `trueup datasets` lists them (default digits).")
     network: str = o.option("NAME", "Network; `trueup networks` lists them.", default="cnn", complete=NETWORKS)
@@ -32,7 +32,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Training:
-    """How it is trained: options of `trueup_studies.training.train`."""
+    """Options of `trueup_studies.training.train`."""
 
     batch_size: int | None = o.option("N", "Rows in a batch (default 128).")
     optimiser: str | None = o.option("sgd|adamw", "Optimiser (default sgd).")
@@ -43,10 +43,11 @@ class Training:
         "SHARE", "Share of the epochs after which `steps` divides the learning rate by ten; may be repeated."
     )
     patience: int | None = o.option(
-        "N", "Stop if the validation loss, or what --stop-on looks at, has not fallen for N epochs."
+        "N", "Stop if the validation loss, or the metric of --stop-on, has not fallen for N epochs."
     )
     stop_on: str | None = o.option(
-        "nll|refinement", "Keep the weights of the best epoch by validation loss, as it is or after a temperature."
+        "nll|refinement",
+        "Keep the weights of the epoch with the lowest validation loss, raw or after temperature scaling.",
     )
     seed: int | None = o.option("N", "Random seed (default 0).")
 
@@ -86,7 +87,7 @@ def train(
         o.require_name("data set", DATASETS, task.data)
     dataset = load_data(**o.drop_unset(name=task.data, data_dir=task.data_dir, seed=training.seed))
     if dataset.kind not in ("image", "text"):
-        raise ValueError(f"train takes images or texts of several classes, got {dataset.name}, which is {dataset.kind}")
+        raise ValueError(f"train needs labelled images or texts, got {dataset.name}, which is {dataset.kind}")
     network_keywords = network_options(task.network, dataset, seed=training.seed or 0)
     model = build_network(task.network, network_keywords, normalisation=dataset.normalisation)
     options = o.set_options(training)
@@ -107,7 +108,7 @@ def train(
     checkpoint = folder / "checkpoint.pt"
     if checkpoint.exists():
         started = run_folder.read_run(folder)
-        started.pop("epoch", None)  # of a run that was killed as it ended
+        started.pop("epoch", None)  # the run was killed as it ended
         started["train"] = with_current_names(started.get("train", {}))
         if started != to_json({"schema": started["schema"], **run}):
             raise ValueError(f"{checkpoint} is of another run; remove it, or choose another folder")
@@ -140,8 +141,8 @@ def train(
         [["epoch", *(name.replace("_", " ") for name in head)]]
         + [[str(epoch["number"]), *(format_number(epoch[name]) for name in head)] for epoch in history]
     )
-    least = "NLL" if training.stop_on == "nll" else training.stop_on
-    kept = f"Kept the weights of epoch {trained.epoch} of {len(history)} (least {least} on the validation half)"
+    lowest = "NLL" if training.stop_on == "nll" else training.stop_on
+    kept = f"Kept the weights of epoch {trained.epoch} of {len(history)} (lowest {lowest} on the validation half)"
     print_remarks(
         "" if training.stop_on is None else kept,
         f"Written: {folder}",

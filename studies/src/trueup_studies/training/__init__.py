@@ -1,4 +1,4 @@
-"""Training networks: a loop that watches calibration, tasks, data sets, and how calibratable losses leave networks."""
+"""Training of networks: a loop that measures calibration, tasks, data sets, and calibratability after training."""
 
 from trueup._core.lazy import attach
 

@@ -1,4 +1,4 @@
-"""Changes of a training batch that leave its labels as they are."""
+"""Augmentation of training batches; labels do not change."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 
 def flip_and_crop(images: Tensor, generator: torch.Generator, *, padding: int = 4) -> Tensor:
-    """Mirror each image with probability ½, and shift it by up to `padding` pixels over a black border.
+    """Mirror each image with probability ½, and shift it by up to `padding` pixels with a black border.
 
-    It is the common recipe for CIFAR; `train(…, augment=flip_and_crop)` applies it. Drawn on the generator's device.
+    This is the usual augmentation for CIFAR; `train(…, augment=flip_and_crop)` applies it.
 
     >>> flip_and_crop(torch.ones(2, 3, 32, 32), torch.Generator().manual_seed(0)).shape
     torch.Size([2, 3, 32, 32])

@@ -1,4 +1,4 @@
-"""Is a network calibrated, and is it calibratable: what a post-hoc method can still gain after a training loss."""
+"""Calibration of a network before and after post-hoc methods, by training loss."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZES = (50, 100, 200, 500, 1000, 2000, 5000)
 
 
 class LossSetting(NamedTuple):
-    """What was trained: a loss, its coefficient (0 where it has none) and the seed of the run."""
+    """One training: a loss, its coefficient (0 if it has none) and the seed."""
 
     loss: str
     coefficient: float = 0.0
@@ -29,7 +29,7 @@ class LossSetting(NamedTuple):
 
 @dataclass(frozen=True)
 class CalibratabilityRow:
-    """One run on the test half, raw and after post-hoc calibration, which is fitted on the validation half."""
+    """Scores of one run on the test half, raw and after post-hoc calibration on the validation half."""
 
     loss: str
     coefficient: float
@@ -37,22 +37,22 @@ class CalibratabilityRow:
     accuracy: float
     nll: float
     ece: float
-    """Raw: low if the network is calibrated."""
+    """Raw ECE: low if the network is calibrated."""
     ece_temperature: float
-    """After the temperature of 0.01 … 10 with the least validation ECE: low if it is calibratable."""
+    """After the temperature in 0.01 … 10 with the lowest validation ECE: low if the network is calibratable."""
     ece_histogram: float
     """After histogram binning of the confidence, in 15 bins of equal width."""
     ece_temperature_histogram: float
-    """After that temperature, then histogram binning."""
+    """After that temperature and then histogram binning."""
     temperature: float
     val_ece: float
-    """Raw, on the validation half, as the next: by these a coefficient may be chosen."""
+    """Raw validation ECE; like `val_nll`, it can choose a coefficient."""
     val_nll: float
 
 
 @dataclass(frozen=True)
 class SizeRow:
-    """The test half after calibration on `size` validation samples, in one of several draws of them."""
+    """Scores on the test half after calibration on one random draw of `size` validation samples."""
 
     size: int
     repeat: int
@@ -63,7 +63,7 @@ class SizeRow:
 
 
 def list_settings(coefficients: Mapping[str, Sequence[float]], *, seeds: Iterable[int]) -> list[LossSetting]:
-    """Every loss with each of its coefficients and every seed.
+    """List every loss with each of its coefficients and every seed.
 
     >>> list_settings({"cross_entropy": [0], "focal": [1, 3]}, seeds=[0])[1:]
     [LossSetting(loss='focal', coefficient=1, seed=0), LossSetting(loss='focal', coefficient=3, seed=0)]
@@ -74,13 +74,13 @@ def list_settings(coefficients: Mapping[str, Sequence[float]], *, seeds: Iterabl
 
 def measure_calibratability(
     runs: Mapping[tuple[str, float, int], Any] | Callable[[LossSetting], Any],
-    wanted: Iterable[tuple[str, float, int]] | None = None,
+    settings: Iterable[tuple[str, float, int]] | None = None,
 ) -> tuple[CalibratabilityRow, ...]:
     """Measure each run raw, after temperature scaling, and after histogram binning.
 
-    A run is its two halves (val, test), each `logits, labels`, or the result of `train`. `runs` has them by (loss,
-    coefficient, seed), or is a function that trains a setting, called for each of `wanted`. `study.tables.tabulate`
-    makes a table of the rows: mean ± standard deviation over the seeds.
+    A run is its two halves (val, test), each `logits, labels`, or the result of `train`. `runs` maps (loss,
+    coefficient, seed) to runs, or is a function that trains one of `settings`. `trueup_studies.tables.tabulate` makes
+    a table of the rows: mean ± standard deviation over the seeds.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(4000, 5))
@@ -93,20 +93,20 @@ def measure_calibratability(
     Wang, Feng & Zhang (2021), Rethinking calibration of deep neural networks: do not be afraid of overconfidence.
     """
     if callable(runs):
-        if wanted is None:
-            raise ValueError("wanted must name the settings to train when runs is a function, got None")
-        return tuple(_row(setting, runs(setting)) for setting in (LossSetting(*key) for key in wanted))
-    keys = runs if wanted is None else wanted
+        if settings is None:
+            raise ValueError("settings must name the losses to train when runs is a function, got None")
+        return tuple(_row(setting, runs(setting)) for setting in (LossSetting(*key) for key in settings))
+    keys = runs if settings is None else settings
     return tuple(_row(LossSetting(*key), runs[key]) for key in keys)
 
 
 def validation_sizes(
     val: tuple[Any, Any], test: tuple[Any, Any], *, sizes: Sequence[int] | None = None, repeats: int = 5, seed: int = 0
 ) -> tuple[SizeRow, ...]:
-    """Calibration error after post-hoc calibration on fewer validation samples.
+    """Measure the calibration error after post-hoc calibration on fewer validation samples.
 
-    Each repeat draws an order, and a size takes its first samples, so that a larger one holds the smaller. The sizes
-    are 50, 100, 200, 500, 1,000, 2,000 and 5,000 as far as there are samples, unless given.
+    Each repeat draws an order, and each size takes its first samples, so larger sizes include smaller ones. The default
+    sizes are 50, 100, 200, 500, 1,000, 2,000 and 5,000, up to the number of samples.
 
     >>> rng = np.random.default_rng(0)
     >>> z = rng.normal(size=(4000, 5))
@@ -134,7 +134,7 @@ def _row(setting: LossSetting, run: Any) -> CalibratabilityRow:
     val, test = (run.val, run.test) if hasattr(run, "val") else run
     if val is None or test is None:
         raise ValueError(
-            f"{setting.loss} {setting.coefficient:g}, seed {setting.seed}: val and test must be there, got None"
+            f"{setting.loss} {setting.coefficient:g}, seed {setting.seed}: val and test are required, got None"
         )
     after_temperature, after_histogram, after_both, temperature = _calibrate(val, test)
     return CalibratabilityRow(
@@ -152,7 +152,7 @@ def _row(setting: LossSetting, run: Any) -> CalibratabilityRow:
 
 
 def _calibrate(val: tuple[Any, Any], test: tuple[Any, Any]) -> tuple[float, float, float, float]:
-    """Test ECE after temperature, after histogram binning and after both in this order, and the temperature."""
+    """Return the test ECE after temperature, after histogram binning and after both, and the temperature."""
     z, y = as_arrays(*val)
     logits, labels = as_arrays(*test)
     scaled = Temperature.fit_ece_wide(z, y)
@@ -163,6 +163,6 @@ def _calibrate(val: tuple[Any, Any], test: tuple[Any, Any]) -> tuple[float, floa
 
 def _binned_ece(val: tuple[np.ndarray, np.ndarray], test: tuple[np.ndarray, np.ndarray]) -> float:
     binned = Histogram.fit(*val, bins=BINS)
-    # The confidence itself: in a row of log-probabilities it would be kept away from 0 and 1.
-    # In double precision, for frequencies such as 3/5 lie on the edges of bins.
+    # Score the confidence, since log-probabilities keep it away from 0 and 1. Use double precision, since frequencies
+    # such as 3/5 lie on the edges of bins.
     return Bins.of_scores(binned.confidence(test[0].astype(np.float64)), scores_and_outcomes(*test)[1]).ece()

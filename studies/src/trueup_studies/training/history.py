@@ -1,4 +1,4 @@
-"""The history of a training run: the figures of each epoch, and which training samples were classified correctly."""
+"""History of a training run: the metrics of each epoch, and which training samples were classified correctly."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from trueup_studies.training.run_settings import with_current_names
 
 @dataclass(frozen=True)
 class Epoch:
-    """One epoch's figures; those of a half that is not there, or of another task, are NaN."""
+    """Metrics of one epoch; NaN where a half is missing or the task is another."""
 
     number: int
-    """From 1."""
+    """Number of the epoch, from 1."""
     lr: float
     """Learning rate at its start."""
     loss: float
@@ -26,25 +26,24 @@ class Epoch:
     seconds: float
     train_accuracy: float = math.nan
     accuracy: float = math.nan
-    """On the validation half, as the next two; of tokens, over all that count."""
+    """Validation accuracy; over all counted tokens for sequences."""
     nll: float = math.nan
-    """In a regression that of the Gaussian forecasts; NaN where the network announces no variance."""
+    """Validation NLL; for a regression that of Gaussian forecasts, NaN without predicted variances."""
     ece: float = math.nan
     refinement: float = math.nan
-    """`loop.refinement` of the validation half, its NLL after a cross-fitted temperature; NaN unless the run stops on
-    it."""
+    """Validation NLL after a cross-fitted temperature; NaN unless the run stops on it."""
     test_ece: float = math.nan
     optimal_ece: float = math.nan
-    """The least test ECE that any one temperature could give: below what a validation half can choose."""
+    """Lowest test ECE over all temperatures, a lower bound for any temperature chosen on validation samples."""
     rmse: float = math.nan
-    """Of a regression, on the validation half, as the next, in the units of the targets."""
+    """Validation RMSE in the units of the targets; regression only, like the ENCE."""
     ence: float = math.nan
     test_ence: float = math.nan
 
 
 @dataclass(frozen=True)
 class History:
-    """All epochs of a run.
+    """The epochs of a run.
 
     >>> import numpy as np
     >>> History((), np.array([[0, 1, 1, 0], [1, 0, 1, 0], [1, 1, 1, 0]], dtype=bool)).learned_epochs()
@@ -53,10 +52,10 @@ class History:
 
     epochs: tuple[Epoch, ...] = ()
     correct: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), bool))
-    """(epochs, n): whether a training sample was classified correctly at the end of each epoch; n = 0 of numbers."""
+    """(epochs, n): whether each training sample was correct at the end of each epoch; n = 0 for a regression."""
 
     def learned_epochs(self) -> np.ndarray:
-        """The first epoch from which on each training sample was right to the end; infinity if there is none.
+        """Return, for each training sample, the first epoch from which it stays correct; infinity if there is none.
 
         Wang et al., "Rethinking calibration of deep neural networks" (2021).
         """
@@ -64,20 +63,20 @@ class History:
         return np.where(last_wrong < len(self.correct), last_wrong + 1.0, np.inf)
 
     def append(self, epoch: Epoch, correct: np.ndarray) -> History:
-        """With one more epoch."""
+        """Return the history with one additional epoch."""
         before = self.correct if len(self.correct) else np.zeros((0, len(correct)), bool)
         return History((*self.epochs, epoch), np.concatenate([before, correct[None]]))
 
     def until(self, number: int) -> History:
-        """Up to and with an epoch, the first being 1."""
+        """Return the history up to an epoch, counted from 1."""
         return History(self.epochs[:number], self.correct[:number])
 
     def as_state(self) -> dict[str, Any]:
-        """Plain numbers and tensors, for a checkpoint."""
+        """Return plain numbers and tensors for a checkpoint."""
         return {"epochs": [asdict(epoch) for epoch in self.epochs], "correct": torch.from_numpy(self.correct)}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> History:
-        """From what `as_state` gave."""
+        """Restore a history from `as_state`."""
         correct: Tensor = state["correct"]
         return cls(tuple(Epoch(**with_current_names(epoch)) for epoch in state["epochs"]), correct.numpy())

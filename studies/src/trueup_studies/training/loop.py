@@ -1,4 +1,4 @@
-"""A plain training loop on Lightning Fabric, which brings devices, precision and processes."""
+"""A plain training loop on Lightning Fabric, which handles devices, precision and processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Halves: TypeAlias = tuple[Dataset[Any], Dataset[Any] | None, Dataset[Any] | None
 
 
 class TrainingError(RuntimeError):
-    """A run that cannot go on; the message names the epoch, the cause, and where the last good checkpoint is."""
+    """Raised when a run cannot continue; the message names the epoch, the cause and the latest good checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class TrainingResult:
     model: nn.Module
     history: History
     val: Predictions | Forecasts | None
-    """Its predictions on the validation half; of a regression `mean, std, targets`."""
+    """Predictions on the validation half; `mean, std, targets` for a regression."""
     test: Predictions | Forecasts | None
     epoch: int = 0
-    """Whose weights the network has: the last, or with `stop_on` the best."""
+    """Epoch whose weights the network has: the final one, or with `stop_on` the best."""
 
 
 def train(
@@ -64,19 +64,50 @@ def train(
     progress: bool = True,
     **settings: Any,
 ) -> TrainingResult:
-    """Train a network in place, and look at its calibration after every epoch.
+    """Train a network in place, and measure its calibration after every epoch.
 
-    `data` has `train`, `val` and `test` (the last two may be None), or is a triple of them: sets of (inputs, label),
-    the inputs being a tensor, a tuple of arguments or a mapping of keywords. `loss` takes logits and labels; one that
-    declares `takes_model` takes the network, the inputs and the labels, and does its own passes. `settings` are those
-    of `RunSettings`: `batch_size`, `optimiser`, `lr`, `momentum`, `weight_decay`, `schedule`, `milestones`, `stop_on`
-    and `seed`. The `task` is that of the kind of data that `load_data` gives, else `Classification()`; tokens are
-    `Classification(class_axis="last")`, and numbers `Regression()`. `augment(inputs, generator)` changes a batch.
-    `patience` ends a run in which what `stop_on` looks at has not fallen for so many epochs; without `stop_on`, the
-    validation NLL, or the RMSE where there is none. `evaluate_train=False` saves the pass over the training half that
-    ends each epoch; the history then has no training accuracy and does not know which samples were right. With
-    `checkpoint`, a file, a run that was killed goes on where its last epoch ended and comes to the same result.
-    `fabric` is a launched `lightning.fabric.Fabric`. The global random state is as before afterwards.
+    The global random state does not change.
+
+    Parameters
+    ----------
+    model
+        The network.
+    data
+        An object with `train`, `val` and `test`, or a triple of them; val and test may be None. Each is a data set of
+        (inputs, label), where inputs are a tensor, a tuple of arguments or a mapping of keywords.
+    loss
+        Function of logits and labels. One with the attribute `takes_model` is called with the network, the inputs and
+        the labels, and does its own passes.
+    epochs
+        Number of epochs.
+    task
+        By default that of the data's `kind`, or else `Classification()`. Tokens are
+        `Classification(class_axis="last")`, and numbers `Regression()`.
+    augment
+        Function `(inputs, generator)` that changes a batch.
+    patience
+        Stop if the metric of `stop_on` has not fallen for this many epochs; without `stop_on`, the validation NLL or
+        else RMSE.
+    evaluate_train
+        Whether to evaluate the training half after each epoch. Without it, the history has neither training accuracy
+        nor learned epochs.
+    checkpoint
+        File from which a killed run resumes after its latest epoch, with the same result.
+    fabric
+        A launched `lightning.fabric.Fabric`.
+    progress
+        Whether to show progress.
+    settings
+        Fields of `RunSettings`: `batch_size`, `optimiser`, `lr`, `momentum`, `weight_decay`, `schedule`, `milestones`,
+        `stop_on` and `seed`.
+
+    Returns
+    -------
+    TrainingResult
+        The network, its history and its predictions.
+
+    Examples
+    --------
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> x = torch.randn(400, 2, generator=generator)
@@ -94,7 +125,7 @@ def train(
 
 
 def check_options(data: Any, loss: nn.Module | Callable[..., Tensor], epochs: int, **options: Any) -> None:
-    """Refuse what `train` would refuse of its options, before anything is trained or written.
+    """Reject the options that `train` would reject, before anything is trained or written.
 
     >>> pairs = torch.utils.data.TensorDataset(torch.zeros(9, 2), torch.zeros(9).long())
     >>> check_options((pairs, None, None), nn.CrossEntropyLoss(), 5, patience=3)
@@ -113,7 +144,7 @@ def _prepare(
     patience: int | None = None,
     **settings: Any,
 ) -> tuple[Halves, Task, RunSettings]:
-    """The parts of the data, the task and the settings of a run, all of them checked."""
+    """Return the parts of the data, the task and the settings of a run, all validated."""
     halves = _halves(data)
     task = _task_of(data) if task is None else task
     loss_name = repr(loss) if isinstance(loss, nn.Module) else getattr(loss, "__qualname__", type(loss).__name__)
@@ -131,8 +162,8 @@ def _halves(data: Any) -> Halves:
     if not isinstance(data, tuple | list):
         halves = [getattr(data, name, None) for name in ("train", "val", "test")]
     if len(halves) != 3 or not hasattr(halves[0], "__len__"):
-        wanted = "data must have train, val and test, or be a triple of them (the last two may be None)"
-        raise ValueError(f"{wanted}, got {', '.join(type(half).__name__ for half in halves)}")
+        message = "data must have train, val and test, or be a triple of them (val and test may be None)"
+        raise ValueError(f"{message}, got {', '.join(type(half).__name__ for half in halves)}")
     for name, half in zip(("train", "val", "test"), halves, strict=True):
         if half is not None and not len(half):
             raise ValueError(f"data must have at least one sample for {name}, got none")
@@ -144,7 +175,7 @@ def _task_of(data: Any) -> Task:
 
 
 def make_fabric(device: str | None = None) -> Any:
-    """A launched Fabric of one process, on a device such as "cpu" or "cuda:1"; without one on what there is.
+    """Launch a Fabric of one process on a device such as "cpu" or "cuda:1", by default on the best device.
 
     >>> make_fabric("cpu").device
     device(type='cpu')
@@ -153,7 +184,7 @@ def make_fabric(device: str | None = None) -> Any:
     where = {"accelerator": "auto" if target is None else target.type, "devices": 1}
     if target is not None and target.index is not None and target.type != "cpu":
         where["devices"] = [target.index]
-    for module in ("lightning.fabric", "lightning_fabric"):  # the whole of Lightning brings it under another name
+    for module in ("lightning.fabric", "lightning_fabric"):  # Lightning itself has it under another name
         with suppress(ImportError):
             fabric = import_module(module).Fabric(**where)
             fabric.launch()
@@ -201,7 +232,7 @@ class _Run:
         return TrainingResult(self.network, history, self.predictions(1), self.predictions(2), epoch_number)
 
     def train_epoch(self, number: int, checkpoint: Path | None) -> float:
-        """Go over the training half once, in an order and with noise of this epoch."""
+        """Train one epoch, with the order and noise of its number."""
         torch.manual_seed(_epoch_seed(self.settings.seed, number))
         generator = torch.Generator().manual_seed(_epoch_seed(self.settings.seed, -number))
         for group in self.optimiser.param_groups:
@@ -218,7 +249,7 @@ class _Run:
                 inputs = self.augment(inputs, generator)
             self.optimiser.zero_grad()
             value = self.step(inputs, labels)
-            # Shares differ where the last batch does not divide evenly; processes average what they have.
+            # Shares differ if the final batch does not divide evenly among the processes.
             self.fabric.backward(value * share)
             mean_loss = float(self.fabric.all_reduce(value.detach() * share, reduce_op="mean"))
             if not math.isfinite(mean_loss):
@@ -235,7 +266,7 @@ class _Run:
         return self.loss(self.task.for_loss(logits_of(self.model(*args, **kwargs)), labels), labels)
 
     def training_batches(self, generator: torch.Generator) -> Iterator[tuple[Any, Tensor, float]]:
-        """This process's part of each batch in a new order, and its size in units of an equal part."""
+        """Yield this process's part of each batch in a new order, and its size relative to an equal part."""
         n = self.settings.samples
         order = torch.randperm(n, generator=generator).tolist()
         ranks, rank = self.fabric.world_size, self.fabric.global_rank
@@ -250,18 +281,18 @@ class _Run:
         yield from ((inputs, labels, share) for (inputs, labels), share in zip(loader, shares, strict=True))
 
     def predictions(self, half: int) -> Predictions | Forecasts | None:
-        """The network's predictions on a half, in its own order."""
+        """Predict a half, in its own order."""
         if self.halves[half] is None:
             return None
         return self.task.predictions(self.collect_rows(half, lambda rows: rows))
 
     def collect_rows(self, half: int, keep: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """The rows that `keep` takes of each batch of a half, in order; each process does an equal stretch."""
+        """Collect the rows that `keep` selects from each batch of a half, in order; processes share the work."""
         whole: Any = self.halves[half]
         n, ranks, rank = len(whole), self.fabric.world_size, self.fabric.global_rank
         stretch = Subset(whole, range(n * rank // ranks, n * (rank + 1) // ranks))
         kept: list[tuple[Tensor, ...]] = []
-        # The network itself, since a wrapper would wait for processes that have no batch.
+        # Not the wrapper, which would wait for processes without a batch.
         with raise_on_all_ranks(), frozen(self.network), torch.no_grad():
             for inputs, labels in DataLoader(stretch, batch_size=4 * self.settings.batch_size):
                 outputs = self.task.predict(self.network, self.to_device(inputs)).cpu()
@@ -269,11 +300,11 @@ class _Run:
                     raise FloatingPointError("the network's outputs are not finite")
                 kept.append(keep(self.task.to_rows(outputs, labels.cpu())))
         parts: list[Any] = list(zip(*kept, strict=True))
-        parts += [[torch.empty(0)]] * (max(all_gather_object(len(parts))) - len(parts))  # where a process has no rows
+        parts += [[torch.empty(0)]] * (max(all_gather_object(len(parts))) - len(parts))  # a process may have no rows
         return tuple(all_gather_rows(torch.cat(part)) for part in parts)
 
     def to_device(self, inputs: Any) -> Any:
-        """On the network's device, and numbers in its precision, as Fabric does it in training."""
+        """Move inputs to the network's device and precision, as Fabric does in training."""
         inputs = self.fabric.to_device(inputs)
         types = [p.dtype for p in self.network.parameters() if p.is_floating_point()]
         for keys, tensor in list(tensors_in(inputs)) if types else []:
@@ -282,7 +313,7 @@ class _Run:
         return inputs
 
     def evaluate(self, number: int, loss: float, start: float) -> tuple[Epoch, np.ndarray]:
-        """The epoch's figures, and which training samples are right: of these no more is kept."""
+        """Compute the epoch's metrics, and which training samples are correct."""
         correct = np.zeros(0, dtype=bool)
         if self.evaluate_train:
             [right] = self.collect_rows(0, lambda rows: (self.task.correct(rows),))
@@ -320,13 +351,13 @@ class _Run:
             self.optimiser.load_state_dict(state["optimiser"])
             if isinstance(self.loss, nn.Module):
                 self.loss.load_state_dict(state["loss"])
-            if self.stop_on is not None:  # an older checkpoint has a best epoch, but not by what it was chosen
+            if self.stop_on is not None:  # older checkpoints have a best epoch, but no criterion
                 self.best = _Best(**state["best"])
             return History.from_state(state["history"])
 
 
 class _Best(NamedTuple):
-    """The epoch of the best score so far, and its weights."""
+    """The best score so far, its epoch and its weights."""
 
     score: float = math.inf
     number: int = 0
@@ -340,12 +371,12 @@ def _check_stop_on(stop_on: StopOn, val: Any, task: Task) -> None:
         raise ValueError(f"stop_on is for classification, got {stop_on!r} with {task!r}")
     if stop_on == "refinement":
         rows = 0
-        for i in range(len(val)):  # a text has many rows, so that a few samples are read
+        for i in range(len(val)):  # a few texts already have many rows
             rows += int((torch.as_tensor(val[i][1]) != task.ignore_index).sum())
             if rows >= FOLDS:
                 return
-        wanted = f"stop_on 'refinement' fits temperatures to the validation half, which must have at least {FOLDS} rows"
-        raise ValueError(f"{wanted}, got {rows}")
+        message = f"stop_on 'refinement' needs a validation half with at least {FOLDS} rows for its temperatures"
+        raise ValueError(f"{message}, got {rows}")
 
 
 def _has_stalled(history: History, patience: int | None, stop_on: StopOn | None) -> bool:
@@ -363,5 +394,5 @@ def _advice(checkpoint: Path | None) -> str:
 
 
 def _epoch_seed(seed: int, number: int) -> int:
-    """A seed of its own for every epoch, so that a run can go on from any."""
+    """Derive a seed for every epoch, so that a run can resume from any."""
     return int(np.random.SeedSequence([seed & 0xFFFFFFFF, number & 0xFFFFFFFF]).generate_state(1)[0])

@@ -1,4 +1,4 @@
-"""The settings of a training run: what a resumed run must have in common with the one that was stopped."""
+"""Settings of a training run; a resumed run must have the same."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ Optimiser = Literal["sgd", "adamw"]
 Schedule = Literal["constant", "cosine", "steps"]
 StopOn = Literal["nll", "refinement"]
 FORMER_NAMES = {"batch": "batch_size", "rate": "lr", "decay": "weight_decay", "drops": "milestones"}
-"""In checkpoints, and in the settings that identify the stored results of studies."""
+"""Former name → name, in checkpoints and in the settings of stored results."""
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Everything that a run's result depends on, save for the network and the data themselves.
+    """Everything that the result of a run depends on, except for the network and the data.
 
-    The learning rate falls by a cosine to zero, or tenfold at each of `milestones` (shares of the epochs). With
-    `stop_on` the network ends with the weights of its best epoch: of the least validation NLL, or of the least
-    "refinement", the NLL that is left after a temperature fitted on other validation samples. What a temperature
-    repairs is then no reason to stop early.
+    The learning rate follows a cosine to zero, or falls tenfold at each of `milestones` (shares of the epochs). With
+    `stop_on` the network gets the weights of its best epoch, by the lowest validation NLL or "refinement": the NLL
+    after a temperature fitted on other validation samples. A temperature can then correct overconfidence.
     """
 
     epochs: int
     batch_size: int = 128
-    """Of each process."""
+    """Batch size of each process."""
     seed: int = 0
     optimiser: Optimiser = "sgd"
     lr: float = 0.1
@@ -38,7 +37,7 @@ class RunSettings:
     schedule: Schedule = "cosine"
     milestones: Sequence[float] = (0.5, 0.75)
     stop_on: StopOn | None = None
-    """Absent in older checkpoints, which then count as None."""
+    """Metric that selects the best epoch; None in older checkpoints."""
     loss: str = ""
     task: str = ""
     samples: int = 0
@@ -58,7 +57,7 @@ class RunSettings:
             raise ValueError(f"stop_on must be nll or refinement, got {self.stop_on!r}")
 
     def make_optimiser(self, network: nn.Module) -> torch.optim.Optimizer:
-        """A new optimiser of the network's parameters."""
+        """Create an optimiser of the network's parameters."""
         if self.optimiser == "sgd":
             return torch.optim.SGD(
                 network.parameters(), lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
@@ -66,7 +65,7 @@ class RunSettings:
         return torch.optim.AdamW(network.parameters(), lr=self.lr, weight_decay=self.weight_decay)
 
     def lr_in(self, number: int) -> float:
-        """The learning rate of an epoch, the first being 1."""
+        """Return the learning rate of an epoch, counted from 1."""
         done = number - 1
         if self.schedule == "cosine":
             return self.lr * ((1 + math.cos(math.pi * done / self.epochs)) / 2)
@@ -75,20 +74,20 @@ class RunSettings:
         return self.lr
 
     def as_state(self) -> dict[str, Any]:
-        """Plain data, for a checkpoint."""
+        """Return plain data for a checkpoint."""
         return asdict(self) | {"milestones": list(self.milestones)}
 
     def check(self, stored: Mapping[str, Any]) -> None:
-        """Refuse what another run has stored, naming what differs."""
+        """Reject the settings of another run, naming the differences."""
         ours, theirs = self.as_state(), with_current_names(stored)
         wrong = [name for name in ours if theirs.get(name) != ours[name]]
         if wrong:
-            stored_text, own_text = (", ".join(f"{n} {x.get(n, 'unknown')}" for n in wrong) for x in (theirs, ours))
-            raise ValueError(f"it is of a run with {stored_text}, and this one has {own_text}")
+            stored_text, our_text = (", ".join(f"{n} {x.get(n, 'unknown')}" for n in wrong) for x in (theirs, ours))
+            raise ValueError(f"it is of a run with {stored_text}, and this one has {our_text}")
 
 
 def with_current_names(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of `train` from a file, which may still have their former names.
+    """Replace the former names of options of `train` from a file.
 
     >>> with_current_names({"batch": 32, "rate": 0.1, "epochs": 5})
     {'batch_size': 32, 'lr': 0.1, 'epochs': 5}

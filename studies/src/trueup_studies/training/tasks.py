@@ -1,4 +1,4 @@
-"""What a network is trained for: how its outputs meet a loss, and the metrics after every epoch."""
+"""Tasks of a network: the shape of outputs for a loss, and the metrics after every epoch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trueup_studies.training.data.dataset import Kind
 
 
 class Forecasts(NamedTuple):
-    """Gaussian forecasts of numbers, all (n,), and what the numbers were: `VarianceScaling.fit(*forecasts)`."""
+    """Gaussian forecasts and targets, each (n,), for `VarianceScaling.fit(*forecasts)`."""
 
     mean: Any
     std: Any
@@ -32,49 +32,49 @@ class Forecasts(NamedTuple):
 
 @dataclass(frozen=True)
 class Classification:
-    """Logits (n, K) and labels (n,); `class_axis` says where the classes of tokens or pixels are.
+    """Classification from logits (n, K) and labels (n,), or of tokens or pixels with `class_axis`.
 
-    `class_axis="last"` is (n, …, K), as language models give them, and "first" is (n, K, …), with labels (n, …).
-    Labels `ignore_index` do not count; a loss has an `ignore_index` of its own.
+    `class_axis="last"` is (n, …, K), as in language models, and "first" is (n, K, …), with labels (n, …). Labels equal
+    to `ignore_index` do not count; a loss has its own `ignore_index`.
     """
 
     class_axis: ClassAxis = None
     ignore_index: int = -100
 
     def for_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Classes second, as torch's losses and ours want them."""
+        """Move classes to the second axis, as losses require."""
         self._check(outputs, labels)
         return outputs.movedim(-1, 1) if self.class_axis == "last" else outputs
 
     def _check(self, outputs: Tensor, labels: Tensor) -> None:
         if labels.is_floating_point():
-            wanted = "labels must be integers, or numbers with task=Regression()"
-            raise ValueError(f"{wanted}, got {labels.dtype}".replace("torch.", ""))
+            message = "labels must be integers, or numbers with task=Regression()"
+            raise ValueError(f"{message}, got {labels.dtype}".replace("torch.", ""))
         if self.class_axis is None and outputs.ndim != 2:
-            wanted = "the network's outputs must be (n, K), or tokens with task=Classification(class_axis=…)"
-            raise ValueError(f"{wanted}, got {tuple(outputs.shape)}")
+            message = "the network's outputs must be (n, K), or tokens with task=Classification(class_axis=…)"
+            raise ValueError(f"{message}, got {tuple(outputs.shape)}")
 
     def predict(self, model: nn.Module, inputs: Any) -> Tensor:
-        """Its logits."""
+        """Compute the logits."""
         args, kwargs = arguments_of(inputs)
         return logits_of(model(*args, **kwargs))
 
     def to_rows(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        """Logits (m, K) and labels (m,)."""
+        """Return logits (m, K) and labels (m,)."""
         self._check(outputs, labels)
         return flatten(upcast_half(outputs), labels, class_axis=self.class_axis, ignore_index=self.ignore_index)
 
     def correct(self, rows: tuple[Tensor, ...]) -> Tensor:
-        """Whether the greatest logit is the label's."""
+        """Return whether the largest logit is the label's."""
         logits, labels = rows
         return logits.argmax(dim=1) == labels
 
     def predictions(self, rows: tuple[Tensor, ...]) -> Predictions:
-        """The pair."""
+        """Return the rows as predictions."""
         return Predictions(*rows)
 
     def figures(self, val: Predictions | None, test: Predictions | None) -> Mapping[str, float]:
-        """Accuracy, NLL and ECE of the one half, ECE and the least ECE that a temperature can give of the other."""
+        """Compute validation accuracy, NLL and ECE, and test ECE raw and with the best temperature."""
         figures: dict[str, float] = {}
         if val is not None:
             figures |= {"accuracy": metrics.accuracy(*val), "nll": metrics.nll(*val), "ece": metrics.ece(*val)}
@@ -86,36 +86,36 @@ class Classification:
 
 @dataclass(frozen=True)
 class Regression:
-    """Outputs (n,) or (n, targets) and numbers of the same shape; with `variance_head` outputs (n, 2·targets).
+    """Regression with outputs (n,) or (n, targets) and targets of the same shape.
 
-    `models.moments` says what a variance head gives, and `losses.gaussian_nll` trains it. The forecast after an epoch
-    is that of so many Monte-Carlo `passes` where the network has dropout. Without dropout or a variance head a
-    network announces no error, and NLL and ENCE are NaN.
+    With `variance_head` outputs are (n, 2·targets): `models.moments` reads them, and `losses.gaussian_nll` trains them.
+    With dropout, the forecast after an epoch uses this number of Monte-Carlo `passes`. Without dropout or a variance
+    head there is no predicted variance, and NLL and ENCE are NaN.
     """
 
     variance_head: bool = False
     passes: int = 10
 
     def for_loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """In the shape of the numbers: (n, 1) beside (n,) would make n² differences."""
+        """Reshape outputs to the shape of the targets; (n, 1) minus (n,) would give n² differences."""
         if self.variance_head or outputs.shape == labels.shape:
             return outputs
         if outputs.numel() != labels.numel() or len(outputs) != len(labels):
-            wanted = f"the network's outputs must have the shape of the targets, {tuple(labels.shape)}"
+            message = f"the network's outputs must have the shape of the targets, {tuple(labels.shape)}"
             hint = "; a mean and a variance are task=Regression(variance_head=True)"
             twice = hint if outputs.numel() == 2 * labels.numel() else ""
-            raise ValueError(f"{wanted}, got {tuple(outputs.shape)}{twice}")
+            raise ValueError(f"{message}, got {tuple(outputs.shape)}{twice}")
         return outputs.reshape(labels.shape)
 
     def predict(self, model: nn.Module, inputs: Any) -> Tensor:
-        """Samples (passes, n, …)."""
+        """Compute samples (passes, n, …)."""
         if self.passes > 1 and has_dropout(model):
             return mc_dropout(model, inputs, self.passes)
         args, kwargs = arguments_of(inputs)
         return logits_of(model(*args, **kwargs))[None]
 
     def to_rows(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        """Mean, standard deviation and target of each number, in float64."""
+        """Return mean, standard deviation and target of each number, in float64."""
         if not labels.is_floating_point():
             raise ValueError(f"targets must be floating point, got {labels.dtype}".replace("torch.", ""))
         forecast = moments(outputs.double(), variance_head=self.variance_head)
@@ -127,15 +127,15 @@ class Regression:
         return forecast.mean.reshape(-1), variance.sqrt().reshape(-1), labels.double().reshape(-1)
 
     def correct(self, rows: tuple[Tensor, ...]) -> Tensor:
-        """None: a number is never right."""
+        """Return an empty tensor, since a number is never exactly right."""
         return torch.zeros(0, dtype=torch.bool)
 
     def predictions(self, rows: tuple[Tensor, ...]) -> Forecasts:
-        """The three by name."""
+        """Return the rows as forecasts."""
         return Forecasts(*rows)
 
     def figures(self, val: Forecasts | None, test: Forecasts | None) -> Mapping[str, float]:
-        """RMSE, NLL and ENCE of the one half, ENCE of the other."""
+        """Compute validation RMSE, NLL and ENCE, and test ENCE."""
         figures: dict[str, float] = {}
         if val is not None:
             figures |= {"rmse": regression.rmse(*val), "nll": _nll(val), "ence": _ence(val)}
@@ -145,7 +145,7 @@ class Regression:
 
 
 Task: TypeAlias = Classification | Regression
-"""What a network is trained for."""
+"""A task of a network."""
 
 KINDS: Mapping[Kind, Task] = {
     "image": Classification(),
@@ -153,7 +153,7 @@ KINDS: Mapping[Kind, Task] = {
     "characters": Classification(class_axis="last"),
     "tabular": Regression(),
 }
-"""The task that goes with each kind of data set."""
+"""Kind of data set → task."""
 
 
 def _has_variance(forecasts: Forecasts) -> bool:

@@ -1,1 +1,1 @@
-"""Ours beside the published results of the CalArena benchmark."""
+"""Our methods compared with the published results of the CalArena benchmark."""

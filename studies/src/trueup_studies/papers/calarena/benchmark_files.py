@@ -1,16 +1,16 @@
 """The files of the CalArena benchmark: predictions to calibrate, and the published results of other methods.
 
 Predictions are in `{benchmark}.h5`, with `{data set}/{model}/` → `probas_cal`, `labels_cal`, `probas_test` and
-`labels_test`; of two classes the probabilities are those of class 1. Results are in `results/{benchmark}/{method}.csv`,
-a row for each data set and model, with the columns `{method}_logloss` and `{method}_brier`. The folder may be the
-benchmark's own, in which the predictions lie in `calibration_benchmarks`, or hold both by itself.
+`labels_test`; with two classes the probabilities are those of class 1. Results are in
+`results/{benchmark}/{method}.csv`: one row per data set and model, with columns `{method}_logloss` and
+`{method}_brier`. The folder is either the benchmark's own, with the predictions in `calibration_benchmarks`, or holds
+the files itself.
 
 Berta, Holzmüller, Bach and Jordan (2026), CalArena: a large-scale post-hoc calibration benchmark.
 """
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
@@ -19,24 +19,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from pandas import read_csv
 
 from trueup.io.atomic import errors_name_file
 from trueup.io.predictions import Predictions
 
 PREDICTIONS, RESULTS = "calibration_benchmarks", "results"
-"""Folders inside that of the benchmark."""
+"""Subfolders of the benchmark's folder."""
 ARRAYS = ("probas_cal", "labels_cal", "probas_test", "labels_test")
 COLUMNS = {"nll": "logloss", "brier": "brier"}
-"""Our name of a loss → that of the published tables."""
+"""Our name of a loss → its name in the published tables."""
 _FINEST = float(np.finfo(np.float32).eps) / 4
-"""What 1 − p may be where p is 1 in single precision: half of the step below 1."""
+"""Half the spacing of single precision just below 1: the error of 1 − p where p is stored as 1."""
 
 Experiment = tuple[str, str, str]
 """Benchmark, data set and model."""
 
 
 class PublishedLosses(NamedTuple):
-    """What a published table says of one experiment."""
+    """The published losses of one experiment."""
 
     nll: float
     brier: float
@@ -45,24 +46,24 @@ class PublishedLosses(NamedTuple):
 
 
 def predictions_folder(data_dir: str) -> Path:
-    """The folder with the predictions: the one given, or that inside it."""
+    """Return the folder with the predictions: `data_dir` or its subfolder."""
     folder = Path(data_dir).expanduser().resolve()
     inner = folder / PREDICTIONS
     return inner if inner.is_dir() else folder
 
 
 def results_folder(data_dir: str) -> Path:
-    """The folder with the published results: inside the one given, or beside it."""
+    """Return the folder with the published results, in `data_dir` or next to it."""
     folder = Path(data_dir).expanduser().resolve()
     return folder.parent / RESULTS if folder.name == PREDICTIONS else folder / RESULTS
 
 
 def experiments(data_dir: str, *, benchmark: str | None = None) -> Iterator[dict[str, Any]]:
-    """Settings for every experiment of the files in a folder, or of one file."""
+    """Yield the settings of every experiment in a folder, or in one of its files."""
     folder = predictions_folder(data_dir)
     files = {path.stem: path for path in sorted(folder.glob("*.h5"))}
     if not files:
-        raise ValueError(f"{folder}: wanted a folder with the .h5 files of CalArena, found none")
+        raise ValueError(f"{folder}: expected a folder with the .h5 files of CalArena, found none")
     if benchmark is not None and benchmark not in files:
         raise ValueError(f"data must be one of {', '.join(files)}, got {benchmark!r}")
     for name, path in files.items():
@@ -71,10 +72,10 @@ def experiments(data_dir: str, *, benchmark: str | None = None) -> Iterator[dict
 
 
 def load_experiment(settings: Mapping[str, Any]) -> tuple[Predictions, Predictions]:
-    """The rows to fit to and the rows to measure on, as logits.
+    """Read the calibration rows and the test rows, as logits.
 
-    Exact zeros of the probabilities are raised to half the smallest positive one, those to measure on as those to fit
-    to. Nothing else is: the small probabilities of a network say how sure it is.
+    Probabilities of exactly zero are raised to half the smallest positive calibration probability. Nothing else
+    changes: small probabilities carry the network's confidence.
     """
     path = Path(settings["folder"]) / f"{settings['benchmark']}.h5"
     if _digest(path) != settings["digest"]:
@@ -95,7 +96,7 @@ def load_experiment(settings: Mapping[str, Any]) -> tuple[Predictions, Predictio
 
 
 def as_probs(probs: np.ndarray, name: str = "probs") -> np.ndarray:
-    """Probabilities of every class in double precision, whether or not those of two classes have one column.
+    """Return the probabilities of every class in double precision; one column means two classes.
 
     >>> as_probs(np.array([0.25, 1.0], dtype=np.float32))
     array([[0.75, 0.25],
@@ -113,31 +114,22 @@ def as_probs(probs: np.ndarray, name: str = "probs") -> np.ndarray:
 
 
 def read_results(data_dir: str, benchmark: str) -> dict[str, dict[Experiment, PublishedLosses]]:
-    """Method → experiment → losses, of every table in a benchmark's folder; nothing if there is none."""
+    """Read every table in a benchmark's folder: method → experiment → losses; a failed method has infinite loss."""
     tables = {}
     for path in sorted((results_folder(data_dir) / benchmark).glob("*.csv")):
-        with errors_name_file(path), path.open(encoding="utf-8", newline="") as file:
-            tables[path.stem] = dict(_read_lines(csv.DictReader(file), benchmark, path.stem))
+        losses = [f"{path.stem}_{theirs}" for theirs in COLUMNS.values()]
+        required = ["dataset", "model", *losses, "cal_size", "test_size"]
+        kinds = {"dataset": str, "model": str, **dict.fromkeys(required[2:], float)}
+        with errors_name_file(path):
+            frame = read_csv(path, dtype=kinds, keep_default_na=False, na_values=["", "nan", "NaN"])
+            if missing := [name for name in required if name not in frame]:
+                raise ValueError(f"there is no column {missing[0]}; expected {', '.join(required)}")
+            lines = frame[required].fillna(dict.fromkeys(losses, math.inf)).itertuples(index=False, name=None)
+            tables[path.stem] = {
+                (benchmark, data, model): PublishedLosses(nll, brier, int(fit_rows), int(test_rows))
+                for data, model, nll, brier, fit_rows, test_rows in lines
+            }
     return tables
-
-
-def _read_lines(
-    lines: csv.DictReader[str], benchmark: str, method: str
-) -> Iterator[tuple[Experiment, PublishedLosses]]:
-    columns = {loss: f"{method}_{theirs}" for loss, theirs in COLUMNS.items()}
-    wanted = ("dataset", "model", "cal_size", "test_size", *columns.values())
-    if missing := [name for name in wanted if name not in (lines.fieldnames or ())]:
-        raise ValueError(f"there is no column {missing[0]}; wanted {', '.join(wanted)}")
-    for line in lines:
-        losses = {loss: _loss(line[column]) for loss, column in columns.items()}
-        sizes = int(float(line["cal_size"])), int(float(line["test_size"]))
-        yield (benchmark, line["dataset"], line["model"]), PublishedLosses(losses["nll"], losses["brier"], *sizes)
-
-
-def _loss(text: str) -> float:
-    """A number; infinite where a method failed, so that it loses."""
-    value = float(text or "nan")
-    return math.inf if math.isnan(value) else value
 
 
 def _experiments_of(benchmark: str, path: Path) -> Iterator[dict[str, Any]]:
@@ -152,11 +144,11 @@ def _experiments_of(benchmark: str, path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _floor(p: np.ndarray, stored: np.ndarray) -> float | None:
-    """What exact zeros are raised to; None if there are none."""
+    """Return the value for exact zeros; None if there are none."""
     if (p > 0).all():
         return None
     half = float(p[p > 0].min()) / 2
-    # Of two classes 1 − p is no finer than the precision p was stored in, however small p itself can be.
+    # With two classes, 1 − p is only as fine as the precision in which p was stored.
     return max(half, _FINEST) if stored.ndim == 1 and (stored >= 1).any() else half
 
 

@@ -1,4 +1,4 @@
-"""Methods beside each other over many experiments: win rate, mean rank, excess loss and harm."""
+"""Compare methods over many experiments: win rate, mean rank, excess loss and harm."""
 
 from __future__ import annotations
 
@@ -10,33 +10,34 @@ import numpy as np
 from scipy.stats import rankdata
 
 
-class Place(NamedTuple):
-    """How a method does over experiments; the errors are standard errors, data sets taken as the units."""
+class Standing(NamedTuple):
+    """Scores of a method over experiments; the errors are standard errors with data sets as units."""
 
     win_rate: float
-    """The share of the other methods whose loss is greater, on average over experiments."""
+    """Share of the other methods with a higher loss, averaged over experiments."""
     win_rate_error: float
     rank: float
-    """Mean rank, 1 the least loss; equal losses share one."""
+    """Mean rank, 1 for the lowest loss; equal losses share a rank."""
     excess: float
-    """Mean loss above the least of all methods, experiment by experiment."""
+    """Mean excess over the lowest loss of each experiment."""
     excess_error: float
     harm: float
-    """The most by which its loss exceeds that without calibration."""
+    """Largest excess over the loss without calibration."""
 
 
 def leaderboard(
     losses: Mapping[str, Sequence[float]], *, data_sets: Sequence[str], raw: Sequence[float]
-) -> dict[str, Place]:
-    """Compare methods by their losses on the same experiments, the highest win rate first.
+) -> dict[str, Standing]:
+    """Compare methods by their losses on the same experiments; the highest win rate comes first.
 
-    `data_sets` says of which data set each experiment is and `raw` its loss without calibration. A win is a strictly
-    lower loss, so that of two equal ones neither wins. Experiments of one data set are not independent: with sums S_c
-    over the n_c experiments of data set c and the mean m of all N, the standard error is
-    √(C/(C − 1) Σ_c (S_c − n_c m)²)/N.
+    `data_sets` names the data set of each experiment and `raw` is its loss without calibration. A win is a strictly
+    lower loss; of two equal losses neither wins. Experiments of one data set are not independent:
+    the standard error is √(C/(C − 1) Σ_c (S_c − n_c m)²)/N. S_c is the sum over the n_c experiments of data set c, and
+    m the mean of all N.
 
-    >>> places = leaderboard({"a": [0.1, 0.3], "b": [0.2, 0.2]}, data_sets=["x", "y"], raw=[0.3, 0.2])
-    >>> places["a"].win_rate, places["a"].rank, f"{places['a'].excess:.2f} {places['a'].harm:.2f}"
+    >>> standings = leaderboard({"a": [0.1, 0.3], "b": [0.2, 0.2]}, data_sets=["x", "y"], raw=[0.3, 0.2])
+    >>> a = standings["a"]
+    >>> a.win_rate, a.rank, f"{a.excess:.2f} {a.harm:.2f}"
     (0.5, 1.5, '0.05 0.10')
     """
     names = list(losses)
@@ -47,8 +48,8 @@ def leaderboard(
     excess = _above(table, table.min(axis=1))
     harm = _above(table, np.asarray(raw, dtype=float))
     clusters = np.unique(np.asarray(data_sets, dtype=str), return_inverse=True)[1]
-    places = {
-        name: Place(
+    standings = {
+        name: Standing(
             *_mean_and_error(wins[:, j], clusters),
             float(ranks[:, j].mean()),
             *_mean_and_error(excess[:, j], clusters),
@@ -56,13 +57,13 @@ def leaderboard(
         )
         for j, name in enumerate(names)
     }
-    return dict(sorted(places.items(), key=lambda item: -item[1].win_rate))
+    return dict(sorted(standings.items(), key=lambda item: -item[1].win_rate))
 
 
-def _above(table: np.ndarray, least: np.ndarray) -> np.ndarray:
-    """How much each loss exceeds that of its row; of two that are infinite, by nothing."""
-    same = table == least[:, None]
-    return np.subtract(table, least[:, None], where=~same, out=np.zeros_like(table))
+def _above(table: np.ndarray, lowest: np.ndarray) -> np.ndarray:
+    """Subtract each row's lowest loss; infinite minus infinite is 0."""
+    same = table == lowest[:, None]
+    return np.subtract(table, lowest[:, None], where=~same, out=np.zeros_like(table))
 
 
 def _mean_and_error(values: np.ndarray, clusters: np.ndarray) -> tuple[float, float]:

@@ -1,7 +1,6 @@
-"""CLUE beside cross-entropy: same network, same dropout, same Monte-Carlo evaluation; what it gains and what it costs.
+"""CLUE compared with cross-entropy: its gain and its cost, with the same network, dropout and Monte-Carlo evaluation.
 
-The level of its square and its α are chosen on validation, never on test. The package has no published numbers of the
-paper to compare with.
+The level of its square and α are chosen on validation samples. There are no published numbers to compare with.
 
 Mendes, Romano & Garlan (2025), CLUE: calibration by learning uncertainty–error alignment.
 """
@@ -26,50 +25,40 @@ from trueup_studies.grid import Options, Study, as_json, digest, product, read_t
 from trueup_studies.papers.clue import clue_tables
 from trueup_studies.papers.clue import mc_dropout as mc
 from trueup_studies.papers.clue.clue_claims import CLAIMS
-from trueup_studies.papers.clue.clue_tables import (
-    AVERAGED,
-    CLASSIFIERS,
-    CLUES,
-    GAUSSIAN,
-    HEAD,
-    REGRESSORS,
-    RIVALS,
-    SHARED,
-)
 from trueup_studies.training.data.dataset import Data
 from trueup_studies.training.data.sources import folder_of
 
 RAMP, WARMUP = 10, 5
-"""Parts of the steps: CLUE's square comes in over a tenth of them, AvUC after a fifth."""
+"""Divisors of the number of steps: CLUE's square is ramped over a tenth of them, AvUC begins after a fifth."""
 SEEDS, PASSES, SHIFTED, SEVERITIES = 5, 10, 1000, (0, 1, 3, 5)
-"""How many runs of everything; passes at evaluation; test images that are shifted, at most, and how far."""
-OWN_SETTINGS: Mapping[str, Mapping[str, Any]] = {"avuc": {"warmup": WARMUP}, SHARED: {"compute": "clue"}}
-"""What the cells of a method have beside the others' settings."""
+"""Runs of everything; passes at evaluation; largest number of shifted test images, and their severities."""
+OWN_SETTINGS: Mapping[str, Mapping[str, Any]] = {"avuc": {"warmup": WARMUP}, clue_tables.SHARED: {"compute": "clue"}}
+"""Additional settings of some methods."""
 _KNOWN = read_toml(__package__, "presets.toml")
 HOW: Mapping[str, Mapping[str, Any]] = _KNOWN["how"]
 """Data set → its network and schedule."""
 PRESETS: Mapping[str, Sequence[str]] = _KNOWN["presets"]
-"""The first needs no files; the others read those in the folder of data."""
+"""Preset → data sets; the first preset needs no files."""
 TABLES = PRESETS["uci"]
-"""Regressions from files."""
+"""Regression data sets from files."""
 
 
 def grid(options: Options) -> Iterator[dict[str, Any]]:
-    """A cell for each data set, method and seed."""
-    names = dict.fromkeys([*CLASSIFIERS, *REGRESSORS])
+    """Yield the settings of each data set, method and seed."""
+    names = dict.fromkeys([*clue_tables.CLASSIFIERS, *clue_tables.REGRESSORS])
     if unknown := [method for method in options.methods if method not in names]:
         raise ValueError(f"methods must be among {', '.join(names)}, got {unknown[0]!r}")
     for name in data_sets(options):
-        known = REGRESSORS if name in ("diabetes", *TABLES) else CLASSIFIERS
+        known = clue_tables.REGRESSORS if name in ("diabetes", *TABLES) else clue_tables.CLASSIFIERS
         content = {"content": digest(mc.description().encode())} if name == "descriptions" else {}
         common = {"data": name, **content, **HOW[name], "passes": [clue_tables.PASSES_IN_TRAINING, PASSES]}
-        wanted = [method for method in options.methods or known if method in known]
-        for each in product(method=wanted, seed=range(options.seeds or SEEDS)):
+        methods = [method for method in options.methods or known if method in known]
+        for each in product(method=methods, seed=range(options.seeds or SEEDS)):
             yield {**common, **each, **OWN_SETTINGS.get(each["method"], {})}
 
 
 def data_sets(options: Options) -> Sequence[str]:
-    """The data sets that are asked for: one by its name, those of a preset, or all whose files there may be."""
+    """Return the selected data sets: one by name, or those of a preset."""
     preset = options.preset or ("digits" if options.data_dir is None else "files")
     if preset not in PRESETS:
         raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
@@ -78,11 +67,6 @@ def data_sets(options: Options) -> Sequence[str]:
     if options.data not in (names := {**HOW, **PRESETS}):
         raise ValueError(f"data must be one of {', '.join(names)}, got {options.data!r}")
     return (options.data,) if options.data in HOW else PRESETS[options.data]
-
-
-def local(options: Options) -> dict[str, Any]:
-    """The folder of data."""
-    return {"folder": str(folder_of(options.data_dir).expanduser().resolve())}
 
 
 def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -96,58 +80,54 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     method, seed, (training, passes) = settings["method"], settings["seed"], settings["passes"]
     data = mc.load_data_set(settings["data"], settings.get("folder"), seed)
     train, val, test = mc.normalised_tensors(data)
-    head = method == GAUSSIAN or method.endswith(HEAD)
-    clue = {"alpha": 1.0} if method == AVERAGED else CLUES.get(method.removesuffix(HEAD))
+    head = method == clue_tables.GAUSSIAN or method.endswith(clue_tables.HEAD)
+    clue = (
+        {"alpha": 1.0}
+        if method == clue_tables.AVERAGED
+        else clue_tables.CLUES.get(method.removesuffix(clue_tables.HEAD))
+    )
     epochs, batch = settings["epochs"], settings["batch"]
     ramp = max(1, epochs * -(-len(train[1]) // batch) // settings.get("warmup", RAMP))
     task = mc.make_task(data.kind, head=head)
 
-    rival = method if method in RIVALS else "cross_entropy"
+    rival = method if method in clue_tables.RIVALS else "cross_entropy"
 
     def network_and_loss(member: int, clue: Mapping[str, Any] | None = clue) -> tuple[nn.Module, Any]:
         network = mc.make_network(data, settings["network"], seed + 1000 * member, head=head)
-        own = None if clue is None else {**clue, "passes": training}
-        return network, mc.make_loss(data.kind, head=head, clue=own, ramp=ramp, name=rival)
+        options = None if clue is None else {**clue, "passes": training}
+        return network, mc.make_loss(data.kind, head=head, clue=options, ramp=ramp, name=rival)
 
     def count_step(clue: Mapping[str, Any] | None) -> int:
         return mc.count_flops(*network_and_loss(0, clue), (train[0][:batch], train[1][:batch]), task)
 
     step = count_step(clue)
-    # Every level of CLUE takes the same passes.
-    clue_steps = count_step(next(iter(CLUES.values()))) / step if method == SHARED else 1.0
-    members, own_epochs = _members(method, epochs, clue_steps)
-    # Of all members together, for a step of one network that is trained for all of the epochs.
-    operations = step * members * own_epochs / epochs
-    how = {"epochs": own_epochs, "batch_size": batch, "lr": settings["rate"], "device": settings.get("device")}
+    # Every level of CLUE has the same passes.
+    clue_steps = count_step(next(iter(clue_tables.CLUES.values()))) / step if method == clue_tables.SHARED else 1.0
+    members, member_epochs = _members(method, epochs, clue_steps)
+    # Cost of all members, per step of one network that is trained for all epochs.
+    operations = step * members * member_epochs / epochs
+    how = {"epochs": member_epochs, "batch_size": batch, "lr": settings["rate"], "device": settings.get("device")}
     networks = []
     for member in range(members):
         network, loss = network_and_loss(member)
         networks.append(mc.train_network(network, train, loss, task, seed=seed + 1000 * member, **how))
     val_forecast, test_forecast = (mc.forecast(networks, part, data.kind, passes, head=head) for part in (val, test))
-    with record_warnings() as messages:  # a temperature at its bound is part of the result
+    with record_warnings() as messages:  # a temperature at its bound is a result
         row = mc.figures(test_forecast, val_forecast)
-    warning = "; ".join(messages)
-    rows = [
-        {
-            "part": "figures",
-            **row,
-            "val_nll": mc.validation_nll(val_forecast),
-            "operations": operations,
-            "warning": warning,
-        }
-    ]
+    row |= {"part": "figures", "val_nll": mc.validation_nll(val_forecast), "operations": operations}
+    rows = [{**row, "warning": "; ".join(messages)}]
     return rows + (_images(networks, data, passes, seed) if data.kind == "image" else [])
 
 
 def _members(method: str, epochs: int, clue_steps: float) -> tuple[int, int]:
-    """Networks of a method, and the epochs of each; `clue_steps` is what a step of CLUE costs in plain ones."""
-    if method == SHARED:
+    """Return the number of networks of a method and their epochs; a step of CLUE costs `clue_steps` plain steps."""
+    if method == clue_tables.SHARED:
         return clue_tables.share_epochs(int(epochs * clue_steps))
     return clue_tables.MEMBERS if method == clue_tables.ENSEMBLE else 1, epochs
 
 
 def _images(networks: Sequence[nn.Module], data: Data, passes: int, seed: int) -> list[dict[str, Any]]:
-    """The same networks on shifted and on out-of-distribution images."""
+    """Evaluate the networks on shifted and on out-of-distribution images."""
     assert data.normalisation is not None
     normalise = Normalise(*data.normalisation)
     x, y = (part[:SHIFTED] for part in mc.stack_samples(data.test))
@@ -167,7 +147,7 @@ def _images(networks: Sequence[nn.Module], data: Data, passes: int, seed: int) -
 
 
 def foreign(images: Tensor, data: str, seed: int) -> dict[str, Tensor]:
-    """Images (n, C, H, W) that show nothing the network knows: noise, known ones inverted, their pixels in disorder."""
+    """Make out-of-distribution images (n, C, H, W): noise, inverted images, and images with shuffled pixels."""
     generator = torch.Generator().manual_seed(seed)
     n, channels, *size = images.shape
     order = torch.rand(n, 1, *size, generator=generator).flatten(2).argsort(dim=2).expand(-1, channels, -1)
@@ -183,7 +163,7 @@ def foreign(images: Tensor, data: str, seed: int) -> dict[str, Tensor]:
 
 
 def flops(cells: Sequence[Mapping[str, Any]]) -> tuple[float, list[str]]:
-    """The operations of training and evaluating the networks of these cells; every size is known."""
+    """Count the operations of training and evaluating the networks of these cells."""
     total = 0.0
     for settings in cells:
         data, method, (training, passes) = settings["data"], settings["method"], settings["passes"]
@@ -191,10 +171,14 @@ def flops(cells: Sequence[Mapping[str, Any]]) -> tuple[float, list[str]]:
         named = mc.NETWORK[size.kind], data, as_json(settings["network"])
         whole, head = cost.forward_flops(*named), cost.head_flops(*named)
         members, epochs = _members(method, settings["epochs"], 1 + (training - 1) * head / whole)
-        heads = training if method == AVERAGED or method.removesuffix(HEAD) in CLUES else 1
+        heads = (
+            training
+            if method == clue_tables.AVERAGED or method.removesuffix(clue_tables.HEAD) in clue_tables.CLUES
+            else 1
+        )
         steps = epochs * size.train * (1 + cost.BACKWARD)
         evaluated = size.val + size.test
-        if size.kind == "image":  # shifted ones, and once more as they are beside three kinds of foreign ones
+        if size.kind == "image":  # shifted images, and the unshifted ones with three kinds of foreign images
             shifts = len(corruptions_for(size.shape[0])) * (len(SEVERITIES) - 1) + 1
             evaluated += min(SHIFTED, size.test) * (shifts + 1 + 3)
         sampled = whole + (max(1, passes // members) - 1) * head
@@ -204,12 +188,12 @@ def flops(cells: Sequence[Mapping[str, Any]]) -> tuple[float, list[str]]:
 
 STUDY = Study(
     "clue",
-    1,  # a rival's cells are new ones; those of the methods before it keep their rows
+    1,
     grid=grid,
     work="trueup_studies.papers.clue.clue_study:work",
     tables=clue_tables.tables,
     figures=clue_tables.figures,
-    local=local,
+    local=lambda options: {"folder": str(folder_of(options.data_dir).expanduser().resolve())},
     presets=lambda: PRESETS,
     claims=lambda: CLAIMS,
     resplit_ratio=lambda row: clue_tables.resplit_ratio(row["data"]),

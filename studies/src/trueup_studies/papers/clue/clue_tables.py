@@ -1,4 +1,4 @@
-"""What the rows of the CLUE study say: its methods by name, the choice on validation, tables and figures."""
+"""Methods of the CLUE study, the choice on validation samples, tables and figures."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from trueup_studies.tables import Column, Table, columns, paired_differences, ta
 PASSES_IN_TRAINING = 5
 CLUES = {f"{c['level']}_{c['alpha']}": c for c in product(level=("batch", "group", "sample"), alpha=(0.5, 0.9))}
 PLAIN, AVERAGED, GAUSSIAN, HEAD = "plain", "passes", "gaussian", "_head"
-"""The loss of one pass; that of the mean of several, which is CLUE with α = 1; the Gaussian; of a variance head."""
+"""The plain loss; that of the mean of several passes (CLUE with α = 1); the Gaussian NLL; suffix of variance heads."""
 ENSEMBLE, MEMBERS = "ensemble", 5
-"""Networks of the plain loss from other starts: as many as CLUE has passes, each trained as long as its network."""
+"""Networks of the plain loss with other initial weights, as many as CLUE has passes, each trained for all epochs."""
 SHARED = "ensemble_shared"
-"""An ensemble whose members share the epochs that cost as much as CLUE's, so that it costs no more to train."""
+"""An ensemble whose training costs as much as CLUE's: its members share the epochs."""
 RIVALS = {"focal": "focal loss", "avuc": "AvUC", "mmce": "MMCE"}
-"""Other losses that train for calibration, of classes alone."""
+"""Other losses that train for calibration, for classification only."""
 CHOSEN = "chosen"
 LANGUAGES = ("descriptions", "tinyshakespeare")
-"""Data sets whose rows are characters, each foretold from those before it."""
+"""Data sets of characters, each predicted from the previous ones."""
 CLASSIFIERS = (PLAIN, AVERAGED, ENSEMBLE, SHARED, *RIVALS, *CLUES)
 REGRESSORS = (PLAIN, AVERAGED, ENSEMBLE, SHARED, GAUSSIAN, *CLUES, *(name + HEAD for name in CLUES))
 BASELINES = (PLAIN, AVERAGED, ENSEMBLE, SHARED, *RIVALS, GAUSSIAN)
@@ -41,7 +41,7 @@ MEASURED = " ".join(read_toml(__package__, "presets.toml")["measured"].split())
 
 
 def title(method: str, kind: str = "classification") -> str:
-    """A method's name for a reader.
+    """Return a method's printed name.
 
     >>> title("group_0.5"), title("batch_0.9_head"), title("plain", "regression")
     ('CLUE group, α 0.5', 'CLUE batch, α 0.9, variance head', 'squared error')
@@ -56,9 +56,9 @@ def title(method: str, kind: str = "classification") -> str:
 
 
 def share_epochs(epochs: int) -> tuple[int, int]:
-    """How many members an ensemble has that share so many epochs, and the epochs of each.
+    """Return the members of an ensemble that shares these epochs, and the epochs of each.
 
-    The most members, up to five, that leave no more than a tenth of the epochs over.
+    There are as many members as possible, up to five, with at most a tenth of the epochs unused.
 
     >>> [share_epochs(epochs) for epochs in (22, 8, 3)]
     [(5, 4), (4, 2), (3, 1)]
@@ -68,12 +68,12 @@ def share_epochs(epochs: int) -> tuple[int, int]:
 
 
 def kind_of(row: Mapping[str, Any]) -> str:
-    """Which table a row of figures is for."""
+    """Return the table to which a row belongs."""
     return "regression" if "rmse" in row else "language" if row["data"] in LANGUAGES else "classification"
 
 
 def resplit_ratio(data: str) -> float:
-    """Test samples over others, of tables, which each seed splits anew.
+    """Return test samples over other samples for tables, which each seed splits anew; else 0.
 
     >>> [resplit_ratio(name) for name in ("diabetes", "digits")]
     [0.25, 0.0]
@@ -82,7 +82,7 @@ def resplit_ratio(data: str) -> float:
 
 
 def choose_clue(rows: Rows, *, head: bool = False, oracle: bool = False) -> str | None:
-    """CLUE's level and α of least mean NLL on validation over the seeds, of one data set; an oracle takes the test's.
+    """Choose CLUE's level and α on one data set by the lowest mean validation NLL; an oracle uses the test NLL.
 
     >>> choose_clue([{"method": "batch_0.5", "val_nll": 0.3}, {"method": "group_0.9", "val_nll": 0.2}])
     'group_0.9'
@@ -96,7 +96,7 @@ def choose_clue(rows: Rows, *, head: bool = False, oracle: bool = False) -> str 
 
 
 def tables(rows: Rows, options: Options) -> dict[str, Table]:
-    """Figures of every task, differences from the baselines and between levels, shift, foreign images and cost."""
+    """Build the tables: metrics by task, differences from baselines and between levels, shift, OOD images and cost."""
     by_data = figures_by_data(rows)
     choices = {name: choices_of(data_rows, options) for name, data_rows in by_data.items()}
     tables: dict[str, Table] = {}
@@ -109,14 +109,14 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
             tables |= {f"{kind}-levels": levels} if any(levels.groups.values()) else {}
     shown = [row for row in rows if row["method"] in _methods_shown(choices, row["data"])]
     titles = {name: title(name) for name in CLASSIFIERS}
-    note = f"Cross-entropy, and CLUE as it was {_how(options)}. Mean over the corruptions."
+    note = f"Cross-entropy, and CLUE {_how(options)}. Mean over the corruptions."
     order: dict[str, Any] = {"by": "method", "titles": titles}
     if shifted := [row for row in shown if row["part"] == "shift"]:
         groups = ["data", "severity"]
         named = [{**row, "severity": f"severity {row['severity']}"} for row in shifted]
         tables["shift"] = tabulate(named, group=groups, columns=SHIFT, notes=[note], title="Shifted images", **order)
-    if others := [row for row in shown if row["part"] == "ood" and row["score"] != "confidence"]:  # entropy says it all
-        note = f"How well a score separates out-of-distribution images from known ones. CLUE as it was {_how(options)}."
+    if others := [row for row in shown if row["part"] == "ood" and row["score"] != "confidence"]:  # entropy is enough
+        note = f"How well a score separates out-of-distribution images from known ones. CLUE {_how(options)}."
         groups, heading = ["data", "foreign", "score"], "Foreign images"
         tables["ood"] = tabulate(others, group=groups, columns=FOREIGN, notes=[note], title=heading, **order)
     if by_data:
@@ -125,7 +125,7 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
 
 
 def figures(rows: Rows, options: Options) -> dict[str, Any]:
-    """Error against uncertainty on every data set; ECE and NLL along the severity of a shift."""
+    """Draw error against uncertainty for every data set, and ECE and NLL by the severity of a shift."""
     drawings: dict[str, Any] = {}
     by_data = figures_by_data(rows)
     for name, data_rows in by_data.items():
@@ -143,7 +143,7 @@ def figures(rows: Rows, options: Options) -> dict[str, Any]:
 
 
 def _alignment(name: str, rows: Rows) -> Any:
-    """Mean error against mean uncertainty in parts of equal size; of a calibrated network they are the same."""
+    """Draw mean error against mean uncertainty in bins of equal size; they are equal if the network is calibrated."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     ax = style.axes_for(None, height=3.0)
@@ -155,7 +155,7 @@ def _alignment(name: str, rows: Rows) -> Any:
     low, high = float(np.min(ends)), float(np.max(ends))
     ax.plot([low, high], [low, high], color=style.text_color(ax), linewidth=0.6, linestyle=":", zorder=0)
     ax.set(xscale="log", yscale="log")
-    subs = (1.0, 2.0, 5.0) if high < 200 * low else (1.0,)  # more would run into each other
+    subs = (1.0, 2.0, 5.0) if high < 200 * low else (1.0,)  # more labels would overlap
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(LogLocator(subs=subs))
         axis.set_major_formatter("{x:g}")
@@ -185,7 +185,7 @@ def _figures_table(
     unbounded = [titles[row["method"]] for row in rows if "stopped at its bound" in row.get("warning", "")]
     notes += [
         f"{name}, {unbounded.count(name)} of {sum(titles[row['method']] == name for row in rows)} runs: every "
-        "validation sample was right, so that no temperature is best; the NLL after it says nothing there."
+        "validation sample was correct, so no temperature is optimal and the NLL after it means nothing."
         for name in dict.fromkeys(unbounded)
     ]
     named: dict[str, Any] = {"by": "method", "group": "data", "titles": titles, "title": kind.capitalize()}
@@ -195,7 +195,7 @@ def _figures_table(
 def _differences_table(
     kind: str, columns: Sequence[Column], by_data: Mapping[str, Rows], choices: Mapping[str, Sequence[str]]
 ) -> Table:
-    """The chosen CLUE less each baseline."""
+    """Build the table of the chosen CLUE minus each baseline."""
     pairs = {
         name: {
             f"{title(CHOSEN + HEAD * ours.endswith(HEAD))} − {title(base, kind)}": (ours, base)
@@ -204,11 +204,11 @@ def _differences_table(
         }
         for name in by_data
     }
-    return _paired_table(f"{kind.capitalize()}: CLUE less each baseline", columns, by_data, pairs)
+    return _paired_table(f"{kind.capitalize()}: CLUE minus each baseline", columns, by_data, pairs)
 
 
 def _levels_table(kind: str, columns: Sequence[Column], by_data: Mapping[str, Rows]) -> Table:
-    """What a finer level than the batch's mean brings at the same α."""
+    """Build the table of finer levels minus batch level at the same α."""
     names = [name for name in CLUES if not name.startswith("batch")]
     heads = ("", HEAD) if kind == "regression" else ("",)
     pairs = {
@@ -217,7 +217,7 @@ def _levels_table(kind: str, columns: Sequence[Column], by_data: Mapping[str, Ro
         for name in names
     }
     return _paired_table(
-        f"{kind.capitalize()}: finer levels less batch means", columns, by_data, dict.fromkeys(by_data, pairs)
+        f"{kind.capitalize()}: finer levels minus batch means", columns, by_data, dict.fromkeys(by_data, pairs)
     )
 
 
@@ -236,8 +236,8 @@ def _paired_table(
         for name, rows in by_data.items()
     }
     plain = tuple(Column(c.name, c.title, better="", scale=c.scale, digits=c.digits) for c in columns)
-    note = f"Differences seed by seed, mean ± std; an arrow where a paired t-test is significant (p < {LEVEL:g})"
-    note += ", which allows for the samples that splits share." if any(map(resplit_ratio, by_data)) else "."
+    note = f"Differences seed by seed, mean ± std; an arrow marks a significant paired t-test (p < {LEVEL:g})"
+    note += ", corrected for the samples that splits share." if any(map(resplit_ratio, by_data)) else "."
     return Table(heading, "difference", plain, groups, (note,))
 
 
@@ -250,16 +250,14 @@ def _cost_table(by_data: Mapping[str, Rows]) -> Table:
         for method, count in one.items():
             numbers = {"operations": count / 1e6, "ratio": count / base if base else None}
             lines.append({"data": name, "method": title(method, kind), **numbers})
-    note = (
-        f"CLUE takes {PASSES_IN_TRAINING} passes in training, of the head alone where what comes before draws nothing. "
-    )
-    note += "torch counts matrix products alone; drawing masks and what is element by element come on top."
+    note = f"CLUE takes {PASSES_IN_TRAINING} passes in training, only of the head if the layers before it are fixed. "
+    note += "torch counts matrix products only; random masks and elementwise operations are not included."
     shown = columns("operations", "ratio")
     return tabulate(lines, by="method", group="data", columns=shown, title="Cost of a training step", notes=[note])
 
 
 def figures_by_data(rows: Rows) -> dict[str, list[Mapping[str, Any]]]:
-    """The rows of the main figures, by data set."""
+    """Group the rows of the main metrics by data set."""
     by_data: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         if row["part"] == "figures":
@@ -268,13 +266,13 @@ def figures_by_data(rows: Rows) -> dict[str, list[Mapping[str, Any]]]:
 
 
 def choices_of(rows: Rows, options: Options) -> list[str]:
-    """CLUE as it was chosen, and, of numbers, CLUE with a variance head."""
+    """Return the chosen CLUE and, for a regression, the chosen CLUE with a variance head."""
     choices = [choose_clue(rows, head=head, oracle=options.oracle) for head in (False, True)]
     return [name for name in choices if name is not None]
 
 
 def _methods_shown(choices: Mapping[str, Sequence[str]], data: str) -> list[str]:
-    """The baselines, and what was chosen."""
+    """Return the baselines and the chosen methods."""
     return list(dict.fromkeys([*BASELINES, *choices.get(data, ())]))
 
 

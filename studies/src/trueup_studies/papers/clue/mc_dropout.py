@@ -31,9 +31,9 @@ from trueup_studies.training.loop import make_fabric, train
 from trueup_studies.training.tasks import Classification, Regression, Task
 
 BINS = 10
-"""Parts of equal size, in the order of the uncertainty, of the alignment error."""
+"""Number of bins of equal size, ordered by uncertainty, of the alignment error."""
 BATCH = 500
-"""Inputs of one batch; of texts, fewer."""
+"""Inputs per batch; texts have fewer."""
 DESCRIBED = ("iris", "digits", "wine", "breast_cancer", "diabetes", "linnerud")
 WINDOW = 64
 NETWORK = {"image": "cnn", "text": "text_cnn", "characters": "char_transformer", "tabular": "mlp"}
@@ -42,7 +42,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 class Forecast(NamedTuple):
-    """Predictions for a part: of classes ln p̄ (n, K), of numbers mean and variance (n,); and the labels or targets."""
+    """Predictions and labels of a part: ln p̄ (n, K) for classes, or mean and variance (n,) for numbers."""
 
     prediction: Tensor
     variance: Tensor | None
@@ -50,37 +50,37 @@ class Forecast(NamedTuple):
 
     @property
     def errors(self) -> Tensor:
-        """−ln p̄_y, or (y − μ̄)²."""
+        """Errors −ln p̄_y, or (y − μ̄)²."""
         if self.variance is None:
             return F.nll_loss(self.prediction, self.target, reduction="none")
         return (self.target - self.prediction).square()
 
     @property
     def uncertainty(self) -> Tensor:
-        """H(p̄), or the predictive variance: equal to the error on average, if the network is calibrated."""
+        """Uncertainties H(p̄), or predictive variances; equal to the error on average for a calibrated network."""
         return entropy_of(self.prediction) if self.variance is None else self.variance
 
 
 def load_data_set(name: str, folder: str | None, seed: int) -> Data:
-    """A data set by name; beside those of `load_data`, two that scikit-learn brings along: diabetes, descriptions."""
-    own = {"diabetes": _diabetes, "descriptions": _descriptions}
-    return own[name](seed) if name in own else load_data(name, folder, seed=seed)
+    """Load a data set by name: one of `load_data`, or diabetes and descriptions, which come with scikit-learn."""
+    bundled = {"diabetes": _diabetes, "descriptions": _descriptions}
+    return bundled[name](seed) if name in bundled else load_data(name, folder, seed=seed)
 
 
 def description() -> str:
-    """Some fifteen thousand characters of English, which tell of scikit-learn's small data sets."""
+    """Return about 15,000 characters of English that describe scikit-learn's small data sets."""
     datasets = library("sklearn.datasets", "scikit-learn")
     return "\n".join(str(getattr(datasets, f"load_{name}")().DESCR) for name in DESCRIBED)
 
 
 def _diabetes(seed: int) -> Data:
-    """442 patients, 10 columns: how far the illness went on in a year (Efron et al. 2004); the seed is the split."""
+    """Load 442 patients, 10 columns: disease progression in a year (Efron et al. 2004); the seed is the split."""
     x, y = library("sklearn.datasets", "scikit-learn").load_diabetes(return_X_y=True)
     return split_table("diabetes", x, y, test=0.2, val=0.25, seed=seed)
 
 
 def _descriptions(seed: int) -> Data:
-    """Stretches of the description, none of which overlaps another: a fifth for testing, a fifth for validation."""
+    """Split the descriptions into disjoint pieces: a fifth for testing, a fifth for validation."""
     text = description()
     alphabet = tuple(sorted(set(text)))
     codes = np.array([alphabet.index(character) for character in text])
@@ -92,30 +92,30 @@ def _descriptions(seed: int) -> Data:
 
 
 def normalised_tensors(data: Data) -> tuple[Pair, Pair, Pair]:
-    """The three parts in whole tensors, images normalised."""
+    """Return the three parts as whole tensors, with images normalised."""
     change: nn.Module = nn.Identity() if data.normalisation is None else Normalise(*data.normalisation)
     train_part, val, test = ((change(x), y) for x, y in map(stack_samples, (data.train, data.val, data.test)))
     return train_part, val, test
 
 
 def stack_samples(part: Dataset[Any]) -> Pair:
-    """All samples of a part at once."""
-    # A loader draws a number for workers, also without any: not from the global generator.
+    """Return all samples of a part."""
+    # A loader draws a number even without workers; keep it away from the global generator.
     loader = DataLoader(part, batch_size=len(part), generator=torch.Generator())  # type: ignore[arg-type]
     x, y = next(iter(loader))
     return x, y
 
 
 def make_network(data: Data, options: Mapping[str, Any], seed: int, *, head: bool = False) -> nn.Module:
-    """The small network of a kind of data, with dropout; for a regression with a variance head if wanted."""
+    """Build the small network for a kind of data, with dropout; `head` adds a variance head to a regression."""
     name, outputs = NETWORK[data.kind], len(data.classes) or 1 + head
     return channels_last(build_network(name, network_options(name, data, outputs=outputs, **{**options, "seed": seed})))
 
 
 class WarmedAvUC(losses.AvUC):
-    """Cross-entropy for so many steps, then AvUC with the threshold that the predictions of these steps tell.
+    """Cross-entropy for `warmup` steps, then AvUC with the threshold from the predictions of these steps.
 
-    With the default threshold from the first step on, predictions on digits became uncertain and stayed so.
+    With the default threshold from the first step, predictions on digits became uncertain and stayed so.
 
     >>> loss = WarmedAvUC(warmup=1)
     >>> z, y = torch.tensor([[0.6, 0.4], [0.8, 0.2], [0.1, 0.9]]).log(), torch.tensor([0, 1, 1])
@@ -129,16 +129,16 @@ class WarmedAvUC(losses.AvUC):
         super().__init__(strength=0.0)
         self.warmup, self.steps = warmup, 0
         self.sums = torch.zeros(2, 2, dtype=torch.float64)
-        """Entropy and number of the rows that were wrong, and of those that were right."""
+        """Sum of entropies and number of rows, for wrong and for correct predictions."""
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The mean over the batch."""
+        """Compute the mean over the batch."""
         if self.steps < self.warmup:
             log_probs = torch.log_softmax(logits.detach().movedim(1, -1), dim=-1)
             entropy, right = entropy_of(log_probs), log_probs.argmax(dim=-1) == labels
             for side in (0, 1):
-                own = entropy[right == bool(side)].double()
-                self.sums[side] += torch.tensor([own.sum(), len(own)], dtype=torch.float64)
+                selected = entropy[right == bool(side)].double()
+                self.sums[side] += torch.tensor([selected.sum(), len(selected)], dtype=torch.float64)
         elif self.steps == self.warmup:
             self.strength = self.defaults["strength"]
             if bool((self.sums[:, 1] > 0).all()):
@@ -148,7 +148,7 @@ class WarmedAvUC(losses.AvUC):
 
 
 def make_task(kind: str, *, head: bool = False) -> Task:
-    """How outputs meet a loss."""
+    """Return the task of a kind of data."""
     if kind == "tabular":
         return Regression(variance_head=head, passes=1)
     return Classification(class_axis="last" if kind == "characters" else None)
@@ -157,9 +157,9 @@ def make_task(kind: str, *, head: bool = False) -> Task:
 def make_loss(
     kind: str, *, head: bool = False, clue: Mapping[str, Any] | None = None, ramp: int = 0, name: str = "cross_entropy"
 ) -> Any:
-    """The plain loss of a kind of data (of numbers the squared error, with a variance head the Gaussian), or CLUE.
+    """Return the plain loss of a kind of data, or CLUE; for numbers the squared error, or Gaussian NLL with a head.
 
-    `name` is another loss of classes. CLUE's square comes in over `ramp` steps, AvUC after them.
+    `name` is another loss for classes. CLUE's square is ramped over `ramp` steps; AvUC begins after them.
     """
     if clue is not None:
         measure: Any = partial(losses.error_and_entropy, class_axis="last" if kind == "characters" else None)
@@ -182,7 +182,7 @@ def train_network(
 
 
 def count_flops(network: nn.Module, loss: Any, part: Pair, task: Task) -> int:
-    """Floating-point operations of one training step, as torch counts them: those of matrix products alone."""
+    """Count the floating-point operations of one training step with torch: matrix products only."""
     counter: Any = import_module("torch.utils.flop_counter").FlopCounterMode(display=False)
     x, y = part
 
@@ -194,16 +194,16 @@ def count_flops(network: nn.Module, loss: Any, part: Pair, task: Task) -> int:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network.train()
-        step()  # the first call does one pass more, to see whether the layers before the dropout are random
+        step()  # the first call may take an additional pass
         with counter:
             step()
     return int(counter.get_total_flops())
 
 
 def sample(networks: Sequence[nn.Module], inputs: Tensor, passes: int, *, seed: Any = 0) -> Tensor:
-    """So many passes with dropout (passes, n, …), shared equally by the members of an ensemble; the rest is left out.
+    """Sample with dropout (passes, n, …); members of an ensemble share the passes equally, without the remainder.
 
-    They are done where the networks are, and brought back to where the inputs are.
+    The passes run on the networks' device, and the result is on that of the inputs.
     """
     each = max(1, passes // len(networks))
     samples = []
@@ -214,14 +214,14 @@ def sample(networks: Sequence[nn.Module], inputs: Tensor, passes: int, *, seed: 
 
 
 def mc_samples(networks: Sequence[nn.Module], inputs: Tensor, passes: int, *, seed: int = 0) -> Iterator[Tensor]:
-    """Samples (passes, n, …) of one batch after the other, each with masks of its own."""
+    """Yield samples (passes, n, …) batch by batch, each with its own masks."""
     rng = np.random.default_rng(seed)
     for part in torch.split(inputs, BATCH if inputs.is_floating_point() else BATCH // 5):
         yield sample(networks, part, passes, seed=rng)
 
 
 def forecast(networks: Sequence[nn.Module], part: Pair, kind: str, passes: int, *, head: bool = False) -> Forecast:
-    """The mean of so many passes with dropout, over one part; of texts a row each token."""
+    """Compute the mean of Monte-Carlo passes over one part; texts have one row per token."""
     if kind == "tabular":
         moments_of_passes = moments(
             torch.cat(list(mc_samples(networks, part[0], passes)), dim=1).double(), variance_head=head
@@ -236,20 +236,20 @@ def forecast(networks: Sequence[nn.Module], part: Pair, kind: str, passes: int, 
 
 
 def figures(test: Forecast, val: Forecast) -> dict[str, Any]:
-    """Every figure of the test part, some also after post-hoc calibration on the validation part.
+    """Compute every metric of the test part, some also after post-hoc calibration on the validation part.
 
-    `gap` is |mean e − mean u| of errors e and uncertainties u, what CLUE aligns at batch level; `alignment` the mean of
-    that over ten parts of equal size in the order of u; "large" errors of numbers are those above their median.
+    `gap` is |mean e − mean u| of errors e and uncertainties u, which CLUE aligns at batch level. `alignment` is its
+    mean over ten bins of equal size ordered by u. For numbers, errors above their median count as large.
 
     >>> z = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6]]).log()
-    >>> found = figures(Forecast(z, None, torch.tensor([0, 0, 0])), Forecast(z, None, torch.tensor([0, 0, 0])))
-    >>> f"{found['nll']:.4f} {found['gap']:.4f} {found['alignment']:.4f} {found['auroc']:.4f}"
+    >>> scores = figures(Forecast(z, None, torch.tensor([0, 0, 0])), Forecast(z, None, torch.tensor([0, 0, 0])))
+    >>> f"{scores['nll']:.4f} {scores['gap']:.4f} {scores['alignment']:.4f} {scores['auroc']:.4f}"
     '0.4149 0.0846 0.2468 1.0000'
     """
     error, uncertainty = test.errors, test.uncertainty
     curve = alignment_curve(error, uncertainty)
     weights = np.array([part[2] for part in curve]) / len(error)
-    found: dict[str, Any] = {
+    scores: dict[str, Any] = {
         "gap": abs(float(error.mean() - uncertainty.mean())),
         "alignment": float(weights @ [abs(e - u) for u, e, _ in curve]),
         "correlation": float(torch.corrcoef(torch.stack([uncertainty, error]))[0, 1]),
@@ -257,28 +257,28 @@ def figures(test: Forecast, val: Forecast) -> dict[str, Any]:
     }
     if test.variance is None:
         pair, after = (test.prediction, test.target), Temperature.fit(val.prediction, val.target)(test.prediction)
-        found |= {name: getattr(metrics, name)(*pair) for name in ("accuracy", "nll", "brier", "ece", "uce")}
-        found |= {"auroc": metrics.misclassification_auroc(*pair, score="entropy")}
-        found |= {f"{name}_after": getattr(metrics, name)(after, test.target) for name in ("nll", "ece")}
-        return found
+        scores |= {name: getattr(metrics, name)(*pair) for name in ("accuracy", "nll", "brier", "ece", "uce")}
+        scores |= {"auroc": metrics.misclassification_auroc(*pair, score="entropy")}
+        scores |= {f"{name}_after": getattr(metrics, name)(after, test.target) for name in ("nll", "ece")}
+        return scores
     numbers = _gaussian(test)
-    found |= {name: getattr(regression, name)(*numbers) for name in ("rmse", "ence", "coverage", "crps")}
-    found |= {"nll": regression.gaussian_nll(*numbers), "auroc": ranking.roc_area(uncertainty, error > error.median())}
+    scores |= {name: getattr(regression, name)(*numbers) for name in ("rmse", "ence", "coverage", "crps")}
+    scores |= {"nll": regression.gaussian_nll(*numbers), "auroc": ranking.roc_area(uncertainty, error > error.median())}
     mean, std = VarianceScaling.fit(*_gaussian(val))(numbers[0], numbers[1])
-    found["nll_after"] = regression.gaussian_nll(mean, std, numbers[2])
-    found["ence_after"] = regression.ence(mean, std, numbers[2])
-    return found
+    scores["nll_after"] = regression.gaussian_nll(mean, std, numbers[2])
+    scores["ence_after"] = regression.ence(mean, std, numbers[2])
+    return scores
 
 
 def validation_nll(part: Forecast) -> float:
-    """The negative log-likelihood, by which level and α are chosen on validation."""
+    """Compute the negative log-likelihood that chooses level and α."""
     if part.variance is None:
         return metrics.nll(part.prediction, part.target)
     return regression.gaussian_nll(*_gaussian(part))
 
 
 def alignment_curve(error: Tensor, uncertainty: Tensor, bins: int = BINS) -> list[tuple[float, float, int]]:
-    """Mean uncertainty, mean error and size of parts of nearly equal size, in the order of the uncertainty.
+    """Compute mean uncertainty, mean error and size of bins of nearly equal size, ordered by uncertainty.
 
     >>> alignment_curve(torch.tensor([0.0, 2.0, 4.0, 4.0]), torch.tensor([1.0, 2.0, 3.0, 4.0]), bins=2)
     [(1.5, 1.0, 2), (3.5, 4.0, 2)]

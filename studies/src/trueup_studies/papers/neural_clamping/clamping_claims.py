@@ -1,4 +1,4 @@
-"""What the paper of Neural Clamping claims, judged run by run.
+"""The claims of the Neural Clamping paper, judged run by run.
 
 Tang, Chen & Ho (2024), Neural Clamping: joint input perturbation and temperature scaling for neural network
 calibration.
@@ -13,53 +13,44 @@ from typing import Any
 
 import numpy as np
 
-from trueup_studies.claims import (
-    Incomplete,
-    by_group,
-    by_run,
-    least_on_average,
-    paired,
-    read_claims,
-    trend,
-    with_common_runs,
-)
+from trueup_studies import claims
+from trueup_studies.claims import Incomplete, by_group, by_run, paired
 from trueup_studies.grid import Options, Rows
+from trueup_studies.papers.neural_clamping import clamping_tables as tables
 from trueup_studies.papers.neural_clamping.clamping_presets import preset_of
-from trueup_studies.papers.neural_clamping.clamping_tables import (
-    BINS,
-    TITLES,
-    by_rule,
-    choose_gamma,
-    name_shifts,
-    scored_rows,
-)
 
 Support = Mapping[str, Sequence[float]]
+Values = Mapping[Any, Mapping[Any, float]]
+"""Method → run → metric."""
 
 BASELINES = ("temperature", "temperature_ece", "vector", "matrix", "ms_odir", "dirichlet_odir")
-"""The paper's, each fitted to convergence."""
-AS_PUBLISHED = (
-    "temperature_steps",
-    "temperature_ece",
-    "vector_steps",
-    "matrix_steps",
-    "ms_odir_steps",
-    "dirichlet_odir_steps",
-)
-"""The same as the paper fits them: by a thousand gradient steps, but for the grid search."""
+"""The paper's baselines, each fitted to convergence."""
+AS_PUBLISHED = tuple(name if name == "temperature_ece" else f"{name}_steps" for name in BASELINES)
+"""The same baselines as the paper fits them, by 1,000 gradient steps; the grid search has none."""
 OURS = "nc_fl"
-KEPT = 0.002
-"""An accuracy lower by less than this is kept."""
+MAX_ACCURACY_LOSS = 0.002
+"""A smaller loss of accuracy counts as none."""
 SIMILAR = 0.1
-"""Of their mean: two means that differ by less are similar."""
-
-
-def _method(row: Mapping[str, Any]) -> str:
-    return str(row["method"])
+"""Two means are similar if they differ by less than this share of their mean."""
 
 
 def _networks(rows: Rows) -> dict[str, list[Mapping[str, Any]]]:
-    return by_group(name_shifts(rows), "data", "network")
+    return by_group(tables.name_shifts(rows), "data", "network")
+
+
+def _scores(rows: Rows, options: Options, metric: str) -> dict[str, dict[Any, dict[Any, float]]]:
+    """Map each network to its methods' metric in each run."""
+    groups = _networks(tables.scored_rows(rows, options))
+    return {name: by_run(group, metric, "method") for name, group in groups.items()}
+
+
+def _mean(values: Mapping[Any, float]) -> float:
+    return float(np.mean(list(values.values())))
+
+
+def _percent_of(mean: float) -> float:
+    """Return the factor from a difference to per cent of a mean."""
+    return 100 / mean if mean else 0.0
 
 
 def over_best(
@@ -71,25 +62,24 @@ def over_best(
     rank: int = 1,
     ours: Sequence[str] = (OURS,),
 ) -> Support:
-    """How much lower Neural Clamping's figure is than that of the baseline that is best on average, or second.
+    """Compute the metric of the baseline that is best (or second) on average, minus that of Neural Clamping.
 
-    In per cent of the baseline's mean, so that the mean over runs is the improvement as the paper states it. Of
-    several of `ours` the best on average. Baselines converged, unless they are to be fitted as published.
+    The unit is per cent of the baseline's mean, as in the paper. The best of several `ours` is taken. Baselines are
+    converged unless `as_published`.
     """
     support, baselines = {}, AS_PUBLISHED if as_published else BASELINES
-    for name, own in _networks(scored_rows(rows, options)).items():
-        values = with_common_runs(by_run(own, _method, figure), [*baselines, *ours])
-        best, mine = least_on_average(values, baselines, rank=rank), least_on_average(values, ours)
+    for name, scores in _scores(rows, options, figure).items():
+        values = claims.with_common_runs(scores, [*baselines, *ours])
+        best, mine = (claims.least_on_average(values, among, rank=r) for among, r in ((baselines, rank), (ours, 1)))
         if best is not None and all(name in values for name in ours):
-            mean = float(np.mean(list(values[best].values())))
-            margins = paired(values[best], values[mine], scale=100 / mean if mean else 0.0)
-            more, margins = _compared(values, baselines, margins)
-            support[f"{name}, {TITLES[best]}{more}"] = margins
+            margins = paired(values[best], values[mine], scale=_percent_of(_mean(values[best])))
+            suffix, margins = _compared(values, baselines, margins)
+            support[f"{name}, {tables.TITLES[best]}{suffix}"] = margins
     return support
 
 
-def _compared(values: Mapping[str, Any], baselines: Sequence[str], margins: list[float]) -> tuple[str, list[float]]:
-    """How many of the baselines were there, if not all, and the margins over the best of them as what they are."""
+def _compared(values: Values, baselines: Sequence[str], margins: list[float]) -> tuple[str, list[float]]:
+    """Mark margins over some of the baselines as incomplete, and say how many there were."""
     present = sum(name in values for name in baselines)
     if present == len(baselines):
         return "", margins
@@ -97,151 +87,148 @@ def _compared(values: Mapping[str, Any], baselines: Sequence[str], margins: list
 
 
 def other_bins(rows: Rows, options: Options) -> Support:
-    """The same of ECE with other numbers of bins than 15, their mean run by run."""
-    support = {}
-    for name, own in _networks(scored_rows(rows, options)).items():
-        margins: dict[int, list[float]] = {}
-        values: dict[Any, dict[Any, float]] = {}
-        for count in (bins for bins in BINS if bins != 15):
-            values = with_common_runs(by_run(own, _method, f"ece_{count}"), [*BASELINES, OURS])
-            best = least_on_average(values, BASELINES)
+    """Compute the best baseline's ECE minus Neural Clamping's, averaged over numbers of bins other than 15."""
+    margins: dict[str, dict[int, list[float]]] = {}
+    present: dict[str, Values] = {}
+    for count in (bins for bins in tables.BINS if bins != 15):
+        for name, scores in _scores(rows, options, f"ece_{count}").items():
+            values = present[name] = claims.with_common_runs(scores, [*BASELINES, OURS])
+            best = claims.least_on_average(values, BASELINES)
             if best is not None and OURS in values:
                 for seed, value in values[OURS].items():
-                    margins.setdefault(seed, []).append(100 * (values[best][seed] - value))
-        means = [float(np.mean(margins[seed])) for seed in sorted(margins)]
-        more, means = _compared(values, BASELINES, means)
-        support[name + more] = means
+                    difference = 100 * (values[best][seed] - value)
+                    margins.setdefault(name, {}).setdefault(seed, []).append(difference)
+    support = {}
+    for name, by_seed in margins.items():
+        suffix, means = _compared(present[name], BASELINES, [float(np.mean(by_seed[seed])) for seed in sorted(by_seed)])
+        support[name + suffix] = means
     return support
 
 
 def over(rows: Rows, options: Options, *, figure: str, other: str, ours: str = OURS, sign: float = 100) -> Support:
-    """The figure of another method less that of ours."""
-    values = {name: by_run(own, _method, figure) for name, own in _networks(scored_rows(rows, options)).items()}
-    return {n: paired(v[other], v[ours], scale=sign) for n, v in values.items() if other in v and ours in v}
+    """Compute the metric of another method minus that of ours."""
+    return _paired(_scores(rows, options, figure), other, ours, sign)
+
+
+def _paired(scores: Mapping[str, Values], first: str, second: str, scale: float) -> Support:
+    return {n: paired(v[first], v[second], scale=scale) for n, v in scores.items() if first in v and second in v}
 
 
 def closed_comparable(rows: Rows, options: Options) -> Support:
-    """What the closed form's ECE may be less what it is, in per cent of the trained δ's mean."""
+    """Compute the allowed excess minus the closed form's excess ECE, in per cent of the trained δ's mean."""
     support = {}
-    for name, own in _networks(scored_rows(rows, options)).items():
-        values = by_run(own, _method, "ece")
+    for name, values in _scores(rows, options, "ece").items():
         if {OURS, "closed_scaled"} <= values.keys():
-            mean = float(np.mean(list(values[OURS].values())))
-            extra = paired(values["closed_scaled"], values[OURS], scale=100 / mean if mean else 0.0)
-            support[name] = [100 * SIMILAR - more for more in extra]
+            excess = paired(values["closed_scaled"], values[OURS], scale=_percent_of(_mean(values[OURS])))
+            support[name] = [100 * SIMILAR - value for value in excess]
     return support
 
 
 def accuracy_kept(rows: Rows, options: Options) -> Support:
-    """The change of accuracy plus what it may fall, points."""
+    """Compute the change of accuracy plus the allowed loss, in points."""
     gains = over(rows, options, figure="accuracy", other="uncalibrated", sign=-100)
-    return {name: [gain + 100 * KEPT for gain in values] for name, values in gains.items()}
+    return {name: [gain + 100 * MAX_ACCURACY_LOSS for gain in values] for name, values in gains.items()}
 
 
 def ablation(
     rows: Rows, options: Options, *, other: str, figure: str = "ece", than: str = "both", scale: float = 100
 ) -> Support:
-    """A part alone less the joint fit, or another part, of the exponent chosen on the calibration images."""
-    best = choose_gamma([row for row in rows if row["part"] == "sweep"], options)
-    values = {name: by_run(own, _method, figure) for name, own in _networks(best).items()}
-    return {n: paired(v[other], v[than], scale=scale) for n, v in values.items() if other in v and than in v}
+    """Compute the metric of one part alone minus that of another part, at the γ chosen on the calibration images."""
+    best = tables.choose_gamma([row for row in rows if row["part"] == "sweep"], options)
+    scores = {name: by_run(group, figure, "method") for name, group in _networks(best).items()}
+    return _paired(scores, other, than, scale)
 
 
 def _sweep(rows: Rows, options: Options, *, of_run: Callable[[dict[float, Mapping[str, Any]], bool], float]) -> Support:
-    """A number of each run's sweep over γ, of runs with all of them."""
+    """Compute one number per complete sweep over γ."""
     support = {}
-    wanted = set(preset_of(options).gammas)
-    swept = [row for row in by_rule(rows) if row["part"] == "sweep" and row["method"] == "both"]
-    for name, own in _networks(swept).items():
+    exponents = set(preset_of(options).gammas)
+    swept = [row for row in tables.by_rule(rows) if row["part"] == "sweep" and row["method"] == "both"]
+    for name, group in _networks(swept).items():
         runs: dict[int, dict[float, Mapping[str, Any]]] = {}
-        for row in own:
+        for row in group:
             if math.isfinite(row["ece"]) and math.isfinite(row["fit_ece"]):
                 runs.setdefault(row["seed"], {})[row["exponent"]] = row
-        whole = [seed for seed in sorted(runs) if len(runs[seed]) > 2 and runs[seed].keys() >= wanted]
+        whole = [seed for seed in sorted(runs) if len(runs[seed]) > 2 and runs[seed].keys() >= exponents]
         support[name] = [of_run(runs[seed], options.oracle) for seed in whole]
     return support
 
 
 def _entropy_trend(run: dict[float, Mapping[str, Any]], oracle: bool) -> float:
     exponents = sorted(run)
-    return trend(exponents, [run[gamma]["entropy"] for gamma in exponents])
+    return claims.trend(exponents, [run[gamma]["entropy"] for gamma in exponents])
 
 
 def _inside_minimum(run: dict[float, Mapping[str, Any]], oracle: bool) -> float:
-    """The test ECE of the better end of the sweep less that of the best γ inside, both chosen as `choose_gamma`."""
-    exponents, seen = sorted(run), "ece" if oracle else "fit_ece"
+    """Compute the test ECE of the better end of the sweep minus that of the best γ inside, chosen as in the tables."""
+    exponents, metric = sorted(run), "ece" if oracle else "fit_ece"
     both = exponents[1:-1], [exponents[0], exponents[-1]]
-    inside, end = (min(some, key=lambda gamma: run[gamma][seen]) for some in both)
+    inside, end = (min(some, key=lambda gamma: run[gamma][metric]) for some in both)
     return float(100 * (run[end]["ece"] - run[inside]["ece"]))
 
 
+def _start_scores(rows: Rows, metric: str) -> dict[str, dict[Any, dict[Any, float]]]:
+    """Map each network with both starts to the metric of each start and seed."""
+    groups = _networks([row for row in rows if row["part"] == "starts"])
+    scores = {name: by_run(group, metric, "start") for name, group in groups.items()}
+    return {name: values for name, values in scores.items() if {"random", "data"} <= values.keys()}
+
+
 def starts(rows: Rows, options: Options) -> Support:
-    """ECE from random starts less that from the data's, seed by seed."""
-    own = [row for row in rows if row["part"] == "starts"]
-    values = {name: by_run(group, lambda row: row["start"], "ece") for name, group in _networks(own).items()}
-    return {n: paired(v["random"], v["data"], scale=100) for n, v in values.items() if {"random", "data"} <= v.keys()}
+    """Compute the ECE from random starts minus that from the data-driven start, seed by seed."""
+    return _paired(_start_scores(rows, "ece"), "random", "data", 100)
 
 
 def starts_alike(rows: Rows, options: Options, *, figure: str) -> Support:
-    """What is similar less how far the starts' figures are apart, in per cent of their mean, seed by seed.
+    """Compute the similarity bound minus the difference of the two starts, in per cent of their mean, seed by seed.
 
-    With the sign that the difference has in the other seeds: that of its own would make a difference of noise.
+    The difference gets the sign that it has in the other seeds; its own sign would turn noise into a difference.
     """
-    own = [row for row in rows if row["part"] == "starts"]
     support = {}
-    for name, group in _networks(own).items():
-        values = by_run(group, lambda row: row["start"], figure)
-        if {"random", "data"} <= values.keys():
-            mean = float(np.mean([value for by in values.values() for value in by.values()]))
-            gaps = np.array(paired(values["random"], values["data"], scale=100 / mean if mean else 0.0))
-            signs = np.sign(gaps.sum() - gaps)
-            support[name] = (100 * SIMILAR - signs * gaps).tolist() if len(gaps) > 1 else []
+    for name, values in _start_scores(rows, figure).items():
+        mean = float(np.mean([value for by in values.values() for value in by.values()]))
+        gaps = np.array(paired(values["random"], values["data"], scale=_percent_of(mean)))
+        signs = np.sign(gaps.sum() - gaps)
+        support[name] = (100 * SIMILAR - signs * gaps).tolist() if len(gaps) > 1 else []
     return support
 
 
 def starts_spread(rows: Rows, options: Options, *, figure: str, scale: float) -> Support:
-    """How far a figure lies from the mean of its start, random less data's.
+    """Compute the distance of a metric from the mean of its start, random minus data-driven: Levene's test.
 
-    No pairs: the two fits with a seed have no more than its number in common, and their order makes no difference to
-    the mean. It is Levene's comparison of two spreads.
+    The fits are no pairs: two fits with one seed share nothing but its number.
     """
-    own = [row for row in rows if row["part"] == "starts"]
-    support = {}
-    for name, group in _networks(own).items():
-        values = by_run(group, lambda row: row["start"], figure)
-        if all(len(values.get(start, ())) > 1 for start in ("random", "data")):  # one fit has no spread
-            away = {
-                start: {seed: abs(value - float(np.mean(list(by.values())))) for seed, value in by.items()}
-                for start, by in values.items()
-            }
-            support[name] = paired(away["random"], away["data"], scale=scale)
-    return support
+    distances = {
+        name: {start: {seed: abs(value - _mean(by)) for seed, value in by.items()} for start, by in values.items()}
+        for name, values in _start_scores(rows, figure).items()
+        if all(len(values[start]) > 1 for start in ("random", "data"))  # one fit has no spread
+    }
+    return _paired(distances, "random", "data", scale)
 
 
 def order_by_bins(rows: Rows, options: Options) -> Support:
-    """Kendall's τ between the methods' order with few or many bins and with 15, less one half, run by run."""
+    """Compute Kendall's τ of the methods' order with other numbers of bins and with 15, minus ½, run by run."""
     support = {}
-    for name, own in _networks(scored_rows(rows, options)).items():
-        by_seed = by_group(own, "seed")
+    for name, group in _networks(tables.scored_rows(rows, options)).items():
+        by_seed = by_group(group, "seed")
         most = max(map(len, by_seed.values()))
         taus = []
         for run in (run for run in by_seed.values() if len(run) == most and len(run) > 2):
             usual = [row["ece_15"] for row in run]
-            others = [trend(usual, [row[f"ece_{bins}"] for row in run]) for bins in BINS if bins != 15]
+            others = [claims.trend(usual, [row[f"ece_{bins}"] for row in run]) for bins in tables.BINS if bins != 15]
             taus.append(float(np.mean(others)) - 0.5)
         support[name] = taus
     return support
 
 
+_NAMED = (
+    ablation, accuracy_kept, closed_comparable, order_by_bins, other_bins, over, over_best,
+    starts, starts_alike, starts_spread,
+)  # fmt: skip
 SUPPORT: dict[str, Callable[..., Support]] = {
-    **{
-        function.__name__: function
-        for function in (
-            *(ablation, accuracy_kept, closed_comparable, order_by_bins, other_bins, over, over_best),
-            *(starts, starts_alike, starts_spread),
-        )
-    },
+    **{function.__name__: function for function in _NAMED},
     "entropy_trend": partial(_sweep, of_run=_entropy_trend),
     "inside_minimum": partial(_sweep, of_run=_inside_minimum),
 }
-CLAIMS = read_claims(__package__, SUPPORT)
+CLAIMS = claims.read_claims(__package__, SUPPORT)
+"""The claims of claims.toml."""

@@ -1,4 +1,4 @@
-"""Which networks the study of Neural Clamping takes, and how much it does with each."""
+"""Presets of the Neural Clamping study: networks and the sizes of the experiments."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from trueup_studies.training.data.sources import folder_of
 
 @dataclass(frozen=True)
 class Preset:
-    """Networks, and how much is done with each."""
+    """Networks, and the size of the experiments with each."""
 
     networks: Sequence[Mapping[str, Any]]
-    """Each `data`, `network` and `how`; a file of weights in the folder of data goes before training."""
+    """Each has `data`, `network` and `how`; weights in the folder of data are used in the place of training."""
     batch: int
-    """Of the descent over the calibration set."""
+    """Batch size of the descent over the calibration set."""
     code_batch: int | None = None
-    """Of the released code's; twice as many if None, which is half as many steps as there."""
+    """Batch size of the released code's descent; twice `batch` if None."""
     epochs: int = 100
     gammas: Sequence[float] = GAMMAS
     penalties: Sequence[float] = ()
-    """λ that are searched beside the rule's, each with some γ."""
+    """Values of λ that are searched besides the rule's, each with `searched_gammas`."""
     searched_gammas: Sequence[float] = (0.25, 0.5, 0.75, 1.0)
     val_rows: int | None = None
-    """Calibration images, drawn anew in each run; all of them if None."""
+    """Number of calibration images, drawn anew in each run; None for all."""
     retrained: bool = False
-    """Whether each run has a network and a split of its own."""
+    """Whether each run trains a new network on a new split."""
     resplit: bool = False
-    """Whether each run but the first splits the images to calibrate and to test on anew, for the same network."""
+    """Whether each run but the first splits calibration and test images anew, for the same network."""
 
 
 _RESNETS: list[dict[str, Any]] = [
@@ -41,18 +41,18 @@ _RESNETS: list[dict[str, Any]] = [
 ]
 
 
-def _preset(networks: Any, shifts: Sequence[Any] = (), **own: Any) -> Preset:
+def _preset(networks: Any, shifts: Sequence[Any] = (), **sizes: Any) -> Preset:
     nets: list[dict[str, Any]] = _RESNETS if networks == "resnets" else networks
     shifted = [{**net, "how": {**net["how"], "shift": shift}} for shift in shifts for net in nets]
-    return Preset(networks=shifted or nets, **own)
+    return Preset(networks=shifted or nets, **sizes)
 
 
-PRESETS = {name: _preset(**own) for name, own in read_toml(__package__, "presets.toml").items()}
-"""By name; without one, that which has the data set asked for."""
+PRESETS = {name: _preset(**settings) for name, settings in read_toml(__package__, "presets.toml").items()}
+"""Name → preset."""
 
 
 def preset_of(options: Options) -> Preset:
-    """The preset that was asked for, or the first with the data set that was."""
+    """Return the selected preset, or the first one with the selected data set."""
     name = options.preset
     if name is None:
         data = options.data or "digits"
@@ -64,24 +64,24 @@ def preset_of(options: Options) -> Preset:
 
 
 def networks_of(preset: Preset, options: Options) -> list[Mapping[str, Any]]:
-    """The networks of a preset that were asked for, by data set and by name."""
+    """Return the networks of a preset, restricted to the selected data set and network."""
     networks = list(preset.networks)
-    for name, wanted in (("data", options.data), ("network", options.network)):
-        chosen = [net for net in networks if wanted in (None, net[name])]
+    for name, value in (("data", options.data), ("network", options.network)):
+        chosen = [net for net in networks if value in (None, net[name])]
         if not chosen:
             names = ", ".join(dict.fromkeys(net[name] for net in networks))
-            raise ValueError(f"{name} must be one of {names}, got {wanted!r}")
+            raise ValueError(f"{name} must be one of {names}, got {value!r}")
         networks = chosen
     return networks
 
 
 def weights_file(net: Mapping[str, Any]) -> str:
-    """The file of a network's weights in the folder of data."""
+    """Return the path of a network's weights in the folder of data."""
     return str(net["how"].get("weights", f"weights/{net['data']}_{net['network'].replace(':', '-')}.th"))
 
 
 def weights_files(preset: str) -> list[WantedFile]:
-    """The files of weights that a preset needs, or takes in the place of training."""
+    """List the files of weights that a preset needs, or can use in the place of training."""
     files = {}
     for net in PRESETS[preset].networks:
         path, how = weights_file(net), net["how"]
@@ -95,7 +95,7 @@ def weights_files(preset: str) -> list[WantedFile]:
 
 
 def training_settings(net: Mapping[str, Any], options: Options) -> dict[str, Any]:
-    """How a network is obtained: from a file of weights, identified by its content, or else by training."""
+    """Return how to obtain a network: from a file of weights, identified by its content, or else by training."""
     how, folder = net["how"], folder_of(options.data_dir)
     file = weights_file(net)
     if (folder / file).exists():
@@ -104,7 +104,7 @@ def training_settings(net: Mapping[str, Any], options: Options) -> dict[str, Any
         if known["digest"] in KNOWN_WEIGHTS:
             return known
         split = read_split(folder / file, net["data"])
-        # Cells from before there was a word for the paper's weights keep their names.
+        # Older cells do not have the field `published`, and must keep their keys.
         return {**known, "split": split if split.published else split[:2]}
     if "weights" in how:
         raise FileNotFoundError(f"{folder / file}: no such file; data_dir must name the folder that has it")

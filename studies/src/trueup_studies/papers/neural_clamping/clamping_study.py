@@ -1,4 +1,4 @@
-"""Neural Clamping beside the methods it was compared with, what its parts do, and what it costs.
+"""Neural Clamping compared with the paper's baselines, its ablation and its cost.
 
 Tang, Chen & Ho (2024), Neural Clamping: joint input perturbation and temperature scaling for neural network
 calibration.
@@ -25,17 +25,10 @@ from trueup.io.predictions import Predictions
 from trueup.models.calibrated import Calibrated, collect
 from trueup.reports.figures.reliability import Reliability, reliability
 from trueup_studies import cost
-from trueup_studies.ablation import ablation_rows, clamp_with, compare_starts
+from trueup_studies.ablation import ablation_rows, clamp_with, score_row
 from trueup_studies.grid import Options, Study, as_json, product
+from trueup_studies.papers.neural_clamping import clamping_presets as presets
 from trueup_studies.papers.neural_clamping.clamping_claims import CLAIMS
-from trueup_studies.papers.neural_clamping.clamping_presets import (
-    PRESETS,
-    Preset,
-    networks_of,
-    preset_of,
-    training_settings,
-    weights_files,
-)
 from trueup_studies.papers.neural_clamping.clamping_tables import BINS, PASS_BACK, figures, tables
 from trueup_studies.papers.neural_clamping.gradient_steps import BY_STEPS, STEPS
 from trueup_studies.trained_networks import SETTINGS, Loader, load_or_train, resplit
@@ -43,10 +36,10 @@ from trueup_studies.training.data.sources import folder_of
 
 RUNS = 5
 KEPT = 4 * RUNS
-"""Halves whose logits a process keeps: a dozen methods ask for those of the same network."""
+"""Number of halves whose logits a process caches, since a dozen methods need those of the same network."""
 _CONVERGED = ("temperature", "temperature_ece", "vector", "matrix", "ms_odir", "dirichlet_odir")
 LOGITS = ("uncalibrated", *_CONVERGED, *BY_STEPS)
-"""Methods that see nothing of a network but its logits."""
+"""Methods that use only the network's logits."""
 CLAMPS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "nc_code": lambda s: {"recipe": partial(code, epochs=s["epochs"], batch_size=_code_batch(s)), "loss": "focal"},
     "nc_code_augmented": lambda s: {
@@ -59,52 +52,52 @@ CLAMPS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "closed_scaled": lambda s: {"recipe": partial(closed_form, scale=SCALES), "boxed": True},
     "ours": lambda s: {},
 }
-"""Options of `clamp`, from the cell's settings."""
+"""Method → function from a cell's settings to options of `clamp`."""
 CODE, AUGMENTED = "nc_code", "nc_code_augmented"
 CUTOUTS = {"cifar10": 6, "cifar100": 4, "imagenet": 32}
-"""The side of the square that the released code blanks in images of each data set."""
+"""Side of the square that the released code blanks in the images of each data set."""
 PASSES = {"nc_short": 6, "nc_converged": 54, "closed": 4, "closed_scaled": 7, "ours": 17}
-"""Passes over the calibration images that these took on digits, by which their cost elsewhere is estimated."""
+"""Passes over the calibration images that the methods took on digits; the cost elsewhere is estimated from these."""
 EVALUATIONS = {
     **{"vector": 19, "matrix": 123, "ms_odir": 348, "dirichlet_odir": 855},
     **dict.fromkeys(("vector_steps", "matrix_steps"), STEPS),
     **dict.fromkeys(("ms_odir_steps", "dirichlet_odir_steps"), STEPS * len(PENALTIES)),
 }
-"""Evaluations of the likelihood on all calibration images: of the paper's steps, or that a fit to convergence took on
-digits. Fits of one number are not worth counting."""
+"""Evaluations of the likelihood on all calibration images: the paper's steps, or those of a converged fit on digits.
+
+Fits of one number cost too little to count."""
 SWEPT = ("nc_ce", "nc_fl", "nc_searched")
-"""Neural Clamping by the paper's recipe: with γ = 0, with the γ > 0 of least ECE on the calibration set, and with γ
-and λ of least ECE there."""
+"""Neural Clamping by the paper's recipe: γ = 0; γ > 0 chosen by calibration ECE; and γ and λ chosen so."""
 NAMES = (*LOGITS, *CLAMPS, *SWEPT)
 
 
 def grid(options: Options) -> Iterator[dict[str, Any]]:
-    """A cell for each network, run and method, exponent or start."""
-    preset, runs = preset_of(options), range(options.seeds or RUNS)
-    wanted = options.methods or NAMES
-    if unknown := [name for name in wanted if name not in NAMES]:
+    """Yield the settings of each network, run, and method, exponent or start."""
+    preset, runs = presets.preset_of(options), range(options.seeds or RUNS)
+    selected = options.methods or NAMES
+    if unknown := [name for name in selected if name not in NAMES]:
         raise ValueError(f"methods must be among {', '.join(NAMES)}, got {unknown[0]!r}")
-    networks = networks_of(preset, options)
+    networks = presets.networks_of(preset, options)
     _require_possible(options.methods, preset, networks)
     descent = {"epochs": preset.epochs, "batch": preset.batch}
     for net in networks:
-        known = {**net, "how": training_settings(net, options), "val_rows": preset.val_rows}
+        known = {**net, "how": presets.training_settings(net, options), "val_rows": preset.val_rows}
 
         def run(seed: int, known: Mapping[str, Any] = known) -> dict[str, Any]:
-            own = {"split": seed} if preset.resplit and seed else {}
-            return {**known, **own, "network_seed": seed if preset.retrained else 0, "draw": seed, "seed": seed}
+            split = {"split": seed} if preset.resplit and seed else {}
+            return {**known, **split, "network_seed": seed if preset.retrained else 0, "draw": seed, "seed": seed}
 
-        methods = [m for m in wanted if m not in SWEPT and (m != AUGMENTED or net["data"] in CUTOUTS)]
+        methods = [m for m in selected if m not in SWEPT and (m != AUGMENTED or net["data"] in CUTOUTS)]
         for method, seed in ((m, s) for m in methods for s in runs):
-            own = descent if method in (CODE, AUGMENTED, "nc_short") else {}
+            how = dict(descent) if method in (CODE, AUGMENTED, "nc_short") else {}
             if preset.code_batch and method in (CODE, AUGMENTED):
-                own = {**own, "code_batch": preset.code_batch}
-            own = {**own, "cutout": CUTOUTS[net["data"]]} if method == AUGMENTED else own
-            yield {**run(seed), "part": "method", "method": method, **own}
-        if set(SWEPT) & set(wanted):
+                how["code_batch"] = preset.code_batch
+            how |= {"cutout": CUTOUTS[net["data"]]} if method == AUGMENTED else {}
+            yield {**run(seed), "part": "method", "method": method, **how}
+        if set(SWEPT) & set(selected):
             for gamma, seed in ((g, s) for g in preset.gammas for s in runs):
                 yield {**run(seed), "part": "sweep", "exponent": gamma, **descent}
-        if "nc_searched" in wanted:
+        if "nc_searched" in selected:
             for each in product(penalty=preset.penalties, exponent=preset.searched_gammas, seed=runs):
                 yield {**run(each["seed"]), "part": "sweep", **descent, **each}
         if not options.methods and "starts" not in options.without:
@@ -112,33 +105,28 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
                 yield {**run(0), "part": "starts", "exponent": 1.0, **descent, **each}
 
 
-def _require_possible(methods: Sequence[str], preset: Preset, networks: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a method that was asked for by name and would have no cell."""
+def _require_possible(methods: Sequence[str], preset: presets.Preset, networks: Sequence[Mapping[str, Any]]) -> None:
+    """Reject a method that is selected by name but has no cell."""
     data = list(dict.fromkeys(net["data"] for net in networks))
     if AUGMENTED in methods and not set(data) & CUTOUTS.keys():
-        raise ValueError(f"{AUGMENTED} is of images of {', '.join(CUTOUTS)}, as the released code, got {data[0]}")
+        raise ValueError(f"{AUGMENTED} is for {', '.join(CUTOUTS)}, like the released code, got {data[0]}")
     if "nc_searched" in methods and not preset.penalties:
-        names = ", ".join(name for name, each in PRESETS.items() if each.penalties)
-        raise ValueError(f"nc_searched is of presets that search λ too ({names}); the one asked for searches γ alone")
-
-
-def local(options: Options) -> dict[str, Any]:
-    """The folder of data."""
-    return {"folder": str(folder_of(options.data_dir).expanduser().resolve())}
+        names = ", ".join(name for name, each in presets.PRESETS.items() if each.penalties)
+        raise ValueError(f"nc_searched needs a preset that searches λ too ({names}); this one searches γ only")
 
 
 def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One fit on the calibration images of one network, measured on its test images."""
+    """Fit one method on the calibration images of one network, and measure it on the test images."""
     model, val, test = load_or_train(settings)
     if settings.get("split"):
         val, test = resplit(val, test, settings["split"])
     val = val.sample(settings["val_rows"], settings["draw"])
     key = _key(settings, settings.get("method"), val.name, test.name)
     if key not in _fitted:
-        with record_warnings() as messages:  # how the fit ended is part of the result
+        with record_warnings() as messages:  # warnings of the fit are part of the result
             rows = {"method": _method, "sweep": _sweep, "starts": _starts}[settings["part"]](model, val, test, settings)
-        own = {"fit_rows": len(val), "test_rows": len(test), "warning": "; ".join(messages)}
-        rows = [{**row, **own} for row in rows]
+        sizes = {"fit_rows": len(val), "test_rows": len(test), "warning": "; ".join(messages)}
+        rows = [{**row, **sizes} for row in rows]
         if settings.get("method") not in LOGITS:
             return rows
         _fitted[key] = rows
@@ -150,7 +138,7 @@ def _code_batch(settings: Mapping[str, Any]) -> int:
 
 
 def resplit_ratio(row: Mapping[str, Any]) -> float:
-    """Test images over others, of a run that splits the images anew: those to train on too, or only the others.
+    """Return test samples over the other samples where each run splits the same samples anew, else 0.
 
     >>> resplit_ratio({"how": {"sizes": [400, 700, 550]}, "network_seed": 1})
     0.5
@@ -164,7 +152,7 @@ def resplit_ratio(row: Mapping[str, Any]) -> float:
 
 
 def measure(pair: Predictions) -> dict[str, Any]:
-    """Every figure of the tables, and the reliability diagram's numbers."""
+    """Compute every metric of the tables, and the numbers of the reliability diagram."""
     shown = reliability(*pair)
     names = ("accuracy", "entropy", "nll", "ece", "aece", "sce")
     return {
@@ -178,7 +166,7 @@ def _method(model: nn.Module, val: Loader, test: Loader, settings: Mapping[str, 
     name = settings["method"]
     if name in LOGITS:
         val_pair, test_pair = (_logits(model, half, settings) for half in (val, test))
-        if name in BY_STEPS:  # a thousand passes over the logits, which a GPU does in a fraction of the time
+        if name in BY_STEPS:  # a thousand passes over the logits are faster on a GPU
             fitted = BY_STEPS[name](*(torch.as_tensor(part, device=settings.get("device")) for part in val_pair))
         else:
             fitted = (Identity.fit if name == "uncalibrated" else METHODS[name])(*val_pair)
@@ -193,16 +181,16 @@ def _method(model: nn.Module, val: Loader, test: Loader, settings: Mapping[str, 
 
 _kept: dict[str, Predictions] = {}
 _fitted: dict[str, list[dict[str, Any]]] = {}
-"""Rows of methods that see logits alone, which are the same in every run that draws nothing."""
+"""Rows of methods that use logits only; runs without random draws share them."""
 
 
 def _key(settings: Mapping[str, Any], *more: Any) -> str:
-    """The network, the machine's folders, and what else a result that this process keeps depends on."""
+    """Return a cache key: the network, the machine's folders, and further settings of the result."""
     return as_json([*(settings[name] for name in SETTINGS), *map(settings.get, ("folder", "cache")), *more])
 
 
 def _logits(model: nn.Module, half: Loader, settings: Mapping[str, Any]) -> Predictions:
-    """The network's predictions for a half; those asked for before are kept."""
+    """Return the network's predictions for a half, cached."""
     key = _key(settings, half.name)
     if key not in _kept:
         while len(_kept) >= KEPT:
@@ -219,13 +207,13 @@ def _fit_facts(clamped: Clamped) -> dict[str, Any]:
 
 
 def _sweep(model: nn.Module, val: Loader, test: Loader, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The paper's recipe at one exponent, and what its δ and T do apart."""
+    """Fit by the paper's recipe at one exponent, and score δ and T alone and jointly."""
     recipe = partial(paper, epochs=settings["epochs"], batch_size=settings["batch"])
     how = {"gamma": settings["exponent"], "penalty": settings.get("penalty", "auto"), "seed": settings["seed"]}
     clamped = clamp_with(model, val, recipe=recipe, loss="focal", progress=False, **how)
     shifted = collect(Calibrated(model, before=clamped.before), test, progress=False)
-    given, plain = (_logits(model, half, settings) for half in (val, test))
-    rows = [asdict(row) for row in ablation_rows(clamped.fit_record, given, plain, shifted)]
+    fit, plain = (_logits(model, half, settings) for half in (val, test))
+    rows = [asdict(row) for row in ablation_rows(clamped.fit_record, fit, plain, shifted)]
     fit_ece = metrics.ece(*collect(clamped, val, progress=False))
     joint = Predictions(shifted.logits / clamped.fit_record.temperature, shifted.labels)
     rows[-1] |= {**measure(joint), **_fit_facts(clamped), "fit_ece": fit_ece}
@@ -234,15 +222,15 @@ def _sweep(model: nn.Module, val: Loader, test: Loader, settings: Mapping[str, A
 
 def _starts(model: nn.Module, val: Loader, test: Loader, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     recipe = partial(paper, epochs=settings["epochs"], batch_size=settings["batch"])
-    how = {"recipe": recipe, "loss": "focal", "gamma": settings["exponent"], "box": val.box, "progress": False}
-    found = compare_starts(model, val, test, starts=[settings["start"]], seeds=[settings["seed"]], **how)
-    return [asdict(row) for row in found]
+    start, how = settings["start"], {"loss": "focal", "gamma": settings["exponent"], "seed": settings["seed"]}
+    clamped = clamp_with(model, val, start=start, recipe=recipe, box=val.box, progress=False, **how)
+    return [asdict(score_row(start, collect(clamped, test, progress=False), clamped.fit_record))]
 
 
 def flops(cells: Sequence[Mapping[str, Any]]) -> tuple[float, list[str]]:
-    """The operations of these cells: of training each network once, of its logits once a draw, and of every fit.
+    """Count the operations of these cells.
 
-    A fit to logits is done once a draw.
+    Each network is trained once. Its logits are computed, and methods are fitted to them, once per draw.
     """
     total, unknown = 0.0, []
     trained, collected, fitted = set(), set(), set()
@@ -274,7 +262,7 @@ def flops(cells: Sequence[Mapping[str, Any]]) -> tuple[float, list[str]]:
 
 
 def _likelihood_flops(method: str, rows: int, classes: int) -> float:
-    """The operations of one evaluation: the scores of every row, and their gradient by the weights."""
+    """Count the operations of one evaluation: the scores of every row, and their gradient."""
     return 4.0 * rows * classes * (1 if method.startswith("vector") else classes)
 
 
@@ -285,12 +273,12 @@ STUDY = Study(
     work="trueup_studies.papers.neural_clamping.clamping_study:work",
     tables=tables,
     figures=figures,
-    local=local,
-    presets=lambda: {name: [net["data"] for net in preset.networks] for name, preset in PRESETS.items()},
+    local=lambda options: {"folder": str(folder_of(options.data_dir).expanduser().resolve())},
+    presets=lambda: {name: [net["data"] for net in preset.networks] for name, preset in presets.PRESETS.items()},
     claims=lambda: CLAIMS,
     resplit_ratio=resplit_ratio,
     flops=flops,
-    files=weights_files,
+    files=presets.weights_files,
     parts=("starts",),
     takes=("network", "retrain"),
     chooses=True,

@@ -1,4 +1,4 @@
-"""Rows of the study of Neural Clamping as the paper's tables and figures."""
+"""Tables and figures of the Neural Clamping study, in the form of the paper."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from trueup_studies.trained_networks import KNOWN_WEIGHTS, WeightsSplit
 
 BINS = (5, 10, 15, 20, 25, 30, 50)
 PASS_BACK = 2
-"""Forward passes that a backward one is counted for: what it takes by the clock is not the same twice."""
+"""Cost of a backward pass in forward passes; a fixed number, since measured times vary."""
 
 _WORDS = read_toml(__package__, "titles.toml")
 TITLES, ABLATION, HELD_OUT = _WORDS["titles"], _WORDS["ablation"], _WORDS["held_out"]
-"""Methods as the tables print them; and which images a file of weights has not seen."""
+"""Printed names of methods and of ablation rows, and descriptions of the images that weights were not trained on."""
 COSTS = {"nc_short": "Neural Clamping (CE), 1 epoch", **TITLES}
 FIGURES = columns("accuracy", "entropy", "ece", "aece", "sce", "nll")
 COMPARED = ("entropy", "ece", "aece", "sce")
-"""What figure 3 shows of each start."""
+"""Metrics of figure 3."""
 TIMED = ("temperature", "nc_short", "closed", "closed_scaled", "ours", "nc_ce")
-"""Whose costs are compared."""
+"""Methods in the table of costs."""
 
 
 def tables(rows: Rows, options: Options) -> dict[str, Table]:
-    """The paper's tables, and the numbers of its figures."""
+    """Build the paper's tables, and tables of the numbers of its figures."""
     rows = name_shifts(rows)
     swept = [row for row in rows if row["part"] == "sweep"]
     start_rows = [row for row in rows if row["part"] == "starts"]
@@ -66,7 +66,7 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
     if paid:
         order = [name for name in TIMED if any(row["method"] == name for row in paid)]
         notes = [cost, size(paid)]
-        tables["efficient"] = table("Appendix F: what a fit costs", paid, passes, notes, order=order, titles=COSTS)
+        tables["efficient"] = table("Appendix F: cost of a fit", paid, passes, notes, order=order, titles=COSTS)
     if best:
         notes = [size(best), *fits]
         tables["ablation"] = table("Table 4: ablation", best, main, notes, order=list(ABLATION), titles=ABLATION)
@@ -78,7 +78,7 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
 
 
 def name_shifts(rows: Rows) -> list[Mapping[str, Any]]:
-    """The rows with the shift of their images in the name of the data: these are no images of the data set itself.
+    """Add the shift of the images to the name of the data set.
 
     >>> name_shifts([{"data": "cifar10", "how": {"shift": ["haze", 3]}}])[0]["data"]
     'cifar10, haze 3'
@@ -90,31 +90,31 @@ def name_shifts(rows: Rows) -> list[Mapping[str, Any]]:
 
 
 def scored_rows(rows: Rows, options: Options) -> list[Mapping[str, Any]]:
-    """The rows of every method, Neural Clamping with γ = 0 and with γ, or γ and λ, chosen by ECE too."""
+    """Return the rows of every method, with Neural Clamping at γ = 0 and at γ, or γ and λ, chosen by ECE."""
     swept = [row for row in rows if row["part"] == "sweep"]
     chosen = {"nc_fl": choose_gamma(swept, options)}
     if len(by_rule(swept)) < len(swept):
         chosen["nc_searched"] = choose_gamma(swept, options, penalties=True)
-    joint = [{**row, "method": name} for name, own in chosen.items() for row in own if row["method"] == "both"]
+    joint = [{**row, "method": name} for name, best in chosen.items() for row in best if row["method"] == "both"]
     by_likelihood = (row for row in by_rule(swept) if row["exponent"] == 0 and row["method"] == "both")
     joint += [{**row, "method": "nc_ce"} for row in by_likelihood]
     return [*(row for row in rows if row["part"] == "method"), *joint]
 
 
 def by_rule(swept: Rows) -> list[Mapping[str, Any]]:
-    """The rows whose λ is that of the paper's rule, a tenth of the loss at the start."""
+    """Keep rows with λ by the paper's rule, a tenth of the initial loss."""
     return [row for row in swept if row.get("penalty") is None]
 
 
 def choose_gamma(swept: Rows, options: Options, *, penalties: bool = False) -> list[Mapping[str, Any]]:
-    """Of each network and run the rows of the γ > 0 with the least ECE on the calibration set, the smaller if equal.
+    """Choose the γ > 0 with the lowest calibration ECE for each network and run, the smaller one if equal.
 
-    With `penalties` of each γ and λ; an oracle looks at the test images instead. A run that has not tried all of them
-    yet is left out: the best of some is not the best.
+    With `penalties`, choose γ and λ jointly. With `options.oracle`, choose by test ECE. Runs that have not tried all
+    values yet are left out.
     """
     preset = preset_of(options)
-    wanted = {(gamma, 0.0) for gamma in preset.gammas if gamma > 0}
-    wanted |= {(gamma, value) for gamma in preset.searched_gammas for value in preset.penalties if penalties}
+    planned = {(gamma, 0.0) for gamma in preset.gammas if gamma > 0}
+    planned |= {(gamma, value) for gamma in preset.searched_gammas for value in preset.penalties if penalties}
     runs: dict[tuple[Any, ...], dict[tuple[float, float], list[Mapping[str, Any]]]] = {}
     for row in swept if penalties else by_rule(swept):
         if row["exponent"] > 0:
@@ -122,16 +122,16 @@ def choose_gamma(swept: Rows, options: Options, *, penalties: bool = False) -> l
             pair = row["exponent"], row.get("penalty") or 0.0
             runs.setdefault(key, {}).setdefault(pair, []).append(row)
     best: list[Mapping[str, Any]] = []
-    seen = "ece" if options.oracle else "fit_ece"
-    for by in (by for by in runs.values() if by.keys() >= wanted):
-        errors = {g: next(row[seen] for row in rows if row["method"] == "both") for g, rows in by.items()}
+    metric = "ece" if options.oracle else "fit_ece"
+    for by in (by for by in runs.values() if by.keys() >= planned):
+        errors = {g: next(row[metric] for row in rows if row["method"] == "both") for g, rows in by.items()}
         known = {g: error for g, error in errors.items() if math.isfinite(error)}
         best += by[min(known, key=lambda g: (known[g], g))] if known else []
     return best
 
 
 def figures(rows: Rows, options: Options) -> dict[str, Any]:
-    """The paper's figures 2 and 3, and 4 to 6: a reliability diagram of each method in the first run."""
+    """Draw the paper's figures 2 and 3, and a reliability diagram of each method in the first run."""
     drawings: dict[str, Any] = {}
     rows = name_shifts(rows)
     for data, network in dict.fromkeys((row["data"], row["network"]) for row in rows):
@@ -164,21 +164,21 @@ def _array(value: Any) -> Any:
 
 
 def _sizes_note(rows: Rows, by: str, options: Options) -> str:
-    """How many images and runs the rows of a table are of."""
+    """State the numbers of images and runs behind the rows of a table."""
     sizes = dict.fromkeys((row["data"], row["fit_rows"], row["test_rows"]) for row in rows)
-    samples = "; ".join(f"{data}: {fit:,} images to calibrate on, {test:,} to test" for data, fit, test in sizes)
-    same = "each with a network and a split of its own" if preset_of(options).retrained else "all of the same network"
+    samples = "; ".join(f"{data}: {fit:,} calibration and {test:,} test images" for data, fit, test in sizes)
+    same = "each with a new network and split" if preset_of(options).retrained else "all with the same network"
     seeds: dict[tuple[Any, ...], set[int]] = {}
     for row in rows:
         seeds.setdefault((row["data"], row["network"], row[by]), set()).add(row["seed"])
-    counts = {len(own) for own in seeds.values()}
+    counts = {len(numbers) for numbers in seeds.values()}
     several = f"{'' if len(counts) == 1 else 'up to '}{max(counts, default=0)} runs, {same}"
     runs = "One run" if counts == {1} else f"Mean ± standard deviation of {several}"
     return f"{samples}. {runs}; 15 bins unless said otherwise."
 
 
 def _fit_notes(rows: Rows, best: Rows, options: Options) -> list[str]:
-    """How Neural Clamping was fitted, and what is known of weights from files."""
+    """State how Neural Clamping was fitted, and the origin of weights from files."""
     preset, notes = preset_of(options), []
     if best:
         chosen: dict[str, list[str]] = {}
@@ -186,25 +186,25 @@ def _fit_notes(rows: Rows, best: Rows, options: Options) -> list[str]:
             if row["method"] == "both":
                 chosen.setdefault(f"{row['data']}, {row['network']}", []).append(f"{row['exponent']:g}")
         several = len(chosen) > 1
-        exponents = "; ".join(", ".join(own) + f" ({name})" * several for name, own in chosen.items())
+        exponents = "; ".join(", ".join(values) + f" ({name})" * several for name, values in chosen.items())
         notes.append(
-            f"Neural Clamping by SGD: rate 0.001, no momentum, {preset.epochs} epochs, batches of {preset.batch}; γ of "
-            f"least ECE on the {'test' if options.oracle else 'calibration'} images: {exponents}."
+            f"Neural Clamping by SGD: rate 0.001, no momentum, {preset.epochs} epochs, batches of {preset.batch}; γ "
+            f"with the lowest ECE on the {'test' if options.oracle else 'calibration'} images: {exponents}."
         )
     if any("shift" in row["how"] for row in rows):
-        notes.append("Shifted images, by corruption and severity, both to calibrate on and to test on.")
+        notes.append("Both calibration and test images are shifted, by the named corruption and severity.")
     if any(row["how"].get("resize") == "squash" for row in rows):
-        notes.append("Pictures are scaled to 224 × 224 pixels whatever their shape, as the released code does.")
+        notes.append("Pictures are scaled to 224 × 224 pixels whatever their shape, as in the released code.")
     if any(row["data"] == "imagenet" and row.get("method") == "nc_code_augmented" for row in rows):
-        notes.append("Augmented: crops out of the scaled picture with a margin of zeros, where the released code takes "
-                     "them out of one of 256 pixels.")  # fmt: skip
+        note = "Augmented: crops are taken from the scaled picture with a margin of zeros"
+        notes.append(f"{note}; the released code takes them from a picture of 256 pixels.")
     for name, data, how in {row["network"]: (row["network"], row["data"], row["how"]) for row in rows}.values():
         if how.get("weights"):
             split = KNOWN_WEIGHTS.get(how.get("digest", "")) or WeightsSplit(*how["split"])
-            whose = "the paper's weights" if split.published else "other weights than the paper's"
+            whose = "the paper's weights" if split.published else "not the paper's weights"
             notes.append(f"{name}: {whose}, {how['weights']}; {HELD_OUT[split.held_out]}.")
         elif "epochs" in how and normalize_name(data) in _published_data():
-            notes.append(f"{name}: trained here, so other weights than the paper's.")
+            notes.append(f"{name}: trained here, so not the paper's weights.")
     return notes
 
 

@@ -1,4 +1,4 @@
-"""The baselines as the paper fits them: a thousand full-batch steps at rate 0.001, which may end too early."""
+"""The baselines as the paper fits them: a thousand full-batch gradient steps at rate 0.001, often too few."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS, RATE = 1000, 1e-3
 
 
 def temperature_by_descent(logits: Any, labels: Any, *, steps: int = STEPS, lr: float = RATE) -> Temperature:
-    """Temperature scaling by descent from T = 1.
+    """Fit temperature scaling by gradient descent from T = 1.
 
     >>> import numpy as np
     >>> generator = np.random.default_rng(0)
@@ -41,7 +41,7 @@ def temperature_by_descent(logits: Any, labels: Any, *, steps: int = STEPS, lr: 
 def linear_by_descent(
     logits: Any, labels: Any, *, kind: type[Linear], odir: bool = False, steps: int = STEPS, lr: float = RATE
 ) -> Linear:
-    """A linear map by descent from the identity; with ODIR the penalty of least ECE on the same rows.
+    """Fit a linear map by gradient descent from the identity; ODIR chooses the penalty with the lowest ECE on the rows.
 
     >>> import numpy as np
     >>> generator = np.random.default_rng(0)
@@ -54,9 +54,9 @@ def linear_by_descent(
     u = z.double() if kind is not Dirichlet else torch.log_softmax(z.double(), dim=1)
     classes = u.shape[1]
     penalties = [Penalty.odir(strength, classes) for strength in PENALTIES] if odir else [Penalty()]
-    found: list[Any] = [_descend(u, y, penalty, kind is Vector, steps, lr) for penalty in penalties]
-    whole = [parts for parts in found if not odir or all(torch.isfinite(part).all() for part in parts)]
-    fits = [kind(*(part.cpu() for part in parts)) for parts in whole]
+    descents: list[Any] = [_descend(u, y, penalty, kind is Vector, steps, lr) for penalty in penalties]
+    finite = [parts for parts in descents if not odir or all(torch.isfinite(part).all() for part in parts)]
+    fits = [kind(*(part.cpu() for part in parts)) for parts in finite]
     return min(fits, key=lambda fit: metrics.ece(fit(logits), labels)) if odir else fits[0]
 
 
@@ -64,10 +64,10 @@ def _descend(u: Tensor, y: Tensor, penalty: Penalty, vector: bool, steps: int, l
     classes = u.shape[1]
     identity = torch.eye(classes, dtype=u.dtype, device=u.device)
     weight = identity.diagonal().clone() if vector else identity
-    bias, right, off = torch.zeros_like(u[0]), F.one_hot(y, classes).to(u.dtype), 1 - identity
+    bias, one_hot, off = torch.zeros_like(u[0]), F.one_hot(y, classes).to(u.dtype), 1 - identity
     for _ in range(steps):
         logits = (u * weight if vector else u @ weight.T) + bias
-        residual = (torch.softmax(logits, dim=1) - right) / len(y)
+        residual = (torch.softmax(logits, dim=1) - one_hot) / len(y)
         slope = (residual * u).sum(0) if vector else residual.T @ u + 2 * penalty.off * off * weight
         bias = bias - lr * (residual.sum(0) + 2 * penalty.bias * bias)
         weight = weight - lr * slope
@@ -81,4 +81,4 @@ BY_STEPS: Mapping[str, Callable[..., Any]] = {
     "ms_odir_steps": partial(linear_by_descent, kind=Matrix, odir=True),
     "dirichlet_odir_steps": partial(linear_by_descent, kind=Dirichlet, odir=True),
 }
-"""Name in the study → fit."""
+"""Name in the study → fit by gradient steps."""

@@ -1,8 +1,8 @@
-"""Logits to calibrate, in two halves: from the files of a folder, or drawn with faults that are known.
+"""Logits to calibrate, in two halves: from the files of a folder, or synthetic with known faults.
 
 A folder is searched for `.npz` files. One with `val_` and `test_` halves is used as it is split. Any other is split in
-halves at random: its `logits` or `probs`, or where it has neither, one network's array after the other, which are
-probabilities if the file's name says so (`…_probs.npz`). What else it holds is not looked at.
+halves at random. Its arrays are `logits` or `probs`, or else one array per network; those are probabilities if the
+file is called `…_probs.npz`. Other arrays are ignored.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from trueup_studies.grid import digest
 from trueup_studies.training.data.sources import folder_of
 
 SPLITS = 3
-"""Of what has no halves of its own."""
+"""Random splits of a file without halves."""
 SYNTHETIC_ROWS = 2000
-"""In each half of a synthetic data set."""
+"""Rows in each half of a synthetic data set."""
 KINDS = ("logits", "probs", "probabilities")
 """Names of arrays of predictions."""
 PROBS = "_probs"
-"""At the end of a file's name: its arrays are probabilities."""
+"""Suffix of names of files with probabilities."""
 
 
 class SyntheticLogits(NamedTuple):
-    """Logits whose labels follow other logits: those before a fault is put in."""
+    """Synthetic logits with a known fault; the labels follow the logits without it."""
 
     classes: int
     power: float = 1.0
-    """Of the size of each true logit: how crooked the map is."""
+    """Exponent of the magnitude of each true logit."""
     scale: float = 1.0
     shift: float = 0.0
-    """Standard deviation of what is added to each class."""
+    """Standard deviation of the offset of each class."""
     mixing: float = 0.0
-    """Standard deviation of what each class takes of each other."""
+    """Standard deviation of the off-diagonal entries of a random mixing matrix."""
 
     def draw(self, n: int, seed: int) -> Predictions:
-        """So many rows; the fault is the same whatever the seed."""
+        """Draw `n` rows; the fault does not depend on the seed."""
         rng, fault = np.random.default_rng([1, seed]), np.random.default_rng(0)
         true = 2 * rng.normal(size=(n, self.classes))
         labels = (true + rng.gumbel(size=true.shape)).argmax(axis=1)
@@ -64,11 +64,11 @@ SYNTHETIC: Mapping[str, SyntheticLogits] = {
     "crooked": SyntheticLogits(5, power=1.6),
     "mixed": SyntheticLogits(6, scale=1.5, mixing=0.2),
 }
-"""Data sets that need no files."""
+"""Synthetic data sets by name."""
 
 
 def sources(data_dir: str | None, *, data: str | None = None, splits: int | None = None) -> list[dict[str, Any]]:
-    """Settings for every network in a folder and every split of it, or for what is drawn if there is no folder.
+    """Return the settings of every network and split in a folder, or of the synthetic data sets without a folder.
 
     >>> [source["data"] for source in sources(None, splits=1)]
     ['calibrated', 'overconfident', 'underconfident', 'biased', 'crooked', 'mixed']
@@ -84,7 +84,7 @@ def sources(data_dir: str | None, *, data: str | None = None, splits: int | None
 
 
 def load_halves(settings: Mapping[str, Any]) -> tuple[Predictions, Predictions]:
-    """The half to fit on and the half to measure on, of one of the sources."""
+    """Load the halves of a source: rows to fit on and rows to score."""
     if "file" not in settings:
         whole = SYNTHETIC[settings["data"]].draw(2 * settings["rows"], settings["split"])
         return _halves(whole, np.arange(2 * settings["rows"]))
@@ -103,9 +103,9 @@ def _halves(whole: Predictions, order: np.ndarray) -> tuple[Predictions, Predict
 
 
 def find_folder(data_dir: str | None, *, data: str | None = None) -> str | None:
-    """The folder of files: the one named, else the `logits` of the folder of data, if there are any.
+    """Return the folder of files: the named one, else `logits` in the folder of data.
 
-    None where there is no such file, or where what is asked for is drawn.
+    None if it has no files, or if the selected data set is synthetic.
     """
     if data_dir is not None:
         return str(logits_folder(data_dir))
@@ -114,7 +114,7 @@ def find_folder(data_dir: str | None, *, data: str | None = None) -> str | None:
 
 
 def logits_folder(data_dir: str) -> Path:
-    """The folder itself, or its `logits` where that is one of many."""
+    """Return the folder's subfolder `logits` if it exists, else the folder."""
     folder = Path(data_dir).expanduser().resolve()
     inner = folder / "logits"
     return inner if inner.is_dir() else folder
@@ -129,7 +129,7 @@ def _file_sources(folder: Path, splits: int) -> Iterator[dict[str, Any]]:
         known = {"file": file.name, "digest": digest(file.read_bytes())}
         for array in _arrays(file, known["digest"]):
             name = array.data
-            if name in owners:  # logits and probabilities of one network, or of two
+            if name in owners:  # one network has logits and probabilities
                 name = name.replace(file.stem.removesuffix(PROBS), file.stem, 1)
             if name in owners:
                 raise ValueError(f"{file} and {owners[name].name} both have {name!r}: give one of them another name")
@@ -139,18 +139,18 @@ def _file_sources(folder: Path, splits: int) -> Iterator[dict[str, Any]]:
 
 
 class _Array(NamedTuple):
-    """Predictions in a file, which can be read."""
+    """Readable predictions in a file."""
 
     data: str
     name: str | None
-    """None of a file in halves."""
+    """None for a file in halves."""
     probs: bool
     classes: int
 
 
 @cache
 def _arrays(file: Path, content: str) -> list[_Array]:
-    """What can be calibrated of a file with this content; a file that cannot be read so is refused before any run."""
+    """Find the predictions in a file; reject an unusable file before any run. `content` keys the cache."""
     if not is_zipfile(file):
         raise ValueError(f"{file}: wanted a file as numpy.savez writes it, this is none")
     shapes = _shapes(file)
@@ -169,34 +169,34 @@ def _arrays(file: Path, content: str) -> list[_Array]:
             f"{file}: wanted arrays labels and logits or probs, or these of two halves as val_labels and test_labels, "
             f"found {', '.join(f'{name} {shape}' for name, shape in shapes.items()) or 'none'}"
         )
-    found = []
+    arrays = []
     for name in names:
         probs = named or name in KINDS[1:]
         data = stem if len(names) == 1 else f"{stem}_{name}"
-        found.append(_Array(data, name, probs, _width(file, name, probs)))
-    return found
+        arrays.append(_Array(data, name, probs, _width(file, name, probs)))
+    return arrays
 
 
 def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Name → shape of the arrays of numbers."""
+    """Return name → shape of the numeric arrays."""
     shapes = {}
     with errors_name_file(file), np.load(file, allow_pickle=False) as arrays:
         for name in arrays.files:
-            with suppress(ValueError):  # objects, which nobody needs here, are not read
+            with suppress(ValueError):  # skip arrays of objects
                 shapes[name] = getattr(arrays[name], "shape", None)
     return {name: shape for name, shape in shapes.items() if shape is not None}
 
 
 def _width(file: Path, array: str | None, probs: bool, split: str | None = None) -> int:
-    """The number of classes of what can be read and is no probability under another name."""
+    """Return the number of classes; reject empty files and probabilities stored under another name."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # whoever reads it for a cell hears of it
+        warnings.simplefilter("ignore")  # the cell that reads it will warn
         logits = _read(file, array, probs, split).logits
     if not len(logits):
         raise ValueError(f"{file}: wanted predictions, got none at all")
     if not probs and (words := looks_like_probabilities(logits)):
         names = "val_probs and test_probs" if split else "probs"
-        raise ValueError(f"{file}: {words}; call what holds probabilities {names}")
+        raise ValueError(f"{file}: {words}; call arrays of probabilities {names}")
     return int(logits.shape[1])
 
 

@@ -1,4 +1,4 @@
-"""What the rethinking study measures of each seed, as evidence for or against a claim: functions of rows and a plan."""
+"""Evidence of each seed for the claims of the rethinking paper: functions of rows and a plan."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from pandas import DataFrame, Series
 
 from trueup_studies.claims import by_run, paired, trend
 from trueup_studies.grid import Options, Rows
@@ -14,19 +15,19 @@ from trueup_studies.papers.rethinking.rethinking_study import choose_coefficient
 from trueup_studies.statistics import LEVEL, paired_t_test
 
 INVERSE = "inverse_focal"
-LATE = 0.05
-"""Of the epochs: what begins so soon after the first drop of the learning rate begins with it."""
+DROP_TOLERANCE = 0.05
+"""Share of the epochs; a rise that begins this soon after the first drop of the learning rate begins with the drop."""
 FLAT = 0.5
-"""A Kendall's τ below is no clear trend."""
-MUCH = 2.0
-"""A wrong coefficient costs much if it has this many times the ECE of the best."""
+"""A Kendall's τ below this is no clear trend."""
+LARGE_RATIO = 2.0
+"""A wrong coefficient costs much if its ECE is this many times that of the best."""
 
 
 def learned_rows(rows: Rows) -> list[Mapping[str, Any]]:
-    """Those of losses and coefficients of which the tables could choose: the others' ECE says nothing.
+    """Keep the rows of losses and coefficients that the tables may choose; ECE means nothing for failed networks.
 
-    >>> seen = (0.01, 0.9), (0.1, 0.1)
-    >>> rows = [{"loss": "norm", "coefficient": c, "val_ece": 0.1, "val_accuracy": a} for c, a in seen]
+    >>> accuracies = {0.01: 0.9, 0.1: 0.1}
+    >>> rows = [{"loss": "norm", "coefficient": c, "val_ece": 0.1, "val_accuracy": a} for c, a in accuracies.items()]
     >>> [row["coefficient"] for row in learned_rows(rows)]
     [0.01]
     """
@@ -36,22 +37,29 @@ def learned_rows(rows: Rows) -> list[Mapping[str, Any]]:
 
 
 def best_coefficient(rows: Rows, growth: Growth, loss: str, by: str) -> float | None:
-    """The best coefficient of a loss, of rows of one size of the training set; None if some were not tried.
-
-    The best of some coefficients is not the best.
-    """
+    """Choose a loss's coefficient from the rows of one training size; None unless all coefficients were tried."""
     tried = {row["coefficient"] for row in rows if row["loss"] == loss}
     best = choose_coefficients(rows, by, growth.coefficients).get(loss)
     return float(best[0]["coefficient"]) if best and tried >= {*growth.coefficients[loss]} else None
 
 
-def _without_gaps(values: Mapping[Any, Mapping[Any, Any]]) -> dict[Any, Mapping[Any, Any]]:
-    """Those that lack no run: one training that failed must not take the seed from all others."""
+def by_seed(rows: Rows, metric: str, order: Sequence[tuple[str, float]] | None = None) -> DataFrame:
+    """Tabulate a metric: one row per seed, one column per (loss, coefficient), in the given order.
+
+    Columns that lack a run are left out, so that one failed training does not remove its seed from all others.
+    """
+    values = by_run(rows, metric, "loss", "coefficient")
+    values = {pair: values[pair] for pair in (values if order is None else order) if pair in values}
     most = max(map(len, values.values()), default=0)
-    return {name: by for name, by in values.items() if len(by) == most}
+    return DataFrame({pair: Series(by) for pair, by in values.items() if len(by) == most}).dropna().sort_index()
 
 
-def beside_reference(
+def _others(table: DataFrame) -> DataFrame:
+    """Sum each column over the other seeds, so that a seed's own noise does not choose for it."""
+    return table.sum() - table
+
+
+def versus_reference(
     rows: Rows,
     plan: Plan,
     options: Options,
@@ -62,61 +70,58 @@ def beside_reference(
     repaired: bool = False,
     plus: float = 0.0,
 ) -> list[float]:
-    """The figure of a loss, its coefficient chosen, less that of cross-entropy; a negative scale turns it round."""
+    """Compute a loss's metric, with its chosen coefficient, minus that of cross-entropy; a negative scale flips it."""
     chosen = choose_coefficients(rows, selectors(options)[repaired], plan.candidates)
     if not {loss, REFERENCE} <= chosen.keys():
         return []
-    ours, theirs = (by_run(chosen[name], lambda row: 0, figure).get(0, {}) for name in (loss, REFERENCE))
+    ours, theirs = (by_run(chosen[name], figure, "loss").get(name, {}) for name in (loss, REFERENCE))
     return [value + plus for value in paired(ours, theirs, scale=scale)]
 
 
 def with_few(rows: Rows, plan: Plan, options: Options, *, loss: str, figure: str) -> list[float]:
-    """The same with a repair that saw the fewest validation samples."""
+    """Compute the same after calibration on the fewest validation samples."""
     few = [{**row, "few": _by_samples(row, figure, min)} for row in rows]
-    return beside_reference(few, plan, options, loss=loss, figure="few")
+    return versus_reference(few, plan, options, loss=loss, figure="few")
 
 
-def _by_samples(row: Mapping[str, Any], figure: str, end: Callable[[set[int]], int]) -> float:
-    """A figure after a repair that saw the fewest or the most validation samples, the mean over draws of them."""
+def _by_samples(row: Mapping[str, Any], metric: str, end: Callable[[set[int]], int]) -> float:
+    """Average a metric over draws of the fewest or the most validation samples."""
     size = end({line["size"] for line in row["validation_sizes"]})
-    return float(np.mean([line[figure] for line in row["validation_sizes"] if line["size"] == size]))
+    return float(np.mean([line[metric] for line in row["validation_sizes"] if line["size"] == size]))
 
 
 def _curves(rows: Rows, plan: Plan, loss: str) -> dict[float, np.ndarray]:
-    """Coefficient → the optimal ECE of each seed (rows) after each epoch (columns), of coefficients without gaps."""
+    """Map each coefficient without missing runs to its optimal ECE: one row per seed, one column per epoch."""
     runs: dict[float, dict[int, list[float]]] = {value: {} for value in plan.candidates[loss]}
     for row in rows:
         if row["loss"] == loss and row["coefficient"] in runs:
             runs[row["coefficient"]][row["seed"]] = row["optimal_ece"]
-    whole = _without_gaps(runs)
+    most = max(map(len, runs.values()))
+    whole = {value: by for value, by in runs.items() if len(by) == most}
     seeds = sorted(set.intersection(*(set(by) for by in whole.values())))
     return {value: np.array([by[seed] for seed in seeds]) for value, by in whole.items()} if len(seeds) > 1 else {}
 
 
-def _least_epochs(table: np.ndarray) -> np.ndarray:
-    """For each seed the epoch, from 0, where the others have their least on average."""
-    return np.array([np.delete(table, seed, axis=0).mean(axis=0).argmin() for seed in range(len(table))])
-
-
 def _rises(table: np.ndarray) -> np.ndarray:
-    """For each seed the optimal ECE of the last epochs less that of the epoch where the others have their least.
+    """Compute each seed's optimal ECE in the final epochs minus that in the epoch where the other seeds are lowest.
 
-    The least of a seed's own noisy curve would lie below its end whether or not it rises.
+    The minimum of a seed's own noisy curve would lie below its end whether or not the curve rises.
     """
-    last = max(1, table.shape[1] // 10)
-    return np.asarray(table[:, -last:].mean(axis=1) - table[np.arange(len(table)), _least_epochs(table)])
+    final = max(1, table.shape[1] // 10)
+    lowest = (table.sum(axis=0) - table).argmin(axis=1)
+    return np.asarray(table[:, -final:].mean(axis=1) - table[np.arange(len(table)), lowest])
 
 
 def rise(rows: Rows, plan: Plan, options: Options, *, loss: str) -> list[float]:
-    """How far the optimal ECE rises, the mean over coefficients."""
+    """Average the rise of the optimal ECE over coefficients."""
     rises = [_rises(table) for table in _curves(rows, plan, loss).values()]
     return (100 * np.mean(rises, axis=0)).tolist() if rises else []
 
 
 def _rising_curves(rows: Rows, plan: Plan, loss: str) -> dict[float, np.ndarray]:
-    """Those whose rise is statistically significant, with Bonferroni's correction for the number of coefficients.
+    """Keep the curves that rise significantly, with Bonferroni's correction for the number of coefficients.
 
-    A curve that only wavers has a least epoch too, which says nothing of when it rises.
+    A flat noisy curve has a lowest epoch too, which says nothing about when it rises.
     """
     curves = _curves(rows, plan, loss)
     rises = {value: _rises(table) for value, table in curves.items()}
@@ -125,145 +130,124 @@ def _rising_curves(rows: Rows, plan: Plan, loss: str) -> dict[float, np.ndarray]
 
 
 def rises_in_time(rows: Rows, plan: Plan, options: Options, *, loss: str) -> list[float]:
-    """The first drop of the learning rate, and a little more, less the epoch of the least optimal ECE; in per cent.
+    """Compute the first drop of the learning rate plus `DROP_TOLERANCE`, minus the lowest epoch, in % of the epochs.
 
-    Of each seed's own curves: where the others have theirs would be nearly the same epoch for every seed.
+    The lowest epoch is of each seed's own curves; that of the other seeds would be nearly the same for every seed.
     """
-    drop = first_drop(plan) + LATE
+    drop = first_drop(plan) + DROP_TOLERANCE
     epochs = [1 + table.argmin(axis=1) for table in _rising_curves(rows, plan, loss).values()]
     return (100 * (drop - np.mean(epochs, axis=0) / plan.epochs)).tolist() if epochs else []
 
 
 def first_drop(plan: Plan) -> float:
-    """When the learning rate drops first, as a share of the epochs."""
+    """Return the first drop of the learning rate as a share of the epochs."""
     return float(plan.how.get("drops", (0.5,))[0])
 
 
 def stronger_rises_more(rows: Rows, plan: Plan, options: Options, *, loss: str) -> list[float]:
-    """Kendall's τ of the coefficient and how far the optimal ECE rises, seed by seed."""
+    """Compute Kendall's τ of the coefficient and the rise of the optimal ECE, for each seed."""
     rises = {value: _rises(table) for value, table in _curves(rows, plan, loss).items()}
     return [trend(list(rises), list(each)) for each in zip(*rises.values(), strict=True)] if len(rises) > 2 else []
 
 
 def stronger_rises_earlier(rows: Rows, plan: Plan, options: Options, *, loss: str) -> list[float]:
-    """Minus Kendall's τ of the coefficient and the epoch of the least optimal ECE, seed by seed."""
+    """Compute minus Kendall's τ of the coefficient and the lowest epoch, for each seed."""
     epochs = {value: table.argmin(axis=1) for value, table in _rising_curves(rows, plan, loss).items()}
     return [-trend(list(epochs), list(each)) for each in zip(*epochs.values(), strict=True)] if len(epochs) > 2 else []
 
 
+def _final_ece(rows: Rows) -> list[Mapping[str, Any]]:
+    return [{**row, "final": row["optimal_ece"][-1]} for row in rows]
+
+
 def stays_high(rows: Rows, plan: Plan, options: Options, *, loss: str) -> list[float]:
-    """The optimal ECE of the strongest coefficient less that of cross-entropy, after the last epoch."""
-    last = [{**row, "last": row["optimal_ece"][-1]} for row in rows]
-    values = _without_gaps(by_run(last, lambda row: (row["loss"], row["coefficient"]), "last"))
-    strongest = loss, max((value for value in plan.candidates[loss] if (loss, value) in values), default=0)
-    if not {strongest, (REFERENCE, 0)} <= values.keys():
+    """Compute the final optimal ECE of the strongest coefficient minus that of cross-entropy."""
+    table = by_seed(_final_ece(rows), "final")
+    strongest = loss, max((value for value in plan.candidates[loss] if (loss, value) in table), default=0)
+    if not {strongest, (REFERENCE, 0)} <= {*table}:
         return []
-    return paired(values[strongest], values[REFERENCE, 0], scale=100)
+    return (100 * (table[strongest] - table[REFERENCE, 0])).tolist()
 
 
 def stronger_is_worse(rows: Rows, plan: Plan, options: Options, *, loss: str) -> list[float]:
-    """Kendall's τ of the coefficient and the optimal ECE after the last epoch, seed by seed."""
-    values = by_run(
-        [{**r, "last": r["optimal_ece"][-1]} for r in rows if r["loss"] == loss], lambda r: r["coefficient"], "last"
-    )
-    return _trend(values, [value for value in plan.candidates[loss] if value in values])
+    """Compute Kendall's τ of the coefficient and the final optimal ECE, for each seed."""
+    return _trends(by_seed(_final_ece(rows), "final", [(loss, value) for value in plan.candidates[loss]]))
 
 
-def _trend(values: Mapping[Any, Mapping[Any, float]], order: Sequence[Any]) -> list[float]:
-    """Kendall's τ of each seed's numbers with an order, without what lacks a run."""
-    whole = _without_gaps({name: values[name] for name in order})
-    if len(whole) < 3:
-        return []
-    seeds = sorted(set.intersection(*(set(by) for by in whole.values())))
-    return [trend(range(len(whole)), [by[s] for by in whole.values()]) for s in seeds]
+def _trends(table: DataFrame) -> list[float]:
+    """Compute Kendall's τ of each seed's numbers and the order of the columns."""
+    count = table.shape[1]
+    return [trend(range(count), list(values)) for values in table.to_numpy()] if count > 2 else []
 
 
 def temperatures_rise(rows: Rows, plan: Plan, options: Options) -> list[float]:
-    """Kendall's τ of the order of figure 6 and the fitted temperature, seed by seed."""
-    values = by_run(rows, lambda row: (row["loss"], row["coefficient"]), "temperature")
-    return _trend(values, [pair for pair in SWEEP if pair in values])
+    """Compute Kendall's τ of the order of figure 6 and the fitted temperature, for each seed."""
+    return _trends(by_seed(rows, "temperature", SWEEP))
 
 
 def logit_gaps(rows: Rows, plan: Plan, options: Options, *, loss: str, what: str) -> list[float]:
-    """What cross-entropy has more than a loss: the range of greatest logits, or the AUC of early and late learned."""
+    """Compute cross-entropy minus a loss: the range of the largest logits, or the AUC of early and late learned."""
     measured = [{**row, "logits": row["max_logits"][what]} for row in rows if row["max_logits"][what] is not None]
-    return beside_reference(measured, plan, options, loss=loss, figure="logits", scale=-1)
+    return versus_reference(measured, plan, options, loss=loss, figure="logits", scale=-1)
 
 
 def sensitivity(rows: Rows, plan: Plan, options: Options, *, loss: str) -> list[float]:
-    """The raw ECE of the worst coefficient less twice that of the best, both by the other seeds.
-
-    The worst of a seed's own noisy figures would lie above the best whether or not the coefficient matters.
-    """
-    values = by_run([row for row in rows if row["loss"] == loss], lambda row: row["coefficient"], "ece")
-    own = _without_gaps({value: values[value] for value in plan.candidates[loss] if value in values})
-    seeds = sorted(set.intersection(*(set(by) for by in own.values()))) if len(own) > 1 else []
-    costs = []
-    for seed in seeds if len(seeds) > 1 else []:
-        others = {value: sum(by[other] for other in seeds if other != seed) for value, by in own.items()}
-        best, worst = (end(others, key=others.__getitem__) for end in (min, max))
-        costs.append(100 * (own[worst][seed] - MUCH * own[best][seed]))
-    return costs
+    """Compute the raw ECE of the worst coefficient minus twice that of the best, both chosen by the other seeds."""
+    table = by_seed(rows, "ece", [(loss, value) for value in plan.candidates[loss]])
+    if table.shape[1] < 2 or len(table) < 2:
+        return []
+    best, worst = _others(table).idxmin(axis=1), _others(table).idxmax(axis=1)
+    return [100 * float(table.at[s, worst[s]] - LARGE_RATIO * table.at[s, best[s]]) for s in table.index]
 
 
 def histograms_gain_more(rows: Rows, plan: Plan, options: Options) -> list[float]:
-    """How far the ECE falls from the fewest validation samples to all, with histogram binning less with a temperature.
+    """Compute the fall of ECE from the fewest validation samples to all: histogram binning minus temperature scaling.
 
-    One size of them shows no fall.
+    Runs with one size only are left out.
     """
     plain = [row for row in rows if row["loss"] == REFERENCE]
     several = [row for row in plain if len({line["size"] for line in row["validation_sizes"]}) > 1]
     histogram, temperature = (
-        {row["seed"]: _by_samples(row, figure, min) - _by_samples(row, figure, max) for row in several}
-        for figure in ("ece_histogram", "ece_temperature")
+        {row["seed"]: _by_samples(row, metric, min) - _by_samples(row, metric, max) for row in several}
+        for metric in ("ece_histogram", "ece_temperature")
     )
     return paired(histogram, temperature, scale=100)
 
 
 def above_focal(rows: Rows, plan: Plan, options: Options) -> list[float]:
-    """The share of pairs of γ̄ and γ of figure 6 whose raw ECE is greater with inverse focal loss, less a half."""
-    known = by_run(rows, lambda row: (row["loss"], row["coefficient"]), "ece")
-    values = _without_gaps({pair: known[pair] for pair in SWEEP if pair in known})
-    inverse, focal = ([by for (name, _), by in values.items() if name == loss] for loss in (INVERSE, "focal"))
+    """Compute the share of (γ̄, γ) pairs of figure 6 whose raw ECE is higher with inverse focal loss, minus ½."""
+    table = by_seed(rows, "ece", SWEEP)
+    inverse, focal = ([pair for pair in table if pair[0] == loss] for loss in (INVERSE, "focal"))
     if not inverse or not focal:
         return []
-    seeds = sorted(set.intersection(*(set(by) for by in (*inverse, *focal))))
-    return [float(np.mean([a[seed] > b[seed] for a in inverse for b in focal])) - 0.5 for seed in seeds]
+    return (np.mean([table[a] > table[b] for a in inverse for b in focal], axis=0) - 0.5).tolist()
 
 
 def descends_then_ascends(rows: Rows, plan: Plan, options: Options) -> list[float]:
-    """The ECE with temperature scaling of the better end of the sweep less that of the best inside.
+    """Compute the ECE after temperature scaling at the better end of the sweep minus the best inside.
 
-    Both by the other seeds: the better by a seed's own noise would lie too low.
+    Both are chosen by the other seeds.
     """
-    known = by_run(rows, lambda row: (row["loss"], row["coefficient"]), "ece_temperature")
-    values = _without_gaps({pair: known[pair] for pair in SWEEP if pair in known})
-    ends = [SWEEP[0], SWEEP[-1]]
-    between = [pair for pair in SWEEP[1:-1] if pair in values]
-    if not between or not {*ends} <= values.keys():
+    table = by_seed(rows, "ece_temperature", SWEEP)
+    ends, between = [SWEEP[0], SWEEP[-1]], [pair for pair in SWEEP[1:-1] if pair in table]
+    if not between or not {*ends} <= {*table} or len(table) < 2:
         return []
-    seeds = sorted(set.intersection(*(set(by) for by in values.values())))
-    differences = []
-    for seed in seeds if len(seeds) > 1 else []:
-        others = {pair: sum(by[other] for other in seeds if other != seed) for pair, by in values.items()}
-        end, inside = (min(some, key=others.__getitem__) for some in (ends, between))
-        differences.append(100 * (values[end][seed] - values[inside][seed]))
-    return differences
+    end, inside = (_others(table)[pairs].idxmin(axis=1) for pairs in (ends, between))
+    return [100 * float(table.at[s, end[s]] - table.at[s, inside[s]]) for s in table.index]
 
 
 def no_trend(rows: Rows, plan: Plan, options: Options) -> list[float]:
-    """What is no clear trend less Kendall's τ of γ̄ and ECE with histogram binning, cross-entropy being γ̄ = 0.
+    """Compute `FLAT` minus Kendall's τ of γ̄ and ECE with histogram binning; cross-entropy counts as γ̄ = 0.
 
-    With the sign that τ has in the other seeds: that of its own would make a trend of noise.
+    τ gets the sign that it has in the other seeds; its own sign would turn noise into a trend.
     """
-    values = by_run(rows, lambda row: (row["loss"], row["coefficient"]), "ece_histogram")
-    taus = np.array(_trend(values, [pair for pair in SWEEP if pair[0] != "focal" and pair in values]))
-    return [FLAT - float(np.sign(taus.sum() - tau) * tau) for tau in taus] if len(taus) > 1 else []
+    taus = np.array(_trends(by_seed(rows, "ece_histogram", [pair for pair in SWEEP if pair[0] != "focal"])))
+    return (FLAT - np.sign(taus.sum() - taus) * taus).tolist() if len(taus) > 1 else []
 
 
 def strongest_loses(rows: Rows, plan: Plan, options: Options) -> list[float]:
-    """The accuracy of cross-entropy less that of the inverse focal loss of greatest γ̄."""
-    values = by_run(rows, lambda row: (row["loss"], row["coefficient"]), "accuracy")
+    """Compute the accuracy of cross-entropy minus that of inverse focal loss with the largest γ̄."""
+    values = by_run(rows, "accuracy", "loss", "coefficient")
     strongest = max((pair for pair in values if pair[0] == INVERSE), default=None)
     if strongest is None or (REFERENCE, 0) not in values:
         return []

@@ -1,4 +1,4 @@
-"""The six figures of the rethinking study, one set of them a data set."""
+"""The six figures of the rethinking paper, drawn for each data set."""
 
 from __future__ import annotations
 
@@ -12,26 +12,18 @@ from trueup.reports.figures.reliability import Reliability
 from trueup_studies.figures import Band, MaxLogits, draw, panels
 from trueup_studies.grid import Options, Rows
 from trueup_studies.papers.rethinking.rethinking_evidence import best_coefficient
-from trueup_studies.papers.rethinking.rethinking_presets import (
-    DATA_TITLES,
-    REFERENCE,
-    SWEEP,
-    TITLES,
-    Growth,
-    Plan,
-    plans,
-)
+from trueup_studies.papers.rethinking.rethinking_presets import REFERENCE, SWEEP, TITLES, Growth, Plan, plans
 from trueup_studies.papers.rethinking.rethinking_study import choose_coefficients, main_rows, selectors
 
 Chosen: TypeAlias = Mapping[str, Sequence[Mapping[str, Any]]]
 
 REGULARISED = {"label_smoothing": "ε", "norm": "α", "focal": "γ"}
-"""Losses that hold confidence down, and the paper's letters for their coefficients."""
+"""Losses that lower confidence, and the paper's letters for their coefficients."""
 STAGES = {"ece": "raw", "ece_temperature": "with TS", "ece_histogram": "with HB"}
 
 
 def figures(rows: Rows, options: Options) -> dict[str, Any]:
-    """Every figure that the rows are enough for, by the name of its file."""
+    """Draw every figure for which there are rows; return file name → figure."""
     drawings = {}
     for plan in plans(options):
         ours = main_rows(rows, plan)
@@ -39,7 +31,6 @@ def figures(rows: Rows, options: Options) -> dict[str, Any]:
         if REFERENCE not in chosen:
             continue
         grown = [row for row in rows if row["data"] == plan.data]
-        title = DATA_TITLES.get(plan.data, plan.data)
         drawn = {
             "figure_1": sensitivity(ours, grown, plan, selectors(options)[0]),
             "figure_2": diagrams(chosen),
@@ -49,13 +40,13 @@ def figures(rows: Rows, options: Options) -> dict[str, Any]:
             "figure_6": sweep(ours),
         }
         for name, figure in drawn.items():
-            figure.suptitle(f"{name.replace('_', ' ').capitalize()}: {title}", fontsize="small")
+            figure.suptitle(f"{name.replace('_', ' ').capitalize()}: {plan.title}", fontsize="small")
             drawings[f"{name}_{plan.data}"] = figure
     return drawings
 
 
 def sensitivity(rows: Rows, grown: Rows, plan: Plan, by: str) -> Any:
-    """Figure 1: ECE along each coefficient, the reference as a level; and the best coefficients by training size."""
+    """Figure 1: ECE by coefficient, with the reference as a dotted line; and the best coefficients by training size."""
     several = plan.growth is not None and len({row["sizes"][0] for row in grown}) > 1
     figure, axes = panels(1, 4 if several else 3)
     for ax, (loss, letter) in zip(axes, REGULARISED.items(), strict=False):
@@ -88,7 +79,7 @@ def _best_by_size(ax: Any, rows: Rows, growth: Growth, by: str) -> None:
 
 
 def diagrams(chosen: Chosen) -> Any:
-    """Figure 2: reliability of each loss's first run, raw above and with temperature scaling below."""
+    """Figure 2: reliability diagrams of each loss's first run, raw (top) and after temperature scaling (bottom)."""
     figure, axes = panels(2, len(chosen), height=3.0)
     for index, (loss, rows) in enumerate(chosen.items()):
         for row, (name, words) in enumerate((("reliability", "raw"), ("reliability_temperature", "with TS"))):
@@ -99,7 +90,7 @@ def diagrams(chosen: Chosen) -> Any:
 
 
 def validation(chosen: Chosen) -> Any:
-    """Figure 3: ECE after each repair, by how many validation samples it saw."""
+    """Figure 3: ECE after calibration, by the number of validation samples."""
     figure, axes = panels(1, 2)
     for ax, name, words in zip(axes, list(STAGES)[1:], ("Temperature scaling", "Histogram binning"), strict=True):
         for index, (loss, rows) in enumerate(chosen.items()):
@@ -112,7 +103,7 @@ def validation(chosen: Chosen) -> Any:
 
 
 def epochs(rows: Rows, plan: Plan) -> Any:
-    """Figure 4: the least ECE of any temperature after each epoch; mean, and from the least to the greatest seed."""
+    """Figure 4: the optimal ECE after each epoch, the mean over seeds with a band from the lowest to the highest."""
     figure, axes = panels(1, len(REGULARISED))
     for ax, (loss, letter) in zip(axes, REGULARISED.items(), strict=True):
         several = [(REFERENCE, 0.0), *((loss, value) for value in plan.candidates[loss])]
@@ -121,19 +112,22 @@ def epochs(rows: Rows, plan: Plan) -> Any:
             if runs:
                 words = TITLES[REFERENCE] if name == REFERENCE else f"{letter} = {value:g}"
                 _curve(ax, index, range(1, len(runs[0]) + 1), (100 * np.array(runs).T).tolist(), words, markers=False)
-        last = [100 * row["optimal_ece"][-1] for row in rows if row["loss"] in (loss, REFERENCE)]
-        ax.set_ylim(0, 2.5 * max(last))  # the first epochs lie far above
+        final = [100 * row["optimal_ece"][-1] for row in rows if row["loss"] in (loss, REFERENCE)]
+        ax.set_ylim(0, 2.5 * max(final))  # the first epochs lie much higher
         _finish(ax, TITLES[loss], "Epoch", "Optimal ECE (%)")
     return figure
 
 
 def histograms(chosen: Chosen) -> Any:
-    """Figure 5: greatest logits of training samples, by when they were learned, on one scale."""
+    """Figure 5: largest logits of training samples by learned epoch, on one scale."""
     figure, axes = panels(1, len(chosen))
     records = {loss: rows[0]["max_logits"] for loss, rows in chosen.items()}
     ends = [(min(record["edges"]), max(record["edges"])) for record in records.values()]
     for ax, (loss, record) in zip(axes, records.items(), strict=True):
-        bands = tuple(Band(band["first"], band["last"], np.array(band["count"])) for band in record["bands"])
+        bands = tuple(
+            Band(band["first"], band.get("final", band.get("last")), np.array(band["count"]))
+            for band in record["bands"]
+        )
         whole = MaxLogits(np.array(record["edges"]), bands, record["range"], record["auc"])
         draw(whole, ax, title=_label(loss, chosen[loss][0]["coefficient"]))
         ax.set_xlim(min(end[0] for end in ends), max(end[1] for end in ends))
@@ -141,7 +135,7 @@ def histograms(chosen: Chosen) -> Any:
 
 
 def sweep(rows: Rows) -> Any:
-    """Figure 6: from focal loss over cross-entropy to inverse focal loss."""
+    """Figure 6: from focal loss through cross-entropy to inverse focal loss."""
     figure, axes = panels(2, 3)
     p = np.linspace(0.01, 1, 200)
     for index, (loss, value) in enumerate(SWEEP):
@@ -154,7 +148,7 @@ def sweep(rows: Rows) -> Any:
     for ax, name, title, words, scale in (
         (axes[1], "accuracy", "(b) accuracy", "Accuracy (%)", 100),
         (axes[2], "ece", "(c) raw", "ECE (%)", 100),
-        (axes[3], "temperature", "(d) temperature", "T of least validation ECE", 1),
+        (axes[3], "temperature", "(d) temperature", "T with the lowest validation ECE", 1),
         (axes[4], "ece_temperature", "(e) with TS", "ECE (%)", 100),
         (axes[5], "ece_histogram", "(f) with HB", "ECE (%)", 100),
     ):
@@ -176,7 +170,7 @@ def _curve(
     band: bool = True,
     markers: bool = True,
 ) -> None:
-    """Means, and between the least and the greatest a band; a point without values is left out."""
+    """Draw means with a band from the lowest to the highest value; points without values are left out."""
     known = [(at, ys) for at, ys in zip(x, values, strict=True) if len(ys)]
     if not known:
         return

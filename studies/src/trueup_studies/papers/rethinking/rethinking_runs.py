@@ -1,4 +1,4 @@
-"""One cell of the rethinking study: a network trained with one loss, and everything that is measured of it."""
+"""One cell of the rethinking study: train a network with one loss and measure it."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from trueup.reports.figures.reliability import reliability
 from trueup_studies.figures import max_logits
 from trueup_studies.networks import build_network, network_options
 from trueup_studies.papers.rethinking.rethinking_presets import STOPPED
+from trueup_studies.papers.rethinking.rethinking_study import CHOICES
 from trueup_studies.trained_networks import channels_last, checkpoint_file
 from trueup_studies.training.augment import flip_and_crop
 from trueup_studies.training.calibratability import SIZES, measure_calibratability, validation_sizes
@@ -37,20 +38,16 @@ OPTIONS: Mapping[str, tuple[str | None, Mapping[str, Any]]] = {
     **{"label_smoothing": ("smoothing", {}), "norm": ("strength", {"order": 1.0})},
     **dict.fromkeys(("focal", "inverse_focal"), _WEIGHTED),
 }
-"""Loss → what its coefficient is called, and its other options: the paper's code lets no gradient through weights."""
-
-
+"""Loss → name of its coefficient, and other options. The paper's code detaches the focal weights."""
 UNBOUNDED = "has no lower bound: training may fail"
 FAILED = "training failed"
-"""In the warning of a run that diverged."""
-CHOSEN_BY = ("ece", "ece_temperature", "val_ece", "val_ece_temperature")
-"""Figures by which a coefficient may be chosen."""
+"""Part of the warning of a run that diverged."""
 SETTINGS = ("data", "network", "options", "how", "sizes", "pooled", "epochs", "loss", "coefficient", "seed", "stop_on")
-"""What of a cell's settings its training depends on, whatever the machine."""
+"""Settings of a cell that its training depends on."""
 
 
 class NegativePenalty(nn.Module):
-    """Label smoothing or the L1 norm with a negative coefficient, for the study alone: neither has a lower bound.
+    """Label smoothing or the L1 norm with a negative coefficient; neither has a lower bound, so only the study has it.
 
     >>> with record_warnings() as messages:
     ...     loss = NegativePenalty("norm", -0.1)
@@ -73,11 +70,11 @@ class NegativePenalty(nn.Module):
 
 
 def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Train one network; measure it raw, after calibration, along the epochs and by how early it learned its samples.
+    """Train one network; measure it raw, after calibration, along the epochs and by learned epoch.
 
-    `sizes` are those of train, val and test, None where all are to be used. `pooled` data are split anew: test samples
-    are the same for every seed, and a smaller training set is part of a larger one. `how` has options of `train`,
-    `options` those of the network.
+    `sizes` are the numbers of training, validation and test samples, None for all. With `pooled` all samples are split
+    anew: test samples are the same for every seed, and a smaller training set is part of a larger one. `how` has
+    options of `train`, `options` those of the network.
     """
     data = load_parts(settings)
     how = with_current_names(settings["how"])
@@ -101,27 +98,27 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     try:
         with checkpoint_file(settings, known, len(data.train)) as checkpoint:  # type: ignore[arg-type]
             result = train(model, data, loss, settings["epochs"], checkpoint=checkpoint, **how)
-            with record_warnings() as more:  # how the fits ended is part of the result
+            with record_warnings() as more:  # warnings of the fits are part of the result
                 row = measure(settings, data, result)
     except (FloatingPointError, TrainingError) as error:
         if not coefficient:
             raise
-        # Too strong a coefficient, or a loss without a lower bound: that training fails is the result.
-        chance = 1 / len(data.classes)
-        failure = f"{FAILED}: {str(error).partition(';')[0]}"  # where the checkpoint was is of no use to a reader
-        worst = dict.fromkeys(CHOSEN_BY, math.inf)  # so that no choice takes it
-        return [{"accuracy": chance, "val_accuracy": chance, **worst, "warning": "; ".join([*messages, failure])}]
+        # With a large coefficient, or a loss without a lower bound, a failed training is the result.
+        guessing = 1 / len(data.classes)
+        failure = f"{FAILED}: {str(error).partition(';')[0]}"  # without the path of the checkpoint
+        worst = dict.fromkeys(CHOICES, math.inf)  # never chosen
+        return [{"accuracy": guessing, "val_accuracy": guessing, **worst, "warning": "; ".join([*messages, failure])}]
     return [{**row, "warning": "; ".join([*messages, *more])}]
 
 
 def measure(settings: Mapping[str, Any], data: Data, result: TrainingResult) -> dict[str, Any]:
-    """Everything that tables and figures are made of."""
+    """Compute everything that tables and figures need."""
     val: Any = result.val
     test: Any = result.test
     [row] = measure_calibratability({(settings["loss"], settings["coefficient"], settings["seed"]): result})
     sizes = [size for size in SIZES if size < len(val.labels)] + [len(val.labels)]
     repairs = validation_sizes(val, test, sizes=sizes, seed=settings["seed"])
-    history = result.history.until(result.epoch)  # a stopped network knows nothing of the epochs after
+    history = result.history.until(result.epoch)  # without the epochs after the one whose weights are kept
     train_pair = collect(result.model, DataLoader(data.train, batch_size=512), progress=False)
     return {
         **asdict(row),
@@ -138,14 +135,14 @@ def measure(settings: Mapping[str, Any], data: Data, result: TrainingResult) -> 
 
 
 def load_parts(settings: Mapping[str, Any]) -> Data:
-    """The data set in the sizes that the settings want.
+    """Load the data set in the sizes of the settings.
 
     >>> data = load_parts({"data": "digits", "sizes": [200, 450, 900], "pooled": True, "seed": 1})
     >>> len(data.train), len(data.val), len(data.test)
     (200, 450, 900)
     """
     sizes, seed = settings["sizes"], settings["seed"]
-    # What is pooled must come in one order, so that the test samples are the same for every seed.
+    # Pooled samples come in one order, so that the test samples are the same for every seed.
     data = load_data(settings["data"], settings.get("data_dir"), seed=0 if settings["pooled"] else seed)
     halves: list[Any] = [data.train, data.val, data.test]
     orders = [_order(len(half), i, s) for i, (half, s) in enumerate(zip(halves, (seed, seed, 0), strict=True))]
@@ -165,5 +162,5 @@ def load_parts(settings: Mapping[str, Any]) -> Data:
 
 
 def _order(n: int, part: int, seed: int) -> np.ndarray:
-    """Each part has a stream of its own: permutations by one seed are alike even where their lengths differ."""
+    """Draw a permutation from the part's own stream, since equal seeds give similar permutations of other lengths."""
     return random_order(n, [part, seed])

@@ -1,4 +1,4 @@
-"""Are regularised networks calibrated but less calibratable? Losses × coefficients × seeds, a network each.
+"""Are regularised networks calibrated but less calibratable? One network per loss, coefficient and seed.
 
 Wang, Feng & Zhang (2021), Rethinking calibration of deep neural networks: do not be afraid of overconfidence.
 """
@@ -9,32 +9,34 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from trueup_studies import cost
-from trueup_studies.claims import Claim
 from trueup_studies.grid import Options, Rows, Study, as_json
 from trueup_studies.papers.rethinking import rethinking_presets
-from trueup_studies.papers.rethinking.rethinking_presets import DATA_TITLES, REFERENCE, TITLES, Plan, plans
+from trueup_studies.papers.rethinking.rethinking_presets import REFERENCE, TITLES, Plan, plans
 from trueup_studies.tables import Column, Table, columns, tabulate
 from trueup_studies.training.data.sources import folder_of
 
 GROWTH = "figure-1d"
-"""Training sets of several sizes, which may be left out: they are half of the runs."""
+"""Part with training sets of several sizes, half of the runs, which can be left out."""
+CHOICES = ("val_ece", "ece", "val_ece_temperature", "ece_temperature")
+"""Metrics that can choose a coefficient."""
 USABLE = 0.5
-"""Of the reference's validation accuracy, or of the best where the reference was not run.
+"""Smallest usable share of the reference's validation accuracy, or of the best where the reference was not run.
 
-A network below has learned nothing, and its ECE says nothing.
+A network below it has learned nothing, so its ECE means nothing.
 """
 
 
 def grid(options: Options) -> Iterator[dict[str, Any]]:
-    """A cell for each data set, size of the training set, loss, coefficient and seed."""
+    """Yield the settings of each data set, training size, loss, coefficient and seed."""
     if unknown := [name for name in options.methods if name not in TITLES]:
         raise ValueError(f"methods must be among {', '.join(TITLES)}, got {unknown[0]!r}")
-    wanted = {REFERENCE, *(options.methods or TITLES)}  # nothing can be compared without the reference
+    selected = {REFERENCE, *(options.methods or TITLES)}  # every comparison needs the reference
     if options.network is not None:
         _require_fit(plans(options), options.network)
     for plan in plans(options):
@@ -48,16 +50,16 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
             few = range(min(options.seeds or plan.growth.seeds, plan.growth.seeds))
             runs += [(size, *pair, seed) for size in plan.growth.sizes for pair in pairs for seed in few]
         for size, loss, value, seed in runs:
-            if loss in wanted:
+            if loss in selected:
                 named = {"data": plan.data, "network": plan.network, "options": plan.options, "how": plan.how}
                 sizes = [size, *plan.sizes[1:]]
                 fixed = {"sizes": sizes, "pooled": plan.pooled, "epochs": plan.epochs}
-                own = {"stop_on": "refinement"} if loss == rethinking_presets.STOPPED else {}
-                yield {**named, **fixed, "loss": loss, "coefficient": value, "seed": seed, **own}
+                stop = {"stop_on": "refinement"} if loss == rethinking_presets.STOPPED else {}
+                yield {**named, **fixed, "loss": loss, "coefficient": value, "seed": seed, **stop}
 
 
 def _require_fit(plans: Sequence[Plan], network: str) -> None:
-    """Refuse a network that is not for some of the data sets, and say what to ask for instead."""
+    """Reject a network that does not fit some of the data sets, and suggest the others."""
     refused, fit = None, []
     for plan in plans:
         try:
@@ -77,44 +79,44 @@ def _require_fit(plans: Sequence[Plan], network: str) -> None:
 
 
 def local(options: Options) -> dict[str, Any]:
-    """Where the data are."""
+    """Return the folder of data."""
     return {} if options.data_dir is None else {"data_dir": str(folder_of(options.data_dir).expanduser().resolve())}
 
 
 def has_failed(row: Mapping[str, Any]) -> bool:
-    """Whether training diverged: there is nothing to measure then but the accuracy of chance."""
+    """Return whether training diverged; such rows have the accuracy of random guessing and nothing else."""
     return "training failed" in row.get("warning", "")
 
 
 def main_rows(rows: Rows, plan: Plan) -> list[Mapping[str, Any]]:
-    """Those of the whole training set, without negative coefficients and trainings that failed."""
+    """Keep rows of the whole training set, without negative coefficients and failed trainings."""
     return [row for row in whole_rows(rows, plan) if row["coefficient"] >= 0 and not has_failed(row)]
 
 
 def unfinished_losses(rows: Rows, plan: Plan) -> list[str]:
-    """Losses some of whose coefficients some seed has not tried yet: the best of the others may not be the best."""
+    """Return the losses of which some seed has not tried all coefficients yet."""
     tried: dict[tuple[str, Any], set[float]] = {}
     for row in whole_rows(rows, plan):
         tried.setdefault((row["loss"], row["seed"]), set()).add(row["coefficient"])
     swept = {loss: [value for name, value in rethinking_presets.SWEEP if name == loss] for loss in plan.candidates}
-    wanted = {loss: {*values, *swept[loss]} for loss, values in plan.candidates.items()}
-    return list(dict.fromkeys(loss for (loss, _), values in tried.items() if wanted.get(loss, set()) - values))
+    planned = {loss: {*values, *swept[loss]} for loss, values in plan.candidates.items()}
+    return list(dict.fromkeys(loss for (loss, _), values in tried.items() if planned.get(loss, set()) - values))
 
 
 def whole_rows(rows: Rows, plan: Plan) -> list[Mapping[str, Any]]:
-    """Those of the whole training set, with negative coefficients too."""
+    """Keep rows of the whole training set."""
     return [row for row in rows if row["data"] == plan.data and row["sizes"][0] == plan.sizes[0]]
 
 
 def choose_coefficients(
     rows: Rows, by: str, candidates: Mapping[str, Sequence[float]] = rethinking_presets.CANDIDATES
 ) -> dict[str, list[Mapping[str, Any]]]:
-    """Loss → the rows of the coefficient whose figure is least on average, of those that lack no seed and learned.
+    """Choose each loss's coefficient: the lowest mean metric among those that learned with every seed.
 
-    A seed whose training failed is lacking.
+    Returns loss → rows of the chosen coefficient. A seed whose training failed counts as missing.
 
-    >>> seen = (1, 0.03), (3, 0.02)
-    >>> rows = [{"loss": "focal", "coefficient": c, "val_ece": e, "val_accuracy": 0.9} for c, e in seen]
+    >>> errors = {1: 0.03, 3: 0.02}
+    >>> rows = [{"loss": "focal", "coefficient": c, "val_ece": e, "val_accuracy": 0.9} for c, e in errors.items()]
     >>> [row["coefficient"] for row in choose_coefficients(rows, "val_ece")["focal"]]
     [3]
     """
@@ -135,12 +137,12 @@ def choose_coefficients(
 
 
 def selectors(options: Options) -> tuple[str, str]:
-    """By what coefficients are chosen where no repair follows, and where one does."""
+    """Return the metrics that choose coefficients: without, and with, calibration afterwards."""
     return ("ece", "ece_temperature") if options.oracle else ("val_ece", "val_ece_temperature")
 
 
 def tables(rows: Rows, options: Options) -> dict[str, Table]:
-    """The paper's two tables, one with coefficients chosen for what a repair leaves, and the coefficients."""
+    """Build the paper's two tables, one with coefficients chosen for use after calibration, and the coefficients."""
     raw, repaired = selectors(options)
     before = columns("ece", "accuracy")
     after = columns("ece with TS", "temperature", "ece with HB", "ece with both")
@@ -150,8 +152,8 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
         repaired: f"with TS on {where} samples",
     }
     missing = [
-        f"{DATA_TITLES.get(plan.data, plan.data)}: not all coefficients of "
-        f"{', '.join(TITLES[loss] for loss in losses)} were run yet, so that others may be chosen in the end."
+        f"{plan.title}: not all coefficients of {', '.join(TITLES[loss] for loss in losses)} were run yet, so others "
+        "may be chosen in the end."
         for plan in plans(options)
         if (losses := unfinished_losses(rows, plan))
     ]
@@ -159,32 +161,27 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
     failures = _failures(rows, options)
     tables = {}
     for name, title, by, shown in (
-        ("table_1", "Table 1: before a repair", raw, before),
-        ("table_2", "Table 2: after a repair", raw, after),
-        ("table_3", "Table 2 with coefficients chosen for the repair", repaired, (*after, *before[1:])),
+        ("table_1", "Table 1: before calibration", raw, before),
+        ("table_2", "Table 2: after calibration", raw, after),
+        ("table_3", "Table 2 with coefficients chosen after calibration", repaired, (*after, *before[1:])),
     ):
         lines, picked = _lines(rows, options, by)
         # Cross-entropy, stopped or not, has no coefficient to name.
-        notes = [f"Coefficients of least ECE {words[by]}: {'; '.join(picked)}."] if picked else []
+        notes = [f"Coefficients with the lowest ECE {words[by]}: {'; '.join(picked)}."] if picked else []
         notes += [*missing, marks, *failures]
         tables[name] = tabulate(
             lines, by="loss", group="set", columns=shown, titles=TITLES, reference=REFERENCE, title=title, notes=notes
         )
-    picks = {
-        "val_ece": "validation",
-        "ece": "test",
-        "val_ece_temperature": "validation, TS",
-        "ece_temperature": "test, TS",
-    }
+    metrics = dict(zip(CHOICES, ("validation", "test", "validation, TS", "test, TS"), strict=True))
     merged: dict[tuple[str, str], dict[str, Any]] = {}
-    for by in picks:
+    for by in metrics:
         for row in _lines(rows, options, by)[0]:
             line = merged.setdefault((row["set"], row["loss"]), {"set": row["set"], "loss": row["loss"]})
             line[by] = row["coefficient"]
-    chosen = tuple(Column(by, f"least ECE, {on}", better="", digits=3) for by, on in picks.items())
+    chosen = tuple(Column(by, f"lowest ECE, {part}", better="", digits=3) for by, part in metrics.items())
     kept = [line for line in merged.values() if len(rethinking_presets.CANDIDATES[line["loss"]]) > 1]
     tables["coefficients"] = tabulate(
-        kept, by="loss", group="set", columns=chosen, titles=TITLES, title="Which coefficient each choice takes"
+        kept, by="loss", group="set", columns=chosen, titles=TITLES, title="Coefficient that each rule chooses"
     )
     if (refused := _negative_table(rows, options)) is not None:
         tables["negative"] = refused
@@ -192,7 +189,7 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
 
 
 def _failures(rows: Rows, options: Options) -> list[str]:
-    """Coefficients with which training failed, which are not chosen."""
+    """Note the coefficients with which training failed; they are not chosen."""
     notes = []
     for plan in plans(options):
         whole = [row for row in whole_rows(rows, plan) if row["coefficient"] >= 0]
@@ -200,19 +197,19 @@ def _failures(rows: Rows, options: Options) -> list[str]:
         failed = Counter((row["loss"], row["coefficient"]) for row in whole if has_failed(row))
         if failed:
             named = [f"{TITLES[loss]} {c:g} ({n} of {runs[loss, c]} runs)" for (loss, c), n in sorted(failed.items())]
-            notes.append(f"{DATA_TITLES.get(plan.data, plan.data)}: training failed with {', '.join(named)}.")
+            notes.append(f"{plan.title}: training failed with {', '.join(named)}.")
     return notes
 
 
 def _negative_table(rows: Rows, options: Options) -> Table | None:
-    """The accuracy that negative coefficients leave; where training failed, that of chance."""
+    """Build the table of accuracies with negative coefficients; failed trainings have that of random guessing."""
     lines = []
     for plan in plans(options):
         whole = [row for row in whole_rows(rows, plan) if row["coefficient"] < 0]
         plain = [row for row in whole_rows(rows, plan) if row["loss"] == REFERENCE] if whole else []
         for row in [*plain, *sorted(whole, key=lambda row: (row["loss"], -row["coefficient"]))]:
             coefficient = f" {row['coefficient']:g}" if row["coefficient"] else ""
-            named = {"set": DATA_TITLES.get(plan.data, plan.data), "loss": f"{TITLES[row['loss']]}{coefficient}"}
+            named = {"set": plan.title, "loss": f"{TITLES[row['loss']]}{coefficient}"}
             lines.append({**named, "accuracy": row["accuracy"], "failed": float(has_failed(row))})
     if not lines:
         return None
@@ -221,16 +218,15 @@ def _negative_table(rows: Rows, options: Options) -> Table | None:
 
 
 def _lines(rows: Rows, options: Options, by: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rows of the chosen coefficients, and which these are."""
+    """Return the rows of the chosen coefficients, and a note naming these."""
     lines, notes = [], []
     for plan in plans(options):
-        title = DATA_TITLES.get(plan.data, plan.data)
         chosen = choose_coefficients(main_rows(rows, plan), by, plan.candidates)
-        lines += [{**row, "set": title} for alike in chosen.values() for row in alike]
+        lines += [{**row, "set": plan.title} for alike in chosen.values() for row in alike]
         picked = {TITLES[loss]: alike[0]["coefficient"] for loss, alike in chosen.items()}
         named = [f"{loss} {coefficient:g}" for loss, coefficient in picked.items() if coefficient]
         if named:
-            notes.append(f"{title}: {', '.join(named)}")
+            notes.append(f"{plan.title}: {', '.join(named)}")
     return lines, notes
 
 
@@ -238,22 +234,8 @@ def _mean(rows: Rows, name: str) -> float:
     return float(np.mean([row[name] for row in rows]))
 
 
-def claims() -> Sequence[Claim]:
-    """What the paper says."""
-    from trueup_studies.papers.rethinking.rethinking_claims import CLAIMS
-
-    return CLAIMS
-
-
-def figures(rows: Rows, options: Options) -> dict[str, Any]:
-    """The paper's six figures of each data set."""
-    from trueup_studies.papers.rethinking import rethinking_figures
-
-    return rethinking_figures.figures(rows, options)
-
-
 def flops(cells: Sequence[Mapping[str, Any]]) -> tuple[float, list[str]]:
-    """The operations of training the networks of these cells."""
+    """Count the operations of training the networks of these cells."""
     total, unknown = 0.0, []
     for settings in cells:
         try:
@@ -273,14 +255,14 @@ STUDY = Study(
     grid=grid,
     work="trueup_studies.papers.rethinking.rethinking_runs:work",
     tables=tables,
-    figures=figures,
+    figures=lambda rows, options: import_module(f"{__package__}.rethinking_figures").figures(rows, options),
     local=local,
     presets=lambda: {name: [plan.data for plan in each] for name, each in rethinking_presets.PRESETS.items()},
-    claims=claims,
+    claims=lambda: import_module(f"{__package__}.rethinking_claims").CLAIMS,
     flops=flops,
     parts=(GROWTH,),
     takes=("network",),
     chooses=True,
-    title="Calibrated or calibratable: what losses leave for a repair",
+    title="Calibrated or calibratable: training losses before and after post-hoc calibration",
     paper="rethinking",
 )

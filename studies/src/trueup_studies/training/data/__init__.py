@@ -32,22 +32,23 @@ DATASETS: Registry[Callable[..., Any]] = Registry(
         },
     },
 )
-"""Data set → the function of (folder, seed) that reads it; each says in its docstring how it is split."""
+"""Data set → function of (folder, seed) that reads it; its docstring describes the split."""
 IMAGES = ("fashion_mnist", "cifar10", "cifar100", "svhn", "bloodmnist")
-"""Those whose files have an order."""
+"""Data sets of images whose files have a fixed order."""
 FEW_FILES = 100
-"""More than these are not read to tell them from others."""
+"""Largest number of files whose content is hashed."""
 
 
 def load_data(name: str = "digits", data_dir: str | os.PathLike[str] | None = None, *, seed: int | None = 0) -> Data:
-    """Read a data set in three parts, train, val and test, fetching its files if they are not there.
+    """Read a data set in three parts, train, val and test, downloading its files if they are missing.
 
-    Files are looked for in `data_dir` and its folders `images`, `text`, `tabular` and that of the data set's name, in
-    the formats of their own libraries and sites; by default in the folder that the variable TRUEUP_DATA names, else in
-    `~/.cache/trueup/data`. Where they cannot be fetched either, FileNotFoundError says which were wanted where.
-    The seed draws the validation part from the training part where the files do not name it; the test part does not
-    depend on it, save for the tables of UCI, which have none of their own: there the seed is the number of the split.
-    Of images in files `seed=None` takes the last ones of the training part, as some published weights were held out.
+    Files are searched for in `data_dir` and its folders `images`, `text`, `tabular` and the data set's name, in the
+    formats of their libraries and sites. The default folder is that of the variable TRUEUP_DATA, else
+    `~/.cache/trueup/data`. If they cannot be downloaded, FileNotFoundError names the files and folders.
+
+    The seed draws the validation part from the training part, unless the files contain one. The test part does not
+    depend on it, except for the UCI tables, where the seed is the number of the split. For images in files, `seed=None`
+    takes the final training images for validation, which some published weights held out.
 
     >>> data = load_data("digits")
     >>> len(data.train), len(data.val), len(data.test), data.kind, len(data.classes)
@@ -67,7 +68,7 @@ def load_data(name: str = "digits", data_dir: str | os.PathLike[str] | None = No
 
 
 def find_files(name: str, data_dir: str | os.PathLike[str] | None = None) -> tuple[str, Path | None]:
-    """Which files a data set wants, and the folder that has them, None if there is none; nothing is read or fetched.
+    """Return the files of a data set, and the folder that has them or None; nothing is read or downloaded.
 
     >>> find_files("tinyshakespeare", "/nowhere")
     ('tinyshakespeare.txt; or tinyshakespeare/input.txt', None)
@@ -75,19 +76,16 @@ def find_files(name: str, data_dir: str | os.PathLike[str] | None = None) -> tup
     ('', None)
     """
     search = _search(name, data_dir)
-    return ("", None) if search is None else (search.wanted, search.where)
+    return ("", None) if search is None else (search.files, search.where)
 
 
 def digest_files(name: str, data_dir: str | os.PathLike[str] | None = None) -> str | None:
-    """By what the files of a data set are told from others: a hash of their content, or of names and sizes if many.
-
-    None where there is none.
-    """
+    """Hash the content of a data set's files, or names and sizes if there are many; None without files."""
     search = _search(name, data_dir)
     if search is None or search.where is None:
         return None
     whole = hashlib.sha256()
-    files = sorted({file for pattern in search.told_by for file in search.where.glob(pattern) if file.is_file()})
+    files = sorted({file for pattern in search.identifying for file in search.where.glob(pattern) if file.is_file()})
     for file in files:
         whole.update(f"{file.relative_to(search.where)} {file.stat().st_size}\n".encode())
         if len(files) <= FEW_FILES:
@@ -97,7 +95,7 @@ def digest_files(name: str, data_dir: str | os.PathLike[str] | None = None) -> s
 
 
 def _search(name: str, data_dir: str | os.PathLike[str] | None) -> FileSearch | None:
-    """What a data set wants and has; None of one that comes with a library."""
+    """Search for the files of a data set; None if it comes with a library."""
     token = only_look.set(True)
     try:
         DATASETS[name](folder_of(data_dir), 0)

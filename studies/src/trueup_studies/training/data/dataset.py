@@ -1,4 +1,4 @@
-"""A data set for training: three parts, and what a network needs to know of them."""
+"""A data set for training: three parts, and what a network needs to know about them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Kind: TypeAlias = Literal["image", "text", "characters", "tabular"]
 
 @dataclass(frozen=True)
 class Data:
-    """A data set in three parts of pairs (inputs, labels), none of which shares a sample with another.
+    """A data set in three disjoint parts of pairs (inputs, labels).
 
-    Images are (C, H, W) with pixels in [0, 1], texts and characters whole numbers (length,), rows of a table float
-    vectors that are already centred and scaled by the training part, as are the targets of a regression.
+    Images are (C, H, W) with pixels in [0, 1]; texts and characters are integers (length,). Rows of a table are float
+    vectors. They and the targets of a regression are centred and scaled by the training part.
     """
 
     name: str
@@ -28,19 +28,19 @@ class Data:
     val: Dataset[Any]
     test: Dataset[Any]
     classes: tuple[str, ...] = ()
-    """The names of the classes, in the order of the labels; none for a regression."""
+    """Names of the classes, in the order of the labels; empty for a regression."""
     normalisation: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     """Mean and standard deviation of each channel of images, not applied: `Normalise(*data.normalisation)` does it."""
     vocabulary: tuple[str, ...] = ()
-    """The words or characters that the whole numbers stand for; of words, 0 is padding and 1 any other word."""
+    """Words or characters by number; for words, 0 is padding and 1 any other word."""
     target_mean: float = 0.0
-    """What was subtracted from the targets of a regression …"""
+    """Mean of a regression's targets, which was subtracted."""
     target_std: float = 1.0
-    """… and by what they were divided then: targets · target_std + target_mean are in their own units."""
+    """Standard deviation; targets · target_std + target_mean are in the original units."""
 
 
 def validate_parts(name: str, parts: Parts, classes: int) -> Parts:
-    """Return the parts, or raise if inputs and labels differ in number or labels are not classes."""
+    """Return the parts; raise if inputs and labels differ in number or labels are out of range."""
     _require_train_and_test(parts)
     for key, (inputs, labels) in parts.items():
         if len(inputs) != len(labels):
@@ -54,7 +54,7 @@ def validate_parts(name: str, parts: Parts, classes: int) -> Parts:
 
 
 def add_validation_part(parts: Parts, *, share: float, seed: int | None) -> Parts:
-    """Take a share of the training part for validation, the last of it without a seed, unless the files did."""
+    """Split a share off the training part for validation, unless there is one; without a seed the final samples."""
     _require_train_and_test(parts)
     if "val" in parts:
         return parts

@@ -1,4 +1,4 @@
-"""ImageNet, or any other folder of pictures with a folder for each class."""
+"""ImageNet, or another folder of pictures with a subfolder per class."""
 
 from __future__ import annotations
 
@@ -23,22 +23,19 @@ from trueup_studies.training.data.sources import Source, obtain
 
 
 class ListedLater(Dataset[tuple[Tensor, int]]):
-    """The pictures of a folder with a folder for each class, which are listed when they are first asked for.
-
-    There may be a million, and whoever wants a few others should not wait for them.
-    """
+    """The pictures of a folder with a subfolder per class, listed on first use, since there may be a million."""
 
     def __init__(self, folder: Path, classes: Sequence[str]) -> None:
         self.folder, self.classes = folder, tuple(classes)
 
     @cached_property
     def pictures(self) -> Pictures:
-        """All of them; none where there is no such folder."""
+        """The pictures; none without the folder."""
         return Pictures(*list_files(self.folder, self.classes))
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Their paths."""
+        """Paths of the pictures."""
         return self.pictures.files
 
     def __len__(self) -> int:
@@ -51,9 +48,9 @@ class ListedLater(Dataset[tuple[Tensor, int]]):
 
 
 class DecodedPictures(Dataset[tuple[Tensor, int]]):
-    """Pictures that were decoded once, into a file of bytes that is mapped to memory.
+    """Pictures decoded once into a memory-mapped file of bytes.
 
-    Cropped pixels are rounded to whole bytes, as the usual pipelines do before they scale them to [0, 1].
+    Cropped pixels are rounded to bytes, as in the usual pipelines.
     """
 
     def __init__(self, path: Path, labels: Sequence[int]) -> None:
@@ -74,13 +71,13 @@ class DecodedPictures(Dataset[tuple[Tensor, int]]):
 
 
 def decode_once(part: Pictures, folder: Path, *, workers: int = 0) -> DecodedPictures:
-    """Decode all pictures into a file of the folder, in so many processes, unless it is there from before."""
+    """Decode all pictures into a file of the folder with `workers` processes, unless it exists."""
     known = "\n".join(f"{path} {path.stat().st_size}" for path in part.files)
     known += "" if part.transform is center_crop else f"\n{part.transform.__name__}"
     path = folder / f"pictures-{hashlib.sha256(known.encode()).hexdigest()[:32]}.bin"
     folder.mkdir(parents=True, exist_ok=True)
-    with library("filelock", "filelock").FileLock(f"{path}.lock"):  # the system opens it if its owner is killed
-        for draft in folder.glob(f".{path.name}.*.tmp"):  # of a process that was killed: nobody else writes it now
+    with library("filelock", "filelock").FileLock(f"{path}.lock"):  # the system releases it if the owner is killed
+        for draft in folder.glob(f".{path.name}.*.tmp"):  # left by a killed process
             draft.unlink(missing_ok=True)
         if not path.exists():
             with atomic_write(path) as [draft], draft.open("wb") as out:
@@ -92,26 +89,26 @@ def decode_once(part: Pictures, folder: Path, *, workers: int = 0) -> DecodedPic
 def imagenet(folder: Path, seed: int) -> Data:
     """ILSVRC 2012 as torchvision's folders `train/<class>` and `val/<class>` (Russakovsky et al. 2015).
 
-    The images of `val` are halved, always in the same way: one half for validation, one for testing. Those of `train`
-    may be missing, as published networks need none; the classes are those of `val` then.
+    The images of `val` are split in two fixed halves, for validation and for testing. Those of `train` may be missing,
+    since published networks need none; the classes are then those of `val`.
     """
-    used = ("val/*/[!.]*",)  # those of train are for their classes alone
+    used = ("val/*/[!.]*",)  # only the class names of train are used
     files = [Source(("train/*/*", "val/*/*"), Path, used), Source(("val/*/*",), Path, used)]
-    place: Path = obtain("imagenet", folder, files)
-    classes = list_classes(place / "train") or list_classes(place / "val")
-    paths, labels = list_files(place / "val", classes)
+    root: Path = obtain("imagenet", folder, files)
+    classes = list_classes(root / "train") or list_classes(root / "val")
+    paths, labels = list_files(root / "val", classes)
     if not paths:
-        raise ValueError(f"{place / 'val'}: wanted pictures ({', '.join(ENDINGS)}) in a folder for each class")
+        raise ValueError(f"{root / 'val'}: wanted pictures ({', '.join(ENDINGS)}) in a folder for each class")
     val, test = (
         Pictures([paths[i] for i in half], [labels[i] for i in half])
         for half in split_indices(len(paths), share=0.5, seed=0)
     )
-    train = ListedLater(place / "train", classes)
+    train = ListedLater(root / "train", classes)
     return Data("imagenet", "image", train, val, test, classes=classes, normalisation=IMAGENET)
 
 
 def squash(picture: np.ndarray) -> Tensor:
-    """Scale both sides to 224 pixels, whatever they were, (3, 224, 224) in [0, 1].
+    """Scale both sides to 224 pixels: (3, 224, 224) in [0, 1].
 
     >>> squash(np.zeros((300, 400, 3), np.uint8)).shape
     torch.Size([3, 224, 224])

@@ -1,4 +1,4 @@
-"""Data sets of images, as torchvision, MedMNIST and the Hugging Face library keep them, or as plain arrays."""
+"""Data sets of images in the formats of torchvision, MedMNIST and Hugging Face, or as plain arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trueup._core.splits import split_indices
 from trueup.models.image_data import Part, Parts, library, npz, pixels, select
 from trueup_studies.training.data.class_names import CELLS, CLOTHES, HUNDRED, TEN, THINGS
 from trueup_studies.training.data.dataset import Data, add_validation_part, validate_parts
-from trueup_studies.training.data.readers import cifar_binary, cifar_pickle, concatenate, idx, mat, saved_dataset
+from trueup_studies.training.data.readers import cifar_binary, cifar_pickle, concatenate, idx, mat, saved_source
 from trueup_studies.training.data.sources import Download, Source, obtain
 
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
@@ -23,7 +23,7 @@ Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 DIGITS: Normalisation = ((0.3053,), (0.3760,))
 FASHION: Normalisation = ((0.2860,), (0.3530,))
 IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Also what the common CIFAR-10 weights expect."""
+"""Also the normalisation of the common CIFAR-10 weights."""
 CIFAR100: Normalisation = ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276))
 SVHN: Normalisation = ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))
 HALVES: Normalisation = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -54,7 +54,7 @@ def fashion_mnist(folder: Path, seed: int | None) -> Data:
         Source(("fashion_mnist.npz",), lambda where: npz(where / "fashion_mnist.npz")),
         Source(files, ubyte),
         Source(tuple(f"FashionMNIST/raw/{f}" for f in files), lambda where: ubyte(where / "FashionMNIST" / "raw")),
-        _load_saved("fashion_mnist", "image", "label", CLOTHES),
+        saved_source("fashion_mnist", "image", "label", CLOTHES),
     ]
     parts = obtain("fashion_mnist", folder, sources, _torchvision("FashionMNIST"))
     return _data("fashion_mnist", add_validation_part(parts, share=1 / 12, seed=seed), CLOTHES, FASHION)
@@ -68,7 +68,7 @@ def cifar10(folder: Path, seed: int | None) -> Data:
         Source(("cifar10_train*.npz", "cifar10_test.npz"), _read_numbered),
         _cifar("cifar-10-batches-bin", ".bin", batches, "test_batch", cifar_binary),
         _cifar("cifar-10-batches-py", "", batches, "test_batch", cifar_pickle),
-        _load_saved("cifar10", "img", "label", THINGS),
+        saved_source("cifar10", "img", "label", THINGS),
     ]
     parts = obtain("cifar10", folder, sources, _torchvision("CIFAR10"))
     return _data("cifar10", add_validation_part(parts, share=0.1, seed=seed), THINGS, IMAGENET)
@@ -80,7 +80,7 @@ def cifar100(folder: Path, seed: int | None) -> Data:
         Source(("cifar100.npz",), lambda where: npz(where / "cifar100.npz")),
         _cifar("cifar-100-binary", ".bin", ["train"], "test", partial(cifar_binary, labels=2)),
         _cifar("cifar-100-python", "", ["train"], "test", partial(cifar_pickle, label="fine_labels")),
-        _load_saved("cifar100", "img", "fine_label", HUNDRED),
+        saved_source("cifar100", "img", "fine_label", HUNDRED),
     ]
     parts = obtain("cifar100", folder, sources, _torchvision("CIFAR100"))
     return _data("cifar100", add_validation_part(parts, share=0.1, seed=seed), HUNDRED, CIFAR100)
@@ -92,7 +92,7 @@ def svhn(folder: Path, seed: int | None) -> Data:
     sources = [
         Source(("svhn.npz",), lambda where: npz(where / "svhn.npz")),
         Source(tuple(files.values()), lambda where: {key: mat(where / file) for key, file in files.items()}),
-        _load_saved("svhn", "image", "label", TEN),
+        saved_source("svhn", "image", "label", TEN),
     ]
     parts = dict(obtain("svhn", folder, sources, _torchvision("SVHN")))
     if "val" not in parts and "train" in parts:
@@ -116,7 +116,7 @@ def bloodmnist(folder: Path, seed: int | None) -> Data:
 
 
 def _cifar(folder: str, ending: str, train: Sequence[str], test: str, read: Callable[[Path], Part]) -> Source:
-    """A folder of batches."""
+    """Describe a folder of CIFAR batches."""
 
     def parts(where: Path) -> Parts:
         train_parts = [read(where / folder / f"{name}{ending}") for name in train]
@@ -126,22 +126,13 @@ def _cifar(folder: str, ending: str, train: Sequence[str], test: str, read: Call
 
 
 def _read_numbered(where: Path) -> Parts:
-    """Training images in as many files as there are, and all test images."""
+    """Read training images from several files, and the test images."""
     train = concatenate([npz(path)["train"] for path in sorted(where.glob("cifar10_train*.npz"))])
     return {"train": train, "test": npz(where / "cifar10_test.npz")["train"]}
 
 
-def _load_saved(name: str, inputs: str, labels: str, classes: tuple[str, ...]) -> Source:
-    """What `save_to_disk` wrote to a folder of the data set's name."""
-    return Source(
-        (f"{name}/dataset_dict.json",),
-        lambda where: saved_dataset(where / name, inputs=inputs, labels=labels, classes=classes),
-        told_by=(f"{name}/*/*.arrow",),
-    )
-
-
 def _torchvision(name: str) -> Download:
-    """By torchvision, which checks the sums of what it fetches, and leaves it in folders that the sources know."""
+    """Download with torchvision, which verifies checksums and uses folders that the sources know."""
 
     def fetch(target: Path) -> None:
         maker = getattr(import_module("torchvision.datasets"), name)

@@ -1,4 +1,4 @@
-"""The formats in which data sets are distributed, none of which may run code of its own."""
+"""Readers of the formats of data sets; none of them runs code from a file."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from trueup.io.atomic import errors_name_file, require_file
 from trueup.models.image_data import Part, Parts, label_vector, library
+from trueup_studies.training.data.sources import Source
 
 SIDE = 32
 """CIFAR images are SIDE × SIDE × 3."""
@@ -25,13 +26,13 @@ OPCODES = {
     *("APPENDS", "EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "GLOBAL"),
     *("STACK_GLOBAL", "REDUCE", "BUILD", "BINPUT", "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET"),
 }
-"""Of the pickles of CIFAR, and of any plain mapping of lists and arrays."""
+"""Allowed pickle opcodes: those of CIFAR's files and of plain mappings of lists and arrays."""
 PIECE = 1 << 20
-"""Bytes that are asked for at a time where a file promises how many there are."""
+"""Bytes read at a time where the file announces a number of bytes."""
 
 
 def idx(path: Path) -> np.ndarray:
-    """Read bytes in the IDX format of MNIST, also compressed: 0 0 8 d, d sizes as big-endian int32, the bytes."""
+    """Read bytes in MNIST's IDX format, possibly compressed: 0 0 8 d, d sizes as big-endian int32, the bytes."""
     with errors_name_file(require_file(path)):
         opened: Callable[..., Any] = gzip.open if path.suffix == ".gz" else open
         with opened(path, "rb") as file:
@@ -41,16 +42,16 @@ def idx(path: Path) -> np.ndarray:
             shape = tuple(int(size) for size in np.frombuffer(file.read(4 * head[3]), ">i4"))
             if len(shape) != head[3] or min(shape, default=0) < 0:
                 raise ValueError(f"{head[3]} sizes must follow, got {shape}")
-            wanted = math.prod(shape)
-            content = _read_at_most(file, wanted + 1)
-        if len(content) != wanted:
-            got = len(content) if len(content) < wanted else "more"
-            raise ValueError(f"the sizes {shape} need {wanted} bytes, got {got}")
+            size = math.prod(shape)
+            content = _read_at_most(file, size + 1)
+        if len(content) != size:
+            got = len(content) if len(content) < size else "more"
+            raise ValueError(f"the sizes {shape} need {size} bytes, got {got}")
         return np.frombuffer(content, np.uint8).reshape(shape)
 
 
 def _read_at_most(file: IO[bytes], most: int) -> bytes:
-    """At most so many bytes, read in pieces: a damaged file may promise, or unpack to, any number of them."""
+    """Read at most `most` bytes in pieces, since a damaged file may announce or unpack to any number."""
     pieces, left = [], most
     while left and (piece := file.read(min(PIECE, left))):
         pieces.append(piece)
@@ -59,7 +60,7 @@ def _read_at_most(file: IO[bytes], most: int) -> bytes:
 
 
 def cifar_binary(path: Path, *, labels: int = 1) -> Part:
-    """Read a binary batch of CIFAR: for each image its label bytes, the last of which counts, then its three planes."""
+    """Read a binary batch of CIFAR: per image its label bytes, of which the final one counts, and three planes."""
     with errors_name_file(require_file(path)):
         content = np.fromfile(path, np.uint8)
         row = labels + 3 * SIDE * SIDE
@@ -70,7 +71,7 @@ def cifar_binary(path: Path, *, labels: int = 1) -> Part:
 
 
 def cifar_pickle(path: Path, *, label: str = "labels") -> Part:
-    """Read a batch of the Python version of CIFAR, which torchvision keeps; nothing that the pickle names is run."""
+    """Read a batch of the Python version of CIFAR, torchvision's format; no code of the pickle is run."""
     with errors_name_file(require_file(path)):
         batch = _CifarUnpickler(_check_opcodes(path.read_bytes()), encoding="latin1").load()
         if not isinstance(batch, dict) or type(batch.get("data")) is not np.ndarray or label not in batch:
@@ -86,7 +87,7 @@ def cifar_pickle(path: Path, *, label: str = "labels") -> Part:
 
 
 def _check_opcodes(content: bytes) -> io.BytesIO:
-    """Refuse opcodes that plain arrays, lists and mappings do not need: others can ask for any memory and time."""
+    """Reject opcodes that plain arrays, lists and mappings do not need; others can use any memory and time."""
     for opcode, argument, _ in pickletools.genops(content):
         if opcode.name not in OPCODES or (isinstance(argument, int) and argument > 2 * len(content) + 2**16):
             raise ValueError(f"a batch must hold plain arrays, got the pickle opcode {opcode.name} {argument or ''}")
@@ -94,11 +95,11 @@ def _check_opcodes(content: bytes) -> io.BytesIO:
 
 
 class _CifarUnpickler(pickle.Unpickler):
-    """Reads plain data and arrays of bytes; whatever else a pickle names is refused."""
+    """Unpickles plain data and arrays of bytes; rejects everything else."""
 
     def find_class(self, module: str, name: str) -> Any:
         if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-            return np.empty(0).__reduce__()[0]  # where it lives depends on the version of NumPy
+            return np.empty(0).__reduce__()[0]  # its module depends on the version of NumPy
         allowed = {("numpy", "ndarray"): np.ndarray, ("numpy", "dtype"): _byte_dtype, ("_codecs", "encode"): encode}
         if (module, name) not in allowed:
             raise ValueError(f"a batch must hold plain arrays, got a call of {module}.{name}")
@@ -106,14 +107,14 @@ class _CifarUnpickler(pickle.Unpickler):
 
 
 def _byte_dtype(name: str, *_: Any) -> np.dtype[Any]:
-    """A copy, since the pickle sets its state; a dtype of objects would take the file's bytes for pointers."""
+    """Return a copy of the byte dtype, since the pickle sets its state; a dtype of objects would be unsafe."""
     if name not in ("u1", "uint8"):
         raise ValueError(f"arrays must be of bytes, got type {name}")
     return np.dtype("u1", copy=True)
 
 
 def mat(path: Path) -> Part:
-    """Read a MATLAB file of SVHN: X (32, 32, 3, n), and y (n, 1), where 10 stands for the digit 0."""
+    """Read a MATLAB file of SVHN: X (32, 32, 3, n), and y (n, 1), where 10 means the digit 0."""
     from scipy.io import loadmat
 
     with errors_name_file(require_file(path)):
@@ -131,9 +132,9 @@ def mat(path: Path) -> Part:
 
 
 def saved_dataset(folder: Path, *, inputs: str, labels: str, classes: tuple[str, ...]) -> Parts:
-    """Read what `save_to_disk` of the Hugging Face library left: the parts train, validation (or val) and test.
+    """Read a folder of Hugging Face's `save_to_disk`: the parts train, validation (or val) and test.
 
-    Where the classes have our names in another order, the labels are put in ours.
+    If the class names are ours in another order, the labels are reordered.
     """
     whole = library("datasets", "datasets").load_from_disk(str(folder))
     parts = {}
@@ -155,11 +156,20 @@ def saved_dataset(folder: Path, *, inputs: str, labels: str, classes: tuple[str,
     return parts
 
 
+def saved_source(name: str, inputs: str, labels: str, classes: tuple[str, ...]) -> Source:
+    """Describe a folder of Hugging Face's `save_to_disk` with the data set's name."""
+    return Source(
+        (f"{name}/dataset_dict.json",),
+        lambda where: saved_dataset(where / name, inputs=inputs, labels=labels, classes=classes),
+        identifying=(f"{name}/*/*.arrow",),
+    )
+
+
 def concatenate(parts: list[Part]) -> Part:
-    """Batches, one after the other."""
+    """Concatenate batches."""
     return Part(np.concatenate([p.inputs for p in parts]), np.concatenate([p.labels for p in parts]))
 
 
 def _channels_last(planes: np.ndarray) -> np.ndarray:
-    """Rows of three planes to images (n, H, W, 3), as every other file has them."""
+    """Reshape rows of three planes to images (n, H, W, 3)."""
     return planes.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)

@@ -1,4 +1,4 @@
-"""Where the files of a data set may be, and what to say when they are not there."""
+"""Find the files of a data set, download them, or say what is missing."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from urllib.request import urlopen
 from trueup.io.atomic import atomic_write
 from trueup.models.image_data import Parts
 
-PLACES = (".", "{name}", "images", "text", "tabular")
-"""Where files are looked for inside the folder of data, `{name}` being the data set's."""
+FOLDERS = (".", "{name}", "images", "text", "tabular")
+"""Subfolders of the folder of data that are searched; `{name}` is the data set's name."""
 PATIENCE = 30.0
 """Seconds to wait for a server."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Files in one format, all of which must be there (as patterns, inside one folder), and how they are read."""
+    """Files in one format, as patterns that must all match in one folder, and the function that reads them."""
 
     files: tuple[str, ...]
     read: Callable[[Path], Any]
-    told_by: tuple[str, ...] = ()
-    """Which tell one content from another, if not the same."""
+    identifying: tuple[str, ...] = ()
+    """Files whose content identifies the data; `files` if empty."""
 
 
 @dataclass(frozen=True)
 class Download:
-    """A way to fetch the files into a folder; it raises ImportError without its library, OSError without a network."""
+    """A way to download the files; it raises ImportError without its library, and OSError without a network."""
 
     by: str
     fetch: Callable[[Path], Parts | None]
-    """Fetches files that one of the sources reads, and returns None; or returns the parts themselves."""
+    """Function of a folder that downloads files for one of the sources, or returns the parts themselves."""
 
 
 def folder_of(data_dir: str | os.PathLike[str] | None) -> Path:
-    """The folder of data: the one named, else that of the variable TRUEUP_DATA, else one in the user's cache."""
+    """Return the folder of data: the named one, else that of the variable TRUEUP_DATA, else one in the user's cache."""
     named = data_dir if data_dir is not None else os.environ.get("TRUEUP_DATA")
     folder = Path(named) if named else Path.home() / ".cache" / "trueup" / "data"
     if folder.exists() and not folder.is_dir():
@@ -51,51 +51,51 @@ def folder_of(data_dir: str | os.PathLike[str] | None) -> Path:
 
 
 class FileSearch(Exception):
-    """What a data set wants, and where it is: raised in the place of reading while `only_look` is set."""
+    """The files of a data set and their folder: raised, while `only_look` is set, instead of reading them."""
 
-    def __init__(self, wanted: str, found: tuple[Source, Path] | None) -> None:
-        super().__init__(wanted)
-        self.wanted, self.where = wanted, None if found is None else found[1]
-        self.told_by = () if found is None else found[0].told_by or found[0].files
+    def __init__(self, files: str, match: tuple[Source, Path] | None) -> None:
+        super().__init__(files)
+        self.files, self.where = files, None if match is None else match[1]
+        self.identifying = () if match is None else match[0].identifying or match[0].files
 
 
 only_look: ContextVar[bool] = ContextVar("only_look", default=False)
 
 
 def obtain(name: str, folder: Path, sources: Sequence[Source], download: Download | None = None) -> Any:
-    """Read the first source whose files are there, after fetching them if none is; else say what was wanted where."""
+    """Read the first source whose files exist, downloading them if necessary; else name the missing files."""
     match = _find_source(name, folder, sources)
-    wanted = "; or ".join(" + ".join(source.files) for source in sources)
+    files = "; or ".join(" + ".join(source.files) for source in sources)
     if only_look.get():
-        raise FileSearch(wanted, match)
-    why = "and there is no library to fetch them with"
+        raise FileSearch(files, match)
+    reason = "and there is no library to download them"
     if match is None and download is not None:
         target = folder / name
         new = not target.exists()
         parts = None
-        why = f"and {download.by} fetched others"
+        reason = f"and {download.by} downloaded others"
         try:
             parts = download.fetch(target)
         except ImportError as error:
-            why = f"and {download.by}, which would fetch them, cannot be imported: {error}"
-        except (OSError, HTTPException, RuntimeError) as error:  # the last is torchvision's, where a file does not come
-            reason = " ".join(str(error).split()) or type(error).__name__
-            why = f"and fetching them by {download.by} failed: {reason}"
+            reason = f"and {download.by}, which would download them, cannot be imported: {error}"
+        except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: torchvision
+            message = " ".join(str(error).split()) or type(error).__name__
+            reason = f"and downloading them by {download.by} failed: {message}"
             if new:
                 with suppress(OSError):
-                    target.rmdir()  # only if nothing came
+                    target.rmdir()  # only if it is empty
         if parts is not None:
             return parts
         match = _find_source(name, folder, sources)
     if match is not None:
         source, where = match
         return source.read(where)
-    places = ", ".join(dict.fromkeys(str(folder / p.format(name=name)) for p in PLACES))
-    raise FileNotFoundError(f"{name}: wanted {wanted}; in one of {places}; none is there, {why}")
+    folders = ", ".join(dict.fromkeys(str(folder / p.format(name=name)) for p in FOLDERS))
+    raise FileNotFoundError(f"{name}: wanted {files}; in one of {folders}; none is there, {reason}")
 
 
 def files_by_url(urls: Mapping[str, str]) -> Download:
-    """Fetch plain files, each whole or not at all, from where they are published."""
+    """Download plain files atomically from their publishers."""
 
     def fetch(folder: Path) -> None:
         for file, url in urls.items():
@@ -111,7 +111,7 @@ def files_by_url(urls: Mapping[str, str]) -> Download:
 
 def _find_source(name: str, folder: Path, sources: Sequence[Source]) -> tuple[Source, Path] | None:
     for source in sources:
-        for pattern in PLACES:
+        for pattern in FOLDERS:
             path = folder / pattern.format(name=name)
             if path.is_dir() and all(any(path.glob(file)) for file in source.files):
                 return source, path

@@ -20,32 +20,32 @@ INDEXED = ("data.txt", "index_features.txt", "index_target.txt")
 
 
 def uci_boston(folder: Path, seed: int) -> Data:
-    """506 quarters of Boston, 13 columns: the price of a house (Harrison and Rubinfeld 1978)."""
+    """Read 506 quarters of Boston, 13 columns: house prices (Harrison and Rubinfeld 1978)."""
     return _regression("uci_boston", "bostonHousing", folder, seed, ("housing.data", None))
 
 
 def uci_concrete(folder: Path, seed: int) -> Data:
-    """1,030 mixtures of concrete, 8 columns: the strength it reaches (Yeh 1998)."""
+    """Read 1,030 mixtures of concrete, 8 columns: its strength (Yeh 1998)."""
     return _regression("uci_concrete", "concrete", folder, seed)
 
 
 def uci_energy(folder: Path, seed: int) -> Data:
-    """768 shapes of buildings, 8 columns: the load of heating them (Tsanas and Xifara 2012)."""
+    """Read 768 shapes of buildings, 8 columns: the heating load (Tsanas and Xifara 2012)."""
     return _regression("uci_energy", "energy", folder, seed)
 
 
 def uci_wine(folder: Path, seed: int) -> Data:
-    """1,599 red wines, 11 columns: the mark that tasters gave (Cortez et al. 2009)."""
+    """Read 1,599 red wines, 11 columns: the tasters' score (Cortez et al. 2009)."""
     return _regression("uci_wine", "wine-quality-red", folder, seed, ("winequality-red.csv", ";"))
 
 
 def uci_yacht(folder: Path, seed: int) -> Data:
-    """308 shapes and speeds of yachts, 6 columns: the resistance of the water (Gerritsma et al. 1981)."""
+    """Read 308 shapes and speeds of yachts, 6 columns: the resistance of the water (Gerritsma et al. 1981)."""
     return _regression("uci_yacht", "yacht", folder, seed, ("yacht_hydrodynamics.data", None))
 
 
 def _regression(name: str, stored: str, folder: Path, seed: int, site: tuple[str, str | None] | None = None) -> Data:
-    """A tenth for testing, a fifth of the rest for validation; here the seed decides both, being the split's number."""
+    """Split off a tenth for testing and a fifth of the others for validation; the seed is the number of the split."""
     nested = [f"{stored}/data", f"UCI_Datasets/{stored}/data"]
     sources = [
         Source((f"uci_{stored}.npz",), lambda where: _arrays(where / f"uci_{stored}.npz")),
@@ -64,9 +64,9 @@ def _regression(name: str, stored: str, folder: Path, seed: int, site: tuple[str
 
 
 def split_table(name: str, x: np.ndarray, y: np.ndarray, *, test: float, val: float, seed: int) -> Data:
-    """A table in three parts, columns and targets centred and scaled by the training part.
+    """Split a table in three parts, with columns and targets centred and scaled by the training part.
 
-    `test` is the share of all rows that are for testing, `val` the share of the others that are for validation.
+    `test` is the share of test rows among all rows, `val` the share of validation rows among the others.
 
     >>> parts = split_table("steps", np.arange(20.0)[:, None], np.arange(20.0), test=0.1, val=0.5, seed=0)
     >>> len(parts.train), len(parts.val), len(parts.test)
@@ -75,7 +75,7 @@ def split_table(name: str, x: np.ndarray, y: np.ndarray, *, test: float, val: fl
     rest, test_rows = split_indices(len(y), share=test, seed=seed)
     train_rows, val_rows = (rest[part] for part in split_indices(len(rest), share=val, seed=seed))
     centre, scale = x[train_rows].mean(axis=0), x[train_rows].std(axis=0)
-    scale = np.where(scale > 0, scale, 1.0)  # a column that never changes
+    scale = np.where(scale > 0, scale, 1.0)  # constant columns
     mean, std = float(y[train_rows].mean()), float(y[train_rows].std()) or 1.0
 
     def part(index: np.ndarray) -> TensorDataset:
@@ -94,7 +94,7 @@ def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read_indexed(inner: str, where: Path) -> tuple[np.ndarray, np.ndarray]:
-    """A table beside the numbers of its columns, as in the collection of Hernández-Lobato and Adams (2015)."""
+    """Read a table and the indices of its columns, the format of Hernández-Lobato and Adams (2015)."""
     folder, read = where / inner, []
     for file in INDEXED:
         with errors_name_file(require_file(folder / file)):
@@ -105,7 +105,7 @@ def _read_indexed(inner: str, where: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _plain(path: Path, delimiter: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """A table as the repository itself has it, the target last; a first line of names is passed over."""
+    """Read a table of the repository itself, with the target in the final column; a header is skipped."""
     with errors_name_file(require_file(path)):
         with path.open(encoding="utf-8") as file:
             named = any(c.isalpha() for c in file.readline().replace("e", ""))

