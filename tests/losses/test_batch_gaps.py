@@ -44,16 +44,16 @@ def test_avuc_threshold_beyond_every_entropy_sees_accuracy_alone():
 def test_entropy_threshold_is_halfway():
     entropy = -(torch.softmax(Z, 1) * torch.log_softmax(Z, 1)).sum(1)
     right = Z.argmax(1) == Y
-    wanted = (float(entropy[right].mean()) + float(entropy[~right].mean())) / 2
-    assert entropy_threshold(Z, Y) == pytest.approx(wanted)
-    assert entropy_threshold(Z.numpy(), Y.numpy()) == pytest.approx(wanted)
+    expected = (float(entropy[right].mean()) + float(entropy[~right].mean())) / 2
+    assert entropy_threshold(Z, Y) == pytest.approx(expected)
+    assert entropy_threshold(Z.numpy(), Y.numpy()) == pytest.approx(expected)
     assert math.isnan(entropy_threshold(Z, Z.argmax(dim=1)))
 
 
 def test_dca_is_the_gap_of_averages():
     confidence = torch.softmax(Z, dim=1).amax(dim=1)
-    wanted = abs(metrics.accuracy(Z, Y) - float(confidence.mean()))
-    assert penalty(dca, Z, Y) == pytest.approx(wanted)
+    expected = abs(metrics.accuracy(Z, Y) - float(confidence.mean()))
+    assert penalty(dca, Z, Y) == pytest.approx(expected)
     assert penalty(dca, Z, Y) == pytest.approx(metrics.ece(Z, Y, bins=1))
 
 
@@ -83,8 +83,8 @@ def test_soft_error_by_hand():
     """Rows of confidence ¼ and ¾, in bins around ¼ and ¾, share e⁰ : e^(−¼/τ) = 2 : 1 at τ = ¼/ln 2."""
     confidence, correct = torch.tensor([0.25, 0.75], dtype=torch.float64), torch.tensor([True, False])
     # Each bin counts 1; the first has accuracy ⅔ and confidence 5/12, the second ⅓ and 7/12: gaps of ¼.
-    found = soft_binned_error(confidence, correct, 2, 0.25 / math.log(2), 1.0)
-    assert float(found) == pytest.approx(0.25)
+    result = soft_binned_error(confidence, correct, 2, 0.25 / math.log(2), 1.0)
+    assert float(result) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -81,7 +81,7 @@ def test_dual_focal_by_hand():
 
 def test_dual_focal_with_ties_takes_strictly_less():
     z = torch.tensor([[0.4, 0.4, 0.2], [0.25, 0.25, 0.5]], dtype=torch.float64).log()
-    found = dual_focal(z, torch.tensor([1, 0]), gamma=1.0)
+    result = dual_focal(z, torch.tensor([1, 0]), gamma=1.0)
     p = torch.tensor([0.4, 0.25], dtype=torch.float64)
-    torch.testing.assert_close(found, -torch.tensor([0.8, 0.75], dtype=torch.float64) * p.log())
+    torch.testing.assert_close(result, -torch.tensor([0.8, 0.75], dtype=torch.float64) * p.log())
     assert slope(DualFocal(), z, torch.tensor([1, 0])).isfinite().all()

@@ -26,9 +26,9 @@ def test_detached_gradient_is_cross_entropys_times_the_weight():
 
 
 def test_the_bound_is_where_the_loss_stops_falling():
-    found = minimize_scalar(lambda p: -(1 + p) / (p * torch.tensor(p).log().item()), bounds=(0.01, 0.9))
-    assert found.x == pytest.approx(0.278, abs=1e-3)
-    assert pytest.approx(found.fun, abs=5e-5) == MAX_MONOTONE_GAMMA
+    result = minimize_scalar(lambda p: -(1 + p) / (p * torch.tensor(p).log().item()), bounds=(0.01, 0.9))
+    assert result.x == pytest.approx(0.278, abs=1e-3)
+    assert pytest.approx(result.fun, abs=5e-5) == MAX_MONOTONE_GAMMA
     p = torch.linspace(0.01, 0.99, 2000, dtype=torch.float64)
     z, y = torch.stack([p, 1 - p], dim=1).log(), torch.zeros(2000, dtype=torch.int64)
     assert (inverse_focal(z, y, gamma=3.59).diff() < 0).all()

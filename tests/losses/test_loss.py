@@ -50,7 +50,7 @@ def test_bad_common_options_are_named():
     for weight in ([[1.0]], [-1.0, 1.0], [float("nan"), 1.0]):
         with pytest.raises(ValueError, match="weight must be a vector of finite numbers"):
             Focal(weight=weight)
-    with pytest.raises(ValueError, match="weight must have 3 entries, one a class, got 2"):
+    with pytest.raises(ValueError, match="weight must have 3 entries, one per class, got 2"):
         Focal(weight=[1.0, 2.0])(Z, Y)
 
 
@@ -107,8 +107,8 @@ def test_a_new_loss_is_a_function_and_a_line():
 
 def test_a_class_may_be_the_ignored_one():
     z = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 3.0]])
-    found = Focal(ignore_index=0)(z, torch.tensor([0, 2, 1]))
-    assert found.item() == pytest.approx(Focal()(z[1:], torch.tensor([2, 1])).item())
+    result = Focal(ignore_index=0)(z, torch.tensor([0, 2, 1]))
+    assert result.item() == pytest.approx(Focal()(z[1:], torch.tensor([2, 1])).item())
     with pytest.raises(ValueError, match=r"0..2 or be ignore_index -100, got -200..1"):
         Focal()(z, torch.tensor([-100, -200, 1]))
     with pytest.raises(ValueError, match=r"0..2 or be ignore_index -100, got -200..1"):
@@ -131,5 +131,5 @@ def test_options_that_are_no_numbers_are_named():
 
 
 def test_logits_with_the_classes_last_get_a_hint():
-    with pytest.raises(ValueError, match=r"got \(2, 7\); where the classes are last, logits.movedim\(-1, 1\)"):
+    with pytest.raises(ValueError, match=r"got \(2, 7\); if the classes are last, logits.movedim\(-1, 1\)"):
         Focal()(torch.zeros(2, 7, 5), torch.zeros(2, 7, dtype=torch.int64))

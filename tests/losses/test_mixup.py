@@ -28,15 +28,15 @@ def test_loss_is_the_cross_entropy_to_the_mixed_label(reduction):
     mixed = mixup(X, Y, alpha=1.0, seed=3)
     one_hot = nn.functional.one_hot
     soft = mixed.share * one_hot(Y, 3) + (1 - mixed.share) * one_hot(mixed.partners, 3)
-    wanted = nn.CrossEntropyLoss(reduction=reduction)(LOGITS, soft.double())
-    torch.testing.assert_close(mixed.loss(nn.CrossEntropyLoss(reduction=reduction), LOGITS), wanted)
+    expected = nn.CrossEntropyLoss(reduction=reduction)(LOGITS, soft.double())
+    torch.testing.assert_close(mixed.loss(nn.CrossEntropyLoss(reduction=reduction), LOGITS), expected)
 
 
 @pytest.mark.parametrize("loss", [Focal(), MMCE()])
 def test_loss_takes_any_loss(loss):
     mixed = mixup(X, Y, alpha=1.0, seed=3)
-    wanted = mixed.share * loss(LOGITS, Y) + (1 - mixed.share) * loss(LOGITS, mixed.partners)
-    torch.testing.assert_close(mixed.loss(loss, LOGITS), wanted)
+    expected = mixed.share * loss(LOGITS, Y) + (1 - mixed.share) * loss(LOGITS, mixed.partners)
+    torch.testing.assert_close(mixed.loss(loss, LOGITS), expected)
 
 
 def test_zero_is_off():

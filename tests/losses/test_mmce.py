@@ -77,8 +77,8 @@ def test_tied_and_perfect_batches_are_finite(kind, dtype):
 def test_the_running_sum_serves_all_pairs(points, bandwidth):
     points = sorted(points)
     x, v = (torch.tensor(side, dtype=torch.float64) for side in zip(*points, strict=True))
-    wanted = sum(a * b * math.exp(-abs(p - q) / bandwidth) for p, a in points for q, b in points)
-    assert float(laplacian_form(x, v, bandwidth)) == pytest.approx(wanted, rel=1e-9, abs=1e-9)
+    expected = sum(a * b * math.exp(-abs(p - q) / bandwidth) for p, a in points for q, b in points)
+    assert float(laplacian_form(x, v, bandwidth)) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
 def test_single_precision_keeps_up_with_double():

@@ -89,9 +89,9 @@ def test_the_batch_of_the_loader_is_not_changed():
     ids=["list", "tuple", "numpy", "int32", "uint8"],
 )
 def test_labels_become_int64(labels):
-    found = one((X, labels)).labels
-    assert found.dtype == torch.int64
-    assert found.tolist() == [1, 0, 2]
+    result = one((X, labels)).labels
+    assert result.dtype == torch.int64
+    assert result.tolist() == [1, 0, 2]
 
 
 def test_numpy_inputs_become_tensors_and_other_things_stay():
@@ -282,7 +282,7 @@ def test_one_tensor_is_changed_and_the_rest_is_shared():
     inputs = ((X, [X, {"a": X}]), {"b": Named(X, Y)})
     for keys, tensor in tensors_in(inputs):
         changed = replace_at(inputs, keys, lambda x: x + 10)
-        for place, found in tensors_in(changed):
-            assert torch.equal(found, tensor + 10) if place == keys else any(found is t for t in (X, Y))
+        for place, result in tensors_in(changed):
+            assert torch.equal(result, tensor + 10) if place == keys else any(result is t for t in (X, Y))
     assert torch.equal(X, torch.arange(6.0).reshape(3, 2))
     assert isinstance(replace_at(inputs, (1, "b", 0), lambda x: x + 1)[1]["b"], Named)

@@ -176,7 +176,7 @@ def test_several_arguments_and_arguments_that_are_dicts():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "wanted"),
+    ("dtype", "expected"),
     [
         (torch.float16, torch.float32),
         (torch.bfloat16, torch.float32),
@@ -184,11 +184,11 @@ def test_several_arguments_and_arguments_that_are_dicts():
         (torch.float64, torch.float64),
     ],
 )
-def test_half_precision_comes_out_in_single(dtype, wanted):
+def test_half_precision_comes_out_in_single(dtype, expected):
     model = Scaled().to(dtype)
     logits, _ = collect(model, [(X.to(dtype), Y)])
-    assert logits.dtype == wanted
-    assert torch.equal(logits, expected(model, X.to(dtype)).to(wanted))
+    assert logits.dtype == expected
+    assert torch.equal(logits, expected(model, X.to(dtype)).to(expected))
     assert next(model.parameters()).dtype == dtype
 
 
@@ -353,10 +353,10 @@ def test_it_shares_the_model_and_forces_no_mode():
 )
 def test_only_the_logits_are_replaced(say):
     model = Speaks(say).eval()
-    found, raw = Calibrated(model, after=Temperature(2.0))(X), model(X)
-    assert type(found) is type(raw)
-    assert torch.equal(logits_of(found), logits_of(raw) / 2)
-    assert repr(found) == repr(with_logits(raw, logits_of(raw) / 2))
+    result, raw = Calibrated(model, after=Temperature(2.0))(X), model(X)
+    assert type(result) is type(raw)
+    assert torch.equal(logits_of(result), logits_of(raw) / 2)
+    assert repr(result) == repr(with_logits(raw, logits_of(raw) / 2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -420,12 +420,12 @@ def test_inputs_without_numbers():
 def test_tokens_are_shifted_at_their_embedding(mask):
     model, delta = Tokens().eval(), torch.linspace(-1, 1, 8)
     calibrated = Calibrated(model, Plus(delta), Temperature(2.0))
-    wanted = model.head((model.words(IDS) + delta).mean(dim=1)) / 2
-    for found in (calibrated(IDS, mask), calibrated(input_ids=IDS, attention_mask=mask)):
-        torch.testing.assert_close(found["logits"], wanted)
-        torch.testing.assert_close(found["hidden"], model.words(IDS) + delta)
+    expected = model.head((model.words(IDS) + delta).mean(dim=1)) / 2
+    for result in (calibrated(IDS, mask), calibrated(input_ids=IDS, attention_mask=mask)):
+        torch.testing.assert_close(result["logits"], expected)
+        torch.testing.assert_close(result["hidden"], model.words(IDS) + delta)
     assert not model.words._forward_hooks
-    assert not torch.equal(model(IDS)["logits"], wanted)
+    assert not torch.equal(model(IDS)["logits"], expected)
 
 
 def test_the_hook_is_gone_after_an_error_too():
@@ -444,14 +444,14 @@ def test_threads_that_share_a_model_do_not_shift_each_others_tokens():
             assert done.wait(timeout=1200)
             return super().forward(x)
 
-    found = []
-    slow = threading.Thread(target=lambda: found.append(Calibrated(model, Waiting(torch.ones(8)))(IDS)["logits"]))
+    result = []
+    slow = threading.Thread(target=lambda: result.append(Calibrated(model, Waiting(torch.ones(8)))(IDS)["logits"]))
     slow.start()
     assert inside.wait(timeout=1200)
     plain, shifted = model(IDS)["logits"], Calibrated(model, Plus(torch.full((8,), 2.0)))(IDS)["logits"]
     done.set()
     slow.join()
-    for delta, z in ((0.0, plain), (1.0, found[0]), (2.0, shifted)):
+    for delta, z in ((0.0, plain), (1.0, result[0]), (2.0, shifted)):
         torch.testing.assert_close(z, model.head((model.words(IDS) + delta).mean(dim=1)))
 
 
@@ -595,8 +595,8 @@ def test_torch_export_of_tokens_and_dicts():
     one = Calibrated(Tokens().eval(), Plus(torch.ones(8)), Vector(torch.ones(CLASSES), torch.arange(4.0)))
     rows = {0: torch.export.Dim("rows")}
     program = torch.export.export(one, (IDS[:3],), dynamic_shapes=(rows,), strict=False)
-    found = program.module()(IDS)
-    torch.testing.assert_close(found["logits"], one(IDS)["logits"])
+    result = program.module()(IDS)
+    torch.testing.assert_close(result["logits"], one(IDS)["logits"])
     assert not one.model.words._forward_hooks
 
 
@@ -608,10 +608,10 @@ def test_a_method_is_lifted_to_networks():
     calibrated = calibrate(model, loader(), "vector")
     assert calibrated.model is model
     assert calibrated.before is None
-    wanted = METHODS["vector"](*collect(model, loader()))
-    np.testing.assert_array_equal(calibrated.after.weight, wanted.weight)
+    expected = METHODS["vector"](*collect(model, loader()))
+    np.testing.assert_array_equal(calibrated.after.weight, expected.weight)
     model.eval()
-    torch.testing.assert_close(calibrated(X), wanted(model(X)))
+    torch.testing.assert_close(calibrated(X), expected(model(X)))
 
 
 def test_options_of_a_lifted_method_go_to_collect(monkeypatch):

@@ -133,13 +133,13 @@ def test_formulas_of_one_pixel(pixel, amount, factor):
 def test_settings():
     """The amounts at the middle severity, on paper, and the colours of the cast."""
     x = torch.tensor([0.4, 0.5, 0.6]).reshape(3, 1, 1)
-    for name, wanted in {
+    for name, expected in {
         "brightness": (0.7, 0.8, 0.9),
         "darkness": (0.1, 0.2, 0.3),
         "colour_cast": (0.6, 0.4, 0.45),
         "contrast": (0.45, 0.5, 0.55),
     }.items():
-        torch.testing.assert_close(corrupt(x, name, 3).flatten(), torch.tensor(wanted))
+        torch.testing.assert_close(corrupt(x, name, 3).flatten(), torch.tensor(expected))
     torch.testing.assert_close(corrupt(x, "colour_cast", 5).flatten(), torch.tensor([0.7, 0.35, 0.375]))
     assert CORRUPTIONS["colour_cast"].settings[2] == CAST
     assert all(len(c.settings) == 5 for c in CORRUPTIONS.values())
@@ -158,8 +158,8 @@ def test_noise_is_normal_of_the_right_size():
 @pytest.mark.parametrize("sigma", CORRUPTIONS["gaussian_blur"].settings)
 def test_blur_is_scipys(sigma):
     x = drawn(2, 3, 20, 11, dtype=torch.float64)
-    wanted = gaussian_filter(x.numpy(), (0, 0, sigma, sigma), mode="nearest", truncate=4)
-    np.testing.assert_allclose(corruptions.gaussian_blur(x, sigma), wanted, atol=1e-12)
+    expected = gaussian_filter(x.numpy(), (0, 0, sigma, sigma), mode="nearest", truncate=4)
+    np.testing.assert_allclose(corruptions.gaussian_blur(x, sigma), expected, atol=1e-12)
 
 
 @given(st.floats(0.2, 1.5), st.integers(1, 6), st.integers(1, 6), st.integers(0, 99))
@@ -235,9 +235,9 @@ def test_colour_jpeg_by_steps(quality):
         return np.round(c) - 128
 
     blue, red = doubled(blue), doubled(red)
-    wanted = np.stack([luma + 1.402 * red, luma - 0.344136286 * blue - 0.714136286 * red, luma + 1.772 * blue])
+    expected = np.stack([luma + 1.402 * red, luma - 0.344136286 * blue - 0.714136286 * red, luma + 1.772 * blue])
     out = corruptions.jpeg(x / 255, quality).numpy() * 255
-    np.testing.assert_allclose(out, whole(wanted).clip(0, 255), atol=1e-6)
+    np.testing.assert_allclose(out, whole(expected).clip(0, 255), atol=1e-6)
 
 
 def test_jpeg_laws():

@@ -53,7 +53,7 @@ def work(rank):
     tensor = torch.full((2, 3), rank + 1.0, dtype=torch.float64)
     broken = [(torch.zeros(2, 6), [0, 1 + 6 * rank])]
     wrapped = nn.parallel.DistributedDataParallel(network())
-    found = {
+    result = {
         "place": (distributed.rank(), distributed.world_size()),
         "everyone": all_gather_object(("rank", rank)),
         "uneven": all_gather_rows(rows[:2] if rank == 0 else rows[2:]),
@@ -78,57 +78,57 @@ def work(rank):
         and all(module.training for module in model.modules()),
     }
     with raise_on_all_ranks():
-        found["together"] = "nothing"
-    return found
+        result["together"] = "nothing"
+    return result
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """What each of two processes found."""
+    """What each of two processes result."""
     return run_two_ranks(__file__, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.fixture(params=[0, 1])
-def found(ranks, request):
+def result(ranks, request):
     return ranks[request.param]
 
 
 def test_each_rank_knows_its_place(ranks):
-    assert [found["place"] for found in ranks] == [(0, 2), (1, 2)]
-    assert [found["everyone"] for found in ranks] == [[("rank", 0), ("rank", 1)]] * 2
+    assert [result["place"] for result in ranks] == [(0, 2), (1, 2)]
+    assert [result["everyone"] for result in ranks] == [[("rank", 0), ("rank", 1)]] * 2
 
 
-def test_rows_are_gathered_in_the_order_of_the_ranks(found):
+def test_rows_are_gathered_in_the_order_of_the_ranks(result):
     rows = torch.arange(12.0).reshape(6, 2)
-    assert torch.equal(found["uneven"], rows)
-    assert torch.equal(found["strided"], torch.cat([rows.T, rows.T + 100]))
-    assert found["integers"].tolist() == [0, 1, 2, 0, 1, 2, 3]
-    assert found["integers"].dtype == torch.int64
+    assert torch.equal(result["uneven"], rows)
+    assert torch.equal(result["strided"], torch.cat([rows.T, rows.T + 100]))
+    assert result["integers"].tolist() == [0, 1, 2, 0, 1, 2, 3]
+    assert result["integers"].dtype == torch.int64
 
 
-def test_a_rank_without_rows_takes_the_shape_and_type_of_the_others(found):
-    assert torch.equal(found["one without rows"], torch.arange(12.0).reshape(6, 2).half())
-    assert found["one without rows"].dtype == torch.float16
-    assert found["none with rows"].shape == (0, 5)
+def test_a_rank_without_rows_takes_the_shape_and_type_of_the_others(result):
+    assert torch.equal(result["one without rows"], torch.arange(12.0).reshape(6, 2).half())
+    assert result["one without rows"].dtype == torch.float16
+    assert result["none with rows"].shape == (0, 5)
 
 
-def test_rows_that_do_not_fit_are_refused_on_every_rank(found):
+def test_rows_that_do_not_fit_are_refused_on_every_rank(result):
     wish = "ValueError: the ranks' tensors must differ in their rows alone, got "
-    assert found["widths"] == wish + "(1, 2) float32, (1, 3) float32"
-    assert found["types"] == wish + "(2,) float32, (2,) float64"
+    assert result["widths"] == wish + "(1, 2) float32, (1, 3) float32"
+    assert result["types"] == wish + "(2,) float32, (2,) float64"
 
 
 def test_sums(ranks):
-    for rank, found in enumerate(ranks):
-        assert torch.equal(found["sum"], torch.full((2, 3), 3.0, dtype=torch.float64))
-        assert torch.equal(found["column sum"], torch.full((3, 2), 3.0, dtype=torch.float64))
-        assert found["count"].item() == 21
-        assert torch.equal(found["summand"], torch.full((2, 3), rank + 1.0, dtype=torch.float64))
+    for rank, result in enumerate(ranks):
+        assert torch.equal(result["sum"], torch.full((2, 3), 3.0, dtype=torch.float64))
+        assert torch.equal(result["column sum"], torch.full((3, 2), 3.0, dtype=torch.float64))
+        assert result["count"].item() == 21
+        assert torch.equal(result["summand"], torch.full((2, 3), rank + 1.0, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("way", ["collected", "collected by one", "collected from a wrapper"])
-def test_collecting_shares_is_collecting_the_whole(found, way):
-    logits, labels = found[way]
+def test_collecting_shares_is_collecting_the_whole(result, way):
+    logits, labels = result[way]
     whole = collect(network(), loader())
     torch.testing.assert_close(logits, whole.logits, rtol=1e-5, atol=1e-6)
     assert torch.equal(labels, whole.labels)
@@ -136,13 +136,13 @@ def test_collecting_shares_is_collecting_the_whole(found, way):
 
 def test_every_rank_ends_with_the_same_calibrator(ranks):
     whole = calibrate(network(), loader())
-    one, other = (found["temperature"] for found in ranks)
+    one, other = (result["temperature"] for result in ranks)
     assert one == other
     assert one == pytest.approx(whole.after.temperature, rel=1e-5)
 
 
-def test_the_model_and_the_random_state_stay(found):
-    assert found["as it was"]
+def test_the_model_and_the_random_state_stay(result):
+    assert result["as it was"]
 
 
 def test_an_error_on_one_rank_ends_all(ranks):
@@ -151,8 +151,8 @@ def test_an_error_on_one_rank_ends_all(ranks):
     assert ranks[0]["bad labels"] == f"RuntimeError: rank 1 failed with ValueError: {wish}"
 
 
-def test_no_data_at_all(found):
-    assert found["collected by none"].startswith("ValueError: loader must give at least one batch")
+def test_no_data_at_all(result):
+    assert result["collected by none"].startswith("ValueError: loader must give at least one batch")
 
 
 def test_alone_nothing_happens():

@@ -66,13 +66,13 @@ def randomness():
 @pytest.mark.parametrize("make", [CNN, resnet8, wrn16x4], ids=["cnn", "resnet", "wide"])
 def test_samples_differ_between_passes_and_depend_on_the_seed_alone(make):
     net = make(dropout=0.4)
-    found = mc_dropout(net, X, 4, seed=1)
-    assert found.shape == (4, 6, 10)
-    assert not found.requires_grad
-    assert len(found.unique(dim=0)) == 4
+    result = mc_dropout(net, X, 4, seed=1)
+    assert result.shape == (4, 6, 10)
+    assert not result.requires_grad
+    assert len(result.unique(dim=0)) == 4
     torch.rand(7)
-    assert torch.equal(found, mc_dropout(net, X, 4, seed=1))
-    assert not torch.equal(found, mc_dropout(net, X, 4, seed=2))
+    assert torch.equal(result, mc_dropout(net, X, 4, seed=1))
+    assert not torch.equal(result, mc_dropout(net, X, 4, seed=2))
 
 
 def test_a_generator_draws_anew_each_time():
@@ -113,11 +113,11 @@ def test_only_dropout_is_switched_on():
     net = Stranger()
     for _ in range(3):
         net(torch.randn(32, 4, generator=torch.Generator().manual_seed(1)) + 3)
-    found = mc_dropout(net, torch.full((5, 4), 2.0), 400)
+    result = mc_dropout(net, torch.full((5, 4), 2.0), 400)
     net.eval()
     off = net(torch.full((1, 4), 2.0)).detach()
-    spread = found.std(dim=(0, 1)) / (found.shape[0] * found.shape[1]) ** 0.5
-    assert ((found.mean(dim=(0, 1)) - off).abs() < 5 * spread).all()  # no nonlinearity follows the dropout
+    spread = result.std(dim=(0, 1)) / (result.shape[0] * result.shape[1]) ** 0.5
+    assert ((result.mean(dim=(0, 1)) - off).abs() < 5 * spread).all()  # no nonlinearity follows the dropout
 
 
 @pytest.mark.parametrize("kind", [nn.Dropout, nn.Dropout1d, nn.AlphaDropout, nn.FeatureAlphaDropout])
@@ -136,9 +136,9 @@ def test_every_kind_of_dropout(kind):
 )
 def test_dropout_inside_of_torch_layers(layer):
     """In evaluation mode torch's attention has a fast path that passes over its dropout layers."""
-    found = mc_dropout(layer, torch.ones(3, 5, 8), 4)
-    assert found.shape == (4, 3, 5, 8)
-    assert len(found.unique(dim=0)) == 4
+    result = mc_dropout(layer, torch.ones(3, 5, 8), 4)
+    assert result.shape == (4, 3, 5, 8)
+    assert len(result.unique(dim=0)) == 4
 
 
 def test_attention_drops_by_its_own_probability():
@@ -191,13 +191,13 @@ def test_a_network_that_is_not_its_head_after_its_trunk_is_asked_whole(where):
         net.trunk, net.head = nn.Linear(2, 2), nn.Linear(2, 2)
     x = torch.zeros_like(X) if where == "input" else X  # zeros would not tell them apart
     mc_dropout(net, x, 2)
-    found = mc_dropout(net, X, 3, seed=4, memory=0)
+    result = mc_dropout(net, X, 3, seed=4, memory=0)
     with torch.no_grad():
         for module in net.modules():
             module.training = isinstance(module, nn.Dropout)
         torch.manual_seed(int(np.random.default_rng(4).integers(2**63)))
-        wanted = torch.stack([net(X) for _ in range(3)])
-    torch.testing.assert_close(found, wanted)
+        expected = torch.stack([net(X) for _ in range(3)])
+    torch.testing.assert_close(result, expected)
 
 
 def test_dropout_put_into_the_trunk_later_is_noticed():
@@ -219,10 +219,10 @@ def test_inputs_are_a_tensor_a_tuple_a_mapping_or_a_batch():
 
     x, scale = torch.ones(3, 8), torch.full((1,), 3.0)
     batch = Batch((x,), {"scale": scale}, torch.zeros(3))
-    found = [mc_dropout(Two(), given, 4) for given in ((x, scale), {"x": x, "scale": scale}, batch)]
-    assert all(torch.equal(one, found[0]) for one in found)
-    assert set(found[0].unique().tolist()) == {0.0, 6.0}
-    assert len(found[0].unique(dim=0)) == 4
+    result = [mc_dropout(Two(), given, 4) for given in ((x, scale), {"x": x, "scale": scale}, batch)]
+    assert all(torch.equal(one, result[0]) for one in result)
+    assert set(result[0].unique().tolist()) == {0.0, 6.0}
+    assert len(result[0].unique(dim=0)) == 4
 
 
 def test_dropout_in_place_leaves_the_inputs():
@@ -259,14 +259,14 @@ def test_errors_say_what_was_wanted():
 
 def test_insert_dropout_keeps_the_network_and_its_weights():
     net = resnet8(4).train()
-    found = insert_dropout(net, 0.3)
+    result = insert_dropout(net, 0.3)
     assert not any(hasattr(m, "dropout") for m in net.modules() if isinstance(m, nn.Linear))
-    assert list(found.state_dict()) == list(net.state_dict())
-    assert found.linear.dropout.p == 0.3
-    assert found.linear.dropout.training
+    assert list(result.state_dict()) == list(net.state_dict())
+    assert result.linear.dropout.p == 0.3
+    assert result.linear.dropout.training
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(found.eval()(images), net.eval()(images))
-    assert len(mc_dropout(found, images, 4).unique(dim=0)) == 4
+    assert torch.equal(result.eval()(images), net.eval()(images))
+    assert len(mc_dropout(result, images, 4).unique(dim=0)) == 4
     assert insert_dropout(net, 0.3, in_place=True) is net
     assert net.linear.dropout.p == 0.3
     assert len(mc_dropout(copy.deepcopy(net), images, 4).unique(dim=0)) == 4
@@ -275,8 +275,8 @@ def test_insert_dropout_keeps_the_network_and_its_weights():
 def test_insert_dropout_before_several_or_named_layers():
     net = nn.Sequential(nn.Conv1d(1, 2, 1), nn.Flatten(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
 
-    def dropping(found):
-        return [name for name, module in found.named_modules() if isinstance(module, nn.Dropout)]
+    def dropping(result):
+        return [name for name, module in result.named_modules() if isinstance(module, nn.Dropout)]
 
     assert dropping(insert_dropout(net, 0.5)) == ["4.dropout"]
     assert dropping(insert_dropout(net, 0.5, layers=2)) == ["2.dropout", "4.dropout"]
@@ -316,21 +316,21 @@ def test_insert_dropout_errors():
 )
 def test_numbers_equal_the_slow_loop(passes, n, classes, scale, seed):
     samples = samples_of(passes, n, classes, scale, seed)
-    wanted = reference.forecast_of_passes(samples)
+    expected = reference.forecast_of_passes(samples)
     for function, at in ((predictive_entropy, 1), (mutual_information, 2), (probability_variance, 3)):
-        found = function(samples)
-        assert isinstance(found, np.ndarray)
-        np.testing.assert_allclose(found, [row[at] for row in wanted], rtol=1e-9, atol=1e-12)
-        np.testing.assert_allclose(function(torch.from_numpy(samples)), found)
-        np.testing.assert_allclose(function(samples.tolist()), found)
+        result = function(samples)
+        assert isinstance(result, np.ndarray)
+        np.testing.assert_allclose(result, [row[at] for row in expected], rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(function(torch.from_numpy(samples)), result)
+        np.testing.assert_allclose(function(samples.tolist()), result)
 
 
 @pytest.mark.parametrize("function", [predictive_entropy, mutual_information, probability_variance])
 def test_tokens_have_a_number_each(function):
     tokens = samples_of(3, 2 * 4, 5).reshape(3, 2, 4, 5)
-    wanted = function(tokens.reshape(3, 8, 5)).reshape(2, 4)
-    np.testing.assert_allclose(function(tokens, class_axis="last"), wanted)
-    np.testing.assert_allclose(function(np.moveaxis(tokens, -1, 2), class_axis="first"), wanted)
+    expected = function(tokens.reshape(3, 8, 5)).reshape(2, 4)
+    np.testing.assert_allclose(function(tokens, class_axis="last"), expected)
+    np.testing.assert_allclose(function(np.moveaxis(tokens, -1, 2), class_axis="first"), expected)
     with pytest.raises(
         ValueError, match=r'class_axis must be "first" .* or "last" .* for samples \(3, 2, 4, 5\), got No'
     ):
@@ -377,25 +377,25 @@ def test_samples_are_checked():
 
 def test_moments_without_and_with_a_variance_head():
     means, raw = samples_of(5, 4, 2), samples_of(5, 4, 2, seed=1)
-    found = moments(means)
-    np.testing.assert_allclose(found.mean, means.mean(axis=0))
-    np.testing.assert_allclose(found.variance, means.var(axis=0))
-    assert (found.within == 0).all()
+    result = moments(means)
+    np.testing.assert_allclose(result.mean, means.mean(axis=0))
+    np.testing.assert_allclose(result.variance, means.var(axis=0))
+    assert (result.within == 0).all()
     both = moments(np.concatenate([means, raw], axis=2), variance_head=True)
-    np.testing.assert_allclose(both.between, found.between)
+    np.testing.assert_allclose(both.between, result.between)
     np.testing.assert_allclose(both.variance, means.var(axis=0) + np.log1p(np.exp(raw)).mean(axis=0) + 1e-6)
 
 
 def test_moments_are_those_of_the_mixture():
     """The law of total variance, by drawing from it."""
     samples = samples_of(4, 1, 2)
-    found = moments(samples, variance_head=True)
+    result = moments(samples, variance_head=True)
     std = np.sqrt(np.log1p(np.exp(samples[:, 0, 1])) + 1e-6)
     rng = np.random.default_rng(0)
     which = rng.integers(0, 4, 400_000)
     draws = rng.normal(samples[which, 0, 0], std[which])
-    assert found.mean.item() == pytest.approx(draws.mean(), abs=0.02)
-    assert found.variance.item() == pytest.approx(draws.var(), rel=0.02)
+    assert result.mean.item() == pytest.approx(draws.mean(), abs=0.02)
+    assert result.variance.item() == pytest.approx(draws.var(), rel=0.02)
 
 
 def test_moments_of_one_target_are_vectors():
@@ -410,10 +410,10 @@ def test_moments_of_one_target_are_vectors():
 @pytest.mark.parametrize("extreme", [1e4, -1e4])
 def test_moments_at_extremes(extreme):
     samples = torch.full((3, 2, 2), extreme).requires_grad_()
-    found = moments(samples, variance_head=True).variance
-    assert found.isfinite().all()
-    assert (found > 0).all()
-    found.sum().backward()
+    result = moments(samples, variance_head=True).variance
+    assert result.isfinite().all()
+    assert (result > 0).all()
+    result.sum().backward()
     assert samples.grad.isfinite().all()
 
 

@@ -54,7 +54,7 @@ class Network(nn.Module):
 
 
 def lived_in():
-    """A network as one is found in the middle of training: mixed modes, some of it fixed, gradients, hooks."""
+    """A network as one is result in the middle of training: mixed modes, some of it fixed, gradients, hooks."""
     model = Network().train()
     model.conv.eval()
     model.drop.eval()

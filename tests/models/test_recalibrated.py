@@ -94,8 +94,8 @@ def test_recalibrators_and_their_quantiles_export(recalibrator, tmp_path):
             shapes = (shapes,)  # its arguments are those of the network
         exported = torch.export.export(module, tuple(x[:3] for x in inputs), dynamic_shapes=shapes)
         torch.testing.assert_close(exported.module()(*inputs), module(*inputs))
-    wanted = recalibrator.quantiles(*inputs, levels=[0.05, 0.5, 0.95])
-    torch.testing.assert_close(recalibrator.at_levels([0.05, 0.5, 0.95])(*inputs), wanted)
+    expected = recalibrator.quantiles(*inputs, levels=[0.05, 0.5, 0.95])
+    torch.testing.assert_close(recalibrator.at_levels([0.05, 0.5, 0.95])(*inputs), expected)
     again = pickle.loads(pickle.dumps(recalibrator))
     torch.testing.assert_close(again(*inputs), recalibrator(*inputs))
     other = as_module(
@@ -121,7 +121,7 @@ def test_onnx_gives_the_same_forecasts():
     mean, std = torch.linspace(-2, 2, 7), torch.linspace(0.5, 2, 7)
     for levels in (None, [0.1, 0.9]):
         model = export_recalibrator(recalibrator, levels=levels)
-        found = runtime.InferenceSession(model).run(None, {"mean": mean.numpy(), "std": std.numpy()})
-        wanted = recalibrator(mean, std) if levels is None else (recalibrator.at_levels(levels)(mean, std),)
-        for a, b in zip(found, wanted, strict=True):
+        result = runtime.InferenceSession(model).run(None, {"mean": mean.numpy(), "std": std.numpy()})
+        expected = recalibrator(mean, std) if levels is None else (recalibrator.at_levels(levels)(mean, std),)
+        for a, b in zip(result, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

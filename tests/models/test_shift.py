@@ -31,13 +31,13 @@ def test_rows_are_the_metrics_of_the_shifted_images():
     for row in rows:
         with torch.no_grad():
             logits = model.eval()(corrupt(x, row.corruption, row.severity, seed=7))
-        wanted = (
+        expected = (
             metrics.accuracy(logits, y),
             metrics.nll(logits, y),
             metrics.ece(logits, y, bins=4),
             metrics.entropy(logits, y),
         )
-        np.testing.assert_allclose(numbers(row), wanted, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(numbers(row), expected, rtol=1e-5, atol=1e-7)
 
 
 def test_severity_zero_is_computed_once():
@@ -64,9 +64,9 @@ def test_bytes_and_one_channel():
 
 def test_by_severity_is_the_mean_over_corruptions():
     rows = evaluate_shift(CNN(3), images(), torch.arange(12) % 3, Shifts(["haze", "contrast"], (0, 3)))
-    found = by_severity(rows)
-    assert [(r.corruption, r.severity) for r in found] == [("mean", 0), ("mean", 3)]
-    np.testing.assert_allclose(numbers(found[1]), np.mean([numbers(rows[1]), numbers(rows[3])], axis=0))
+    result = by_severity(rows)
+    assert [(r.corruption, r.severity) for r in result] == [("mean", 0), ("mean", 3)]
+    np.testing.assert_allclose(numbers(result[1]), np.mean([numbers(rows[1]), numbers(rows[3])], axis=0))
     assert by_severity([]) == []
 
 
