@@ -400,7 +400,7 @@ def test_weights_are_never_calibrated_on_what_they_were_trained_on(tmp_path):
         ValueError, match=r"resnet110.th: the training images .* unknown.*Write cifar100_resnet110.json"
     ) as e:
         STUDY.cells(options)
-    written = json.loads(str(e.value).rpartition(" Neural Clamping: ")[2])  # what the message says of the released network
+    written = json.loads(str(e.value).rpartition(" Neural Clamping: ")[2])  # the example for the released network
     assert (written["mean"], written["std"]) == ([0.4914, 0.4822, 0.4465], [0.2675, 0.2565, 0.2761])
     assert (written["held_out"], written["published"]) == ("last", True)
     side = tmp_path / "weights" / "cifar100_resnet110.json"

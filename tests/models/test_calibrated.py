@@ -176,7 +176,7 @@ def test_several_arguments_and_arguments_that_are_dicts():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "expected"),
+    ("dtype", "kind"),
     [
         (torch.float16, torch.float32),
         (torch.bfloat16, torch.float32),
@@ -184,11 +184,11 @@ def test_several_arguments_and_arguments_that_are_dicts():
         (torch.float64, torch.float64),
     ],
 )
-def test_half_precision_comes_out_in_single(dtype, expected):
+def test_half_precision_comes_out_in_single(dtype, kind):
     model = Scaled().to(dtype)
     logits, _ = collect(model, [(X.to(dtype), Y)])
-    assert logits.dtype == expected
-    assert torch.equal(logits, expected(model, X.to(dtype)).to(expected))
+    assert logits.dtype == kind
+    assert torch.equal(logits, expected(model, X.to(dtype)).to(kind))
     assert next(model.parameters()).dtype == dtype
 
 
