@@ -13,7 +13,7 @@ import numpy as np
 
 from trueup._core import arrays, native
 from trueup._core.arrays import ROUNDING, as_arrays, check_finite, match_kind, shape_of, to_array, upcast_half
-from trueup._core.errors import Hint, InputError, LooksLikeProbabilities
+from trueup._core.errors import Hint, InputError
 from trueup._core.row_scores import event_class
 from trueup._core.types import ArrayLike, ArrayT
 
@@ -268,8 +268,7 @@ def warn_of_probabilities(log_odds: ArrayLike, name: str) -> None:
     if len(x) >= _FEW_SCORES and arrays.lies_in_unit_interval(x[:_FEW_SCORES]) and arrays.lies_in_unit_interval(x):
         arrays.warn_users(
             f"all {name} lie in [0, 1] like probabilities, but are read as log-odds; probabilities of class 1 go "
-            "through from_probs",
-            LooksLikeProbabilities,
+            "through from_probs"
         )
 
 

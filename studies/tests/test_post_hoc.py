@@ -87,7 +87,7 @@ def test_files_as_people_keep_them(tmp_path):
         ({"ids": "y", "labels": "y"}, "wanted arrays labels and logits or probs"),
         (
             {"logits": "probs", "labels": "y"},
-            "each row sums to 1 like probabilities, .* call arrays of probabilities probs",
+            "logits must not be probabilities, got rows",
         ),
         ({"labels": "y", "logits": "none"}, "wanted predictions, got none at all|label"),
         ({"val_logits": "z", "val_labels": "y", "test_logits": "two", "test_labels": "y"}, "as many classes|label"),

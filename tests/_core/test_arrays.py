@@ -6,7 +6,8 @@ import pytest
 from optional import torch
 from trueup import from_probs
 from trueup._core import arrays
-from trueup._core.arrays import as_arrays, as_matrix, as_pair, as_vector
+from trueup._core.arrays import as_arrays, as_logits, as_matrix, as_pair, as_vector, subtract_one
+from trueup._core.errors import Hint, InputError
 from trueup.convert import flatten, from_log_odds
 
 
@@ -98,6 +99,49 @@ def test_what_was_read_only_stays_so():
     frozen.flags.writeable = False
     assert not as_pair(frozen, Y)[0].flags.writeable
     assert as_pair(Z, Y)[0].flags.writeable
+
+
+PROBS = np.random.default_rng(1).dirichlet(np.ones(3), size=50)
+LOOK_LIKE_PROBABILITIES = {
+    "probabilities": PROBS,
+    "float32": PROBS.astype(np.float32),
+    "two decimals": PROBS.round(2),
+    "per cent": 100 * PROBS,
+    "five rows": PROBS[:5],
+    "some one-hot rows": np.concatenate([np.eye(3), PROBS]),
+    "uniform": np.full((20, 4), 0.25),
+    "tensor": torch.tensor(PROBS),
+    "list": PROBS.tolist(),
+}
+LOGITS = {
+    "four rows": PROBS[:4],
+    "one-hot": np.eye(3)[[0, 1, 2, 0, 1, 2]],
+    "shifted": PROBS - 1,
+    "one other row": np.concatenate([PROBS, [[0.5, 0.6, 0.7]]]),
+    "log-probabilities": np.log(PROBS),
+    "sum of one": PROBS + np.array([1.0, -0.5, -0.5]),
+    "zeros": np.zeros((9, 3)),
+    "no rows": np.zeros((0, 3)),
+}
+
+
+@pytest.mark.parametrize("name", LOOK_LIKE_PROBABILITIES)
+def test_probabilities_are_rejected_as_logits(name):
+    with pytest.raises(InputError, match=r"logits must not be probabilities.* from_probs .* subtract 1") as e:
+        as_logits(LOOK_LIKE_PROBABILITIES[name])
+    assert e.value.hint is Hint.PROBABILITIES
+
+
+@pytest.mark.parametrize("name", LOGITS)
+def test_real_logits_are_accepted(name):
+    np.testing.assert_array_equal(as_logits(LOGITS[name]), LOGITS[name])
+
+
+def test_subtracting_one_insists_on_logits():
+    z = as_logits(subtract_one(PROBS.astype(np.float32)))
+    np.testing.assert_allclose(z, PROBS - 1, atol=1e-7)
+    assert z.dtype == np.float32
+    assert subtract_one(Z) is Z
 
 
 def test_huge_finite_logits_are_not_mistaken_for_infinite_ones():

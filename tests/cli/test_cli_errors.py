@@ -62,17 +62,17 @@ def test_no_name_is_offered_twice(folder, command):
     assert len(names) == len(set(names)) > 10
 
 
-def test_probabilities_without_probs_are_doubted(folder, command):
+def test_probabilities_without_probs_are_rejected(folder, command):
     logits, labels = trueup.load("test.npz")
     p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     np.savez("p.npz", logits=p, labels=labels)
-    warned = command("evaluate", "p.npz").stderr
-    assert "p.npz: each row sums to 1 like probabilities, but was read as logits; pass --probs" in warned
+    refused = line_of(command("evaluate", "p.npz", "--quiet", code=2))
+    assert "p.npz: logits must not be probabilities" in refused
+    assert "read probabilities with --probs" in refused
     assert command("evaluate", "p.npz", "--probs").stderr == command("evaluate", "test.npz").stderr == ""
-    assert command("evaluate", "p.npz", "--quiet").stderr == ""
 
 
-def test_probabilities_in_shards_or_without_labels_are_doubted(folder, command):
+def test_probabilities_in_shards_or_without_labels_are_rejected(folder, command):
     logits, labels = trueup.load("test.npz")
     p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     for name, rows in (("1", 0), ("2", 300)):
@@ -82,14 +82,12 @@ def test_probabilities_in_shards_or_without_labels_are_doubted(folder, command):
     command("fit", "val.npz", "-m", "temperature", "-o", "cal.safetensors")
     fit = ("fit", "parts", "-m", "temperature", "-o", "x.safetensors", "--skip-bad")
     for words in (("evaluate", "parts", "--skip-bad"), fit):
-        warned = command(*words).stderr
-        assert "parts/2.npz: each row sums to 1 like probabilities, but was read as logits; pass --probs" in warned
-        assert "each row" not in command(*words, "--probs").stderr
-        assert command(*words, "--quiet").stderr == ""
+        command(*words, code=2)
+        assert "not be probabilities" not in command(*words, "--probs").stderr
     np.savez("new.npz", logits=p)
     apply = ("apply", "cal.safetensors", "new.npz", "-o", "out.npz")
-    assert "new.npz: each row sums to 1 like probabilities" in command(*apply).stderr
-    assert command(*apply, "--probs").stderr == command(*apply, "--quiet").stderr == ""
+    assert "new.npz: logits must not be probabilities" in line_of(command(*apply, code=2))
+    assert command(*apply, "--probs").stderr == ""
 
 
 def test_bad_files_are_one_line(folder, command):

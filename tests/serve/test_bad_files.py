@@ -274,12 +274,13 @@ def test_text_is_no_numbers(client, tmp_path):
         assert answer.json()["error"].startswith(f"net.parquet: {name} must be an array of real numbers, got ")
 
 
-def test_probabilities_taken_for_logits_are_noted(client):
-    p = np.array([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5], [0.3, 0.7]])
-    labels = np.array([0, 1, 0, 1])
-    assert uploaded(client, npz(logits=p, labels=labels))["notes"][0].startswith(
-        "each row sums to 1 like probabilities"
-    )
+def test_probabilities_taken_for_logits_are_rejected(client):
+    p = np.array([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5], [0.3, 0.7], [0.6, 0.4]])
+    labels = np.array([0, 1, 0, 1, 0])
+    answer = upload(client, npz(logits=p, labels=labels))
+    assert answer.status_code == 422
+    assert "logits must not be probabilities" in answer.json()["error"]
+    assert "tick “Probabilities, not logits”" in answer.json()["error"]
     assert not uploaded(client, npz(logits=4 * p, labels=labels))["notes"]
 
 

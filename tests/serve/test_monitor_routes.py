@@ -80,13 +80,12 @@ def test_probabilities_and_names_of_a_log(client):
     assert answer.json()["notes"] == []
     told = error(replay(client, id, npz(logits=p, labels=log.labels)), 422)
     assert told == (
-        "log.npz: each row sums to 1 like probabilities, but was read as logits; choose which they are under “What is "
-        "in the file?”, or send probs=true or probs=false"
+        "log.npz: logits must not be probabilities, got rows of numbers in [0, 1] that sum to 1; choose which they are "
+        "under “What is in the file?”, or send probs=true or probs=false"
     )
     assert state(client, id)["status"]["rows"] == 50
     found = replay(client, id, npz(logits=p, labels=log.labels), probs=False).json()
     assert found["status"]["rows"] == 100
-    assert "probabilities" in found["notes"][0]
     for name, options in (("probs", {"logits": "probs"}), ("logits", {"probs": True})):
         told = error(replay(client, id, npz(**{name: log.logits}, labels=log.labels), **options), 422)
         assert "tick" not in told  # there is no box on this page

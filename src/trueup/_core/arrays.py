@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from trueup._core import native
-from trueup._core.errors import Hint, InputError, LooksLikeProbabilities, PaddedOptions
+from trueup._core.errors import Hint, InputError, PaddedOptions
 
 Array: TypeAlias = Any
 """An array of any kind that the functions here accept."""
@@ -39,17 +39,23 @@ _PADDING_RATIO = 10.0
 ROUNDING = 1e-6
 """Tolerance for probabilities: distance from [0, 1] and of row sums from 1."""
 
+MIN_ROWS_OF_PROBABILITIES = 5
+"""Fewer rows of logits may look like probabilities by chance."""
+
+SUM_TOLERANCE = 0.02
+"""Relative tolerance for the sums of rows that look like probabilities, which may be rounded."""
+
 _NUMBERS = "be an array of real numbers"
 
 
 def as_pair(
-    logits: Any, labels: Any, *, soft: bool = False, min_rows: int = 0, doubt: bool = True, padding: bool = True
+    logits: Any, labels: Any, *, soft: bool = False, min_rows: int = 0, padding: bool = True
 ) -> tuple[Any, Any]:
     """Check a pair of logits (n, classes) and labels (n,). Tensors stay tensors; all else becomes NumPy.
 
     Integer labels come back as int64. With `soft=True` labels may also be distributions, shape (n, classes). Memory is
-    shared with the input wherever its type allows. Logits that look like probabilities cause a warning unless
-    `doubt=False`. `padding=False` leaves padding numbers for a later check.
+    shared with the input wherever its type allows. `padding=False` leaves padding numbers for a
+    later check. Logits that look like probabilities are rejected (see `as_logits`).
 
     >>> as_pair([[2.0, 1.0]], [2])
     Traceback (most recent call last):
@@ -57,7 +63,7 @@ def as_pair(
     trueup._core.errors.InputError: labels must lie in 0..1, got 2..2
     """
     array = to_array(logits, "logits")
-    z, y = as_arrays(array, labels, soft=soft, min_rows=min_rows, doubt=doubt, padding=padding)
+    z, y = as_arrays(array, labels, soft=soft, min_rows=min_rows, padding=padding)
     if not is_tensor(logits):
         return z.view(), y.view()
     unchanged = np.may_share_memory(z, array)
@@ -65,7 +71,7 @@ def as_pair(
 
 
 def as_arrays(
-    logits: Any, labels: Any, *, soft: bool = False, min_rows: int = 0, doubt: bool = True, padding: bool = True
+    logits: Any, labels: Any, *, soft: bool = False, min_rows: int = 0, padding: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
     """Check a pair as `as_pair` does, and view it as NumPy arrays. A pair checked before is returned unchanged.
 
@@ -74,7 +80,7 @@ def as_arrays(
     >>> again[0] is z, again[1] is y
     (True, True)
     """
-    z = as_logits(logits, doubt=doubt, padding=padding)
+    z = as_logits(logits, padding=padding)
     if len(z) < min_rows:
         raise ValueError(f"logits must have at least {min_rows} rows, got {len(z)}")
     if _are_checked_labels(labels, z, soft=soft):
@@ -150,8 +156,11 @@ def as_labels(labels: Any, logits: Any) -> Any:
     return _to_torch(y).to(logits.device) if is_tensor(logits) else y
 
 
-def as_logits(logits: Any, name: str = "logits", *, doubt: bool = True, padding: bool = True) -> np.ndarray:
+def as_logits(logits: Any, name: str = "logits", *, padding: bool = True) -> np.ndarray:
     """Check logits (n, classes): floating point, at least two classes; −∞ marks an option that the row does not have.
+
+    Five or more rows that are non-negative and sum to 1 (or to 100) are probabilities, and are rejected. A caller who
+    means logits subtracts a constant, which leaves the softmax unchanged.
 
     Each row has at least two options. Finite padding numbers are read as −∞ too, with a warning: −10⁴, −10⁵, …, −9999,
     −99999, …, and the smallest number of a floating-point type. The row must have at least two
@@ -178,12 +187,9 @@ def as_logits(logits: Any, name: str = "logits", *, doubt: bool = True, padding:
         raise ValueError(f"{name} must be floating point, got {z.dtype}")
     plain = native.all_within(z, -MIN_PADDING)  # nearly always true, and then the logits are read once
     z, absent = (z, False) if plain else _check_options(z, name, padding=padding)
-    if doubt and not absent and _look_like_probabilities(z):
-        warn_users(
-            f"each row of {name} sums to 1 like probabilities, but is read as logits; probabilities go through "
-            "from_probs",
-            LooksLikeProbabilities,
-        )
+    if not absent and (total := _sum_of_probabilities(z)):
+        got = f"rows of numbers in [0, {total}] that sum to {total}"
+        raise InputError(name, "not be probabilities", got, Hint.PROBABILITIES)
     if not padding and not plain and z.min() <= -MIN_PADDING:
         return z  # not marked, since padding must still be read
     return _mark_checked(z, z.shape[1], absent=absent)
@@ -294,16 +300,29 @@ def _check_options(z: np.ndarray, name: str, *, padding: bool = True) -> tuple[n
     return z, bool((options < z.shape[1]).any())
 
 
-def _look_like_probabilities(z: np.ndarray) -> bool:
-    """Return whether rows are distributions. The first rows are read first; one-hot rows alone prove nothing."""
-    between = False
-    for few in (z[:3], z[:1000]):
-        for some in native.row_chunks(len(few), z.shape[1]):
-            rows = few[some].astype(np.float64)
-            if not len(rows) or rows.min() < 0 or rows.max() > 2 or (np.abs(rows.sum(axis=1) - 1) > 1e-3).any():
-                return False
-            between = between or bool(((rows > 0) & (rows < 1)).any())
-    return between
+def _sum_of_probabilities(z: np.ndarray) -> int | None:
+    """Return 1 or 100 if rows look like probabilities or per cent with that sum; None for logits and one-hot rows."""
+    first_sum = np.clip(z[:1], -1, 200).sum(dtype=np.float64)  # huge numbers must not overflow
+    total = 100 if first_sum > 50 else 1
+    if len(z) < MIN_ROWS_OF_PROBABILITIES or abs(first_sum - total) > SUM_TOLERANCE * total:
+        return None
+    fractional = False
+    for chunk in native.row_chunks(min(len(z), 1000), z.shape[1]):
+        rows = z[chunk].astype(np.float64)
+        if rows.min() < 0 or rows.max() > 2 * total or (np.abs(rows.sum(axis=1) - total) > SUM_TOLERANCE * total).any():
+            return None
+        fractional = fractional or bool(((rows > 0) & (rows < total)).any())
+    return total if fractional else None
+
+
+def subtract_one(logits: np.ndarray) -> np.ndarray:
+    """Subtract 1 from logits that look like probabilities, so that they are accepted; the softmax is unchanged.
+
+    >>> subtract_one(np.full((5, 2), 0.5))[0]
+    array([-0.5, -0.5])
+    """
+    is_matrix = logits.ndim == 2 and logits.dtype.kind == "f"
+    return logits - logits.dtype.type(1) if is_matrix and _sum_of_probabilities(logits) else logits
 
 
 def lies_in_unit_interval(x: np.ndarray) -> bool:

@@ -32,6 +32,8 @@ class Hint(StrEnum):
     EXACT_ZEROS = "log-probabilities of exact zeros come through from_probs"
     NULL = "null stands for an option that a row does not have"
     PROBS = "say probs=True to read probabilities"
+    PROBABILITIES = "from_probs converts probabilities; from real logits subtract 1, which leaves the softmax unchanged"
+    PROBABILITIES_IN_FILE = "probs=True reads probabilities, probs=False insists on logits"
     SPLIT = "choose the split {}"
     STATED = "a stated confidence is read by confidence= with correct="
     FORECAST = "forecasts of a number are read by load_forecasts"
@@ -108,10 +110,6 @@ def error_message(
     return worded(hints, names) if callable(worded) else str(error)
 
 
-class LooksLikeProbabilities(UserWarning):
-    """Logits or log-odds that look like probabilities."""
-
-
 class PaddedOptions(UserWarning):
     """Finite logits that were read as absent options."""
 
@@ -155,9 +153,6 @@ def silence_warnings(*, message: str = "", enabled: bool = True) -> Iterator[Non
 def write_warnings(write: Callable[[str], None]) -> Iterator[None]:
     """Write warnings for users with `write`, on one line without the code location; drop all others.
 
-    Warnings that logits look like probabilities are dropped too: a command line checks files itself and names its
-    option.
-
     >>> with write_warnings(print):
     ...     warnings.warn("40 exact zeros were raised to 0.05")
     ...     warnings.warn("only developers need this", DeprecationWarning)
@@ -166,7 +161,6 @@ def write_warnings(write: Callable[[str], None]) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("default", UserWarning)
-        warnings.simplefilter("ignore", LooksLikeProbabilities)
         warnings.showwarning = lambda message, *_, **__: write(_line(message))
         yield
 

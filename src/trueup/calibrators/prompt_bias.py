@@ -132,7 +132,7 @@ def _check_orders(logits: ArrayLike, orders: Any) -> tuple[np.ndarray, np.ndarra
     if stacked.ndim != 3:
         raise InputError("logits", "have shape (questions, orders, options)", str(tuple(stacked.shape)))
     questions, number, options = stacked.shape
-    z = as_logits(stacked.reshape(questions * number, options), doubt=False).astype(np.float64)
+    z = as_logits(stacked.reshape(questions * number, options)).astype(np.float64)
     if not len(z):
         raise InputError("logits", "have rows", "none")
     if find_absent(z) is not None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trueup.calibrators.base import Calibrator
-    from trueup.io.predictions import PredictionFile, PredictionTable
+    from trueup.io.predictions import PredictionTable
 
 
 def fit(
@@ -188,6 +188,7 @@ def apply(
         forecasts.apply(calibrator, file, out, columns, reader, output)
         return
     from trueup.io.artifacts import load_artifact, read_header
+    from trueup.io.rewrite import rewrite
     from trueup.io.source import is_address
 
     targets = _targets(reader, file, out, calibrator)
@@ -201,7 +202,10 @@ def apply(
                 header.check_class_names(opened.class_names, source)
                 if not is_address(target):
                     Path(target).parent.mkdir(parents=True, exist_ok=True)
-                n, n_classes = _rewrite(reader, opened, target, function, split.split, output_probs)
+                storage: Any = reader.storage_options
+                n, n_classes = rewrite(
+                    opened, target, function, split=split.split, probs=output_probs, storage_options=storage
+                )
             rows += n
     if output.as_json:
         print_json(
@@ -211,24 +215,6 @@ def apply(
     elif not output.quiet:
         several = f" in {len(targets)} files" if len(targets) > 1 else ""
         print(f"{header.class_name} on {rows:,} rows of {n_classes} classes{several}\n\nWritten: {out}")
-
-
-def _rewrite(
-    reader: o.Reader, file: PredictionFile, target: str, function: Callable[[Any], Any], split: str | None, probs: bool
-) -> tuple[int, int]:
-    from trueup.io.predictions import ROWS_LOOKED_AT
-    from trueup.io.rewrite import rewrite
-
-    first = True
-
-    def check_first_chunk(values: Any) -> Any:
-        nonlocal first
-        if first:
-            reader.warn_of_probabilities(file.name, values[:ROWS_LOOKED_AT])
-        first = False
-        return function(values)
-
-    return rewrite(file, target, check_first_chunk, split=split, probs=probs, storage_options=reader.storage_options)
 
 
 def _calibration(fitted: Calibrator, header: Any, class_axis: str | None) -> Callable[[Any], Any]:

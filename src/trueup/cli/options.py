@@ -10,10 +10,9 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
@@ -278,9 +277,7 @@ class Reader:
         with self.open(path) as file:
             if self.labels is not None or self.correct is not None or file.has_labels():
                 return None
-            logits = file.load_logits()
-        self.warn_of_probabilities(path, logits)
-        return logits
+            return file.load_logits()
 
     def load_half(self, path: str | Path, split: str) -> PredictionTable:
         """Load one half of a file if it holds two, else the whole file, or all shards."""
@@ -305,7 +302,6 @@ class Reader:
     def load_shards(self, source: str) -> PredictionTable:
         """Load all rows of shards, or a random sample of the rows if they do not fit in memory."""
         shards = self.find_shards(source)
-        self._check_first_rows(shards)
         return shards.load()
 
     def is_sharded(self, source: str, scheduler: str | None = None) -> bool:
@@ -334,7 +330,6 @@ class Reader:
         from trueup._core.executors import executor_for
 
         shards = self.find_shards(source, sharding.split)
-        self._check_first_rows(shards)
         with executor_for(sharding.scheduler or "none") as executor:
             yield shards, executor
 
@@ -360,37 +355,16 @@ class Reader:
     def _fields(self) -> dict[str, Any]:
         """Return the options that describe a file, as `load` takes them."""
         columns = tuple((self.logits or "").split(","))
-        plain = (f.name for f in fields(self) if f.name not in ("event", "storage"))
+        plain = (f.name for f in fields(self) if f.name not in ("event", "storage", "probs"))
         return set_options(self, *plain) | drop_unset(
             logits=columns if len(columns) > 1 else None,
             class_names=self.class_list,
+            probs=self.probs or None,
             storage_options=self.storage_options,
         )
 
     def _load(self, file: PredictionFile, split: str | None) -> PredictionTable:
-        predictions = file.load_table(split, mmap=True)  # logits over a vocabulary may fill most of the memory
-        self.warn_of_probabilities(file.name, predictions.logits)
-        return predictions
-
-    def warn_of_probabilities(self, path: str | Path, logits: Array) -> None:
-        """Warn of logits that look like probabilities."""
-        from trueup.io.predictions import looks_like_probabilities
-
-        plain = not self.probs and self.confidence is None and not self.multilabel
-        if plain and logits.ndim == 2 and (observation := looks_like_probabilities(logits)):
-            warnings.warn(f"{path}: {observation}; pass --probs if they are probabilities", stacklevel=3)
-
-    def _check_first_rows(self, shards: Shards) -> None:
-        """Warn of probabilities in the first rows of shards; a bad shard is reported later, when it is read."""
-        from trueup.io.predictions import ROWS_LOOKED_AT
-
-        first_rows = replace(shards, rows=ROWS_LOOKED_AT)
-        for path in () if self.probs or self.confidence else first_rows.paths:
-            with suppress(ValueError, OSError):
-                part = next(first_rows.read(path))
-                if len(part.labels):
-                    self.warn_of_probabilities(path, part.logits)
-                    return
+        return file.load_table(split, mmap=True)  # logits over a vocabulary may fill most of the memory
 
 
 @dataclass(frozen=True)

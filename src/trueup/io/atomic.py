@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from trueup._core.errors import InputError
+from trueup._core.errors import Hint, InputError
 from trueup.io.source import suffix_of
 
 StrPath: TypeAlias = str | os.PathLike[str]
@@ -88,7 +88,8 @@ def errors_name_file(path: Path | str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise error.replace(file=error.file or path, got=shorten(error.got)) from None
+        hint = Hint.PROBABILITIES_IN_FILE if error.hint is Hint.PROBABILITIES else error.hint
+        raise error.replace(file=error.file or path, got=shorten(error.got), hint=hint) from None
     except (FileNotFoundError, PermissionError, ImportError, MemoryError, Warning):
         raise
     except Exception as error:

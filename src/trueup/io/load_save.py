@@ -47,10 +47,11 @@ def load(
         Options with which fsspec opens an address.
     **fields
         Names of the arrays or columns of predictions. `logits` names the array, or a list of columns; `labels` names
-        the labels. `probs=True` reads probabilities p as log p. `confidence` names a column of stated confidences in
-        [0, 1]. `correct` then names the column with 1 for right and 0 for wrong (default "correct"), and the two
-        classes are wrong and right. `class_names` names the classes of labels that are texts. Logits of tokens or
-        pixels need `class_axis`: "first" for (n, K, …), "last" for (n, …, K). Rows labelled `ignore_index` are left
+        the labels. `probs=True` reads probabilities p as log p; `probs=False` insists on logits that look like
+        probabilities (1 is subtracted, which leaves the softmax unchanged). `confidence` names a column of stated
+        confidences in [0, 1]. `correct` then names the column with 1 for right and 0 for wrong (default "correct"), and
+        the two classes are wrong and right. `class_names` names the classes of labels that are texts. Logits of tokens
+        or pixels need `class_axis`: "first" for (n, K, …), "last" for (n, …, K). Rows labelled `ignore_index` are left
         out. With `multilabel` the logits are log-odds (n, labels), and the labels are 0 or 1 (n, labels).
 
     Returns
@@ -141,7 +142,7 @@ def load_logits(
     path: StrPath,
     *,
     logits: str | Sequence[str] = "logits",
-    probs: bool = False,
+    probs: bool | None = None,
     split: str | None = None,
     storage_options: StorageOptions = None,
 ) -> np.ndarray:
@@ -154,7 +155,7 @@ def load_logits(
     logits
         Name of the array, or a list of columns.
     probs
-        Read probabilities p as log p.
+        True reads probabilities p as log p; False insists on logits that look like probabilities.
     split
         "val" reads the array `val_logits`.
     storage_options
@@ -328,7 +329,7 @@ def save(
         if note is not None:
             raise InputError(name, "be left out for predictions", repr(note))
     _, write = format_of(path)
-    z, y = as_arrays(*obj, doubt=False, padding=False)
+    z, y = as_arrays(*obj, padding=False)
     clusters = getattr(obj, "clusters", None)  # without those of pixels or tokens, intervals would be too narrow
     others = {} if clusters is None else {getattr(obj, "cluster_name", "cluster"): np.asarray(clusters)}
     chunk = Chunk(plain_logits(z), np.ascontiguousarray(y), others)

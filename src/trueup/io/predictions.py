@@ -19,10 +19,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from trueup._core.arrays import ROUNDING, Array, as_labels, as_pair, read_padding
+from trueup._core.arrays import ROUNDING, Array, as_labels, as_pair, read_padding, subtract_one
 from trueup._core.errors import InputError
 from trueup._core.formatting import format_percent, html_summary
-from trueup._core.native import row_chunks
 from trueup._core.types import ArrayLike
 from trueup.io.atomic import StorageOptions, StrPath, errors_name_file, require_file, warn_of_skipped
 from trueup.io.formats import FORMATS
@@ -124,7 +123,8 @@ class Fields:
 
     logits: str | Sequence[str] = "logits"
     labels: str = "labels"
-    probs: bool = False
+    probs: bool | None = None
+    """True for probabilities. False insists on logits also if they look like probabilities."""
     confidence: str | None = None
     correct: str | None = None
     class_names: Sequence[str] | None = None
@@ -383,7 +383,8 @@ class PredictionFile:
             require_columns(columns, [fields.confidence, *([correct] if correct else [])])
             parse = LabelParser(binary=True, column=fields.label_column)
             return Plan([fields.confidence], correct, others, parse, gaps=True)
-        names, label = find_columns(columns, fields.logits, fields.labels if labelled else None, fields.probs, split)
+        label_name = fields.labels if labelled else None
+        names, label = find_columns(columns, fields.logits, label_name, bool(fields.probs), split)
         parse = LabelParser(self.class_names or (), column=label or "labels")
         return Plan(names, label, others, parse, absent=math.nan if fields.probs else -math.inf)
 
@@ -430,7 +431,7 @@ class PredictionFile:
     def to_logits(self, values: np.ndarray, floor: float | None) -> np.ndarray:
         """Convert values of the file to logits."""
         if not self.fields.probs and self.fields.confidence is None:
-            return values
+            return subtract_one(values) if self.fields.probs is False else values
         from trueup.convert import from_probs  # imported only for probabilities
 
         if self.fields.confidence is not None:
@@ -440,10 +441,11 @@ class PredictionFile:
     def _check(self, values: np.ndarray, labels: Any, floor: float | None, checked_before: bool) -> Predictions:
         if self.fields.probs or self.fields.confidence is not None:
             return Predictions(*as_pair(self.to_logits(values, floor), labels))
+        values = self.to_logits(values, None)
         if checked_before:
             values = read_padding(values)
             return Predictions(values, as_labels(labels, values))
-        z, y = as_pair(values, labels, doubt=False, padding=False)  # the first function that uses them checks that
+        z, y = as_pair(values, labels, padding=False)
         # A memory map is returned itself: its checked view would lose the read-only flag.
         return Predictions(values if isinstance(values, np.memmap) and values.dtype.isnative else z, y)
 
@@ -459,7 +461,7 @@ def _flatten(
     """Return one row per token, pixel or label, with its text, image or row, and its groups."""
     groups: dict[str, np.ndarray] = {}
     if fields.multilabel:
-        options: dict[str, Any] = {"ignore_index": fields.ignore_index, "probs": fields.probs}
+        options: dict[str, Any] = {"ignore_index": fields.ignore_index, "probs": bool(fields.probs)}
         table = from_multilabel(chunk.logits, np.asarray(chunk.labels), class_names=class_names, **options)
         z, y, sample, groups = table.logits, table.labels, np.asarray(table.clusters), dict(table.groups)
     else:
@@ -526,26 +528,6 @@ def _weights(chunk: Chunk, name: str | None) -> np.ndarray | None:
 def _vector(values: np.ndarray) -> np.ndarray:
     flat = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     return flat.astype(np.float64) if flat.dtype.kind in "biu" else flat
-
-
-ROWS_LOOKED_AT = 1000
-"""Number of rows that are checked: logits do not become distributions by chance."""
-
-
-def looks_like_probabilities(logits: Array) -> str | None:
-    """Return a sentence if logits look like probabilities: z ≥ 0 with Σ z = 1 in each row.
-
-    >>> looks_like_probabilities(np.array([[0.9, 0.1], [0.2, 0.8]]))
-    'each row sums to 1 like probabilities, but was read as logits'
-    >>> looks_like_probabilities(np.array([[2.0, -1.0]])) is None
-    True
-    """
-    first_rows = logits[:ROWS_LOOKED_AT]
-    for chunk in row_chunks(len(first_rows), first_rows.shape[1]):  # with a whole vocabulary they are large
-        rows = np.asarray(first_rows[chunk], dtype=np.float64)
-        if not (rows.size and rows.min() >= 0 and np.abs(rows.sum(axis=1) - 1).max() <= 1e-3):
-            return None
-    return "each row sums to 1 like probabilities, but was read as logits"
 
 
 def format_of(path: StrPath) -> tuple[Reader, Writer]:

@@ -172,7 +172,7 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
         if len(columns) > models.MAX_COLUMNS:
             raise ValueError(f"at most {models.MAX_COLUMNS} columns of groups are accepted, got {len(columns)}")
         more = (labels, columns, clusters or None) if labelled else (None,)
-        options = upload_reader.Options(probs, logits, *more)
+        options = upload_reader.Options(probs or None, logits, *more)
         async with receiver.receive(request, name) as (path, shown_name):
             return keep(await run_in_threadpool(uploads.read, path, shown_name, options, settings))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import warnings
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -20,7 +19,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from trueup._core import __version__
-from trueup._core.errors import LooksLikeProbabilities, error_message
+from trueup._core.errors import error_message
 from trueup.reports.style import DARK
 from trueup.serve import monitor_routes
 from trueup.serve.api import routes
@@ -89,8 +88,6 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             jobs.close()
             monitors.close()
 
-    # The pages warn in their own words about logits that look like probabilities.
-    warnings.filterwarnings("ignore", category=LooksLikeProbabilities)
     summary = "Measure and repair the calibration of neural networks."
     app = FastAPI(title="trueup", version=__version__, summary=summary, lifespan=lifespan, **OFFLINE)
     app.state.store, app.state.monitors = store, monitors

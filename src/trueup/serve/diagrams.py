@@ -25,7 +25,7 @@ def curve(
     pair: Predictions, *, method: str = "raw", temperature: float = 1.0, bins: int = 15, clusters: Any = None
 ) -> Curve:
     """Compute the reliability diagram of logits divided by a temperature."""
-    z, y = as_arrays(*pair, doubt=False)
+    z, y = as_arrays(*pair)
     z = upcast_half(z) if temperature == 1 else upcast_half(z) / temperature
     record = reliability(z, y, bins=bins, clusters=clusters, n_resamples=RESAMPLES)
     full = record.count > 0
@@ -98,7 +98,7 @@ def sets(pair: Predictions, *, method: str, score: Any, coverage: float, cluster
     from trueup.decisions.prediction_sets import PredictionSets, evaluate_sets
 
     pair, note = independent_rows(pair, clusters)
-    z, y = as_arrays(*pair, doubt=False)
+    z, y = as_arrays(*pair)
     if len(z) < 4:
         raise ValueError(f"prediction sets need at least 4 rows, half of them for evaluation; got {len(z)}")
     half = stratified_folds(z, y, 2)

@@ -22,7 +22,6 @@ from trueup._core.errors import error_message
 from trueup.integrations.prometheus import prometheus_text
 from trueup.io.artifacts import load_artifact, open_artifact
 from trueup.io.atomic import errors_name_file
-from trueup.io.predictions import looks_like_probabilities
 from trueup.monitor import Monitor, MonitorSizes
 from trueup.monitor.checkpoint import settings_in
 from trueup.serve import api, models, upload_reader, uploads
@@ -130,15 +129,11 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
         labels: api.LabelsName = "labels",
     ) -> models.MonitorInfo:
         """Add a log, sent as the request body in any format of uploads, oldest row first: all rows or none."""
-        session, options = monitors.get(id), upload_reader.Options(bool(probs), logits, labels)
+        session, options = monitors.get(id), upload_reader.Options(probs, logits, labels)
         async with receiver.receive(request, name) as (path, shown_name):
             data = await run_in_threadpool(uploads.read, path, shown_name, options, settings, uploads.MONITOR_HINTS)
             if data.test is not None:
                 raise ValueError(f"{shown_name}: a log must have one split, got val and test")
-            if probs is None and (sentence := looks_like_probabilities(data.val.logits)):
-                # Rows cannot be removed from a monitor again.
-                choice = "choose which they are under “What is in the file?”, or send probs=true or probs=false"
-                raise ValueError(f"{shown_name}: {sentence}; {choice}")
             return await change(session, partial(session.update, *data.val.pair), data.notes)
 
     @router.get("/api/monitors/{id}/file", **api.SAFETENSORS)

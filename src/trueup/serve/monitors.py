@@ -106,7 +106,7 @@ class MonitorSession:
 
     def update(self, logits: Any, labels: Any, *, awaited: bool = False) -> None:
         """Add all rows, or none if they are invalid."""
-        z, y = as_arrays(logits, labels, doubt=False)
+        z, y = as_arrays(logits, labels)
         draft = copy.copy(self.monitor)  # its attributes are immutable
         total, block = len(y), draft.evidence.block
         # The monitor checks for an alarm at the end of each block, so pieces of whole blocks give the same result.

@@ -38,7 +38,7 @@ MAX_GROUPS = 1000
 class Options:
     """The user's description of a file."""
 
-    probs: bool = False
+    probs: bool | None = None
     logits: str = "logits"
     """Name of the array, or names of the columns separated by commas."""
     labels: str | None = "labels"
@@ -110,7 +110,7 @@ def _read(path: Path, folder: Path, options: Options, limits: ReaderLimits) -> i
 def _read_split(source: sources.Source, split: str | None, options: Options, limits: ReaderLimits) -> Arrays:
     """Read `logits` and `labels`; per group column the codes of the rows and the names; and the codes of clusters."""
     columns = options.logits.split(",") if "," in options.logits else options.logits
-    names, label = sources.find_columns(source.columns, columns, options.labels, options.probs, split)
+    names, label = sources.find_columns(source.columns, columns, options.labels, bool(options.probs), split)
     wanted_columns = [name for name in (*options.groups, options.clusters) if name]
     others = [sources.column_of_split(source.columns, name, split) for name in wanted_columns]
     sources.require_columns(source.columns, others)

@@ -24,12 +24,12 @@ import numpy as np
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from trueup._core.arrays import as_logits, as_pair
+from trueup._core.arrays import as_logits, as_pair, subtract_one
 from trueup._core.errors import Hint, InputError, error_message, record_warnings
 from trueup.convert import from_probs
 from trueup.io.atomic import errors_name_file
 from trueup.io.formats import FORMATS
-from trueup.io.predictions import PredictionTable, looks_like_probabilities
+from trueup.io.predictions import PredictionTable
 from trueup.io.source import file_list, suffix_of
 from trueup.serve import upload_reader
 from trueup.serve.guard import too_large
@@ -46,6 +46,7 @@ HINTS = {
     Hint.FLATTEN: "the file must have one row per token or pixel",
     Hint.IGNORE_INDEX: "leave rows to be ignored out of the file",
     Hint.PROBS: "tick “Probabilities, not logits” to read probabilities",
+    Hint.PROBABILITIES_IN_FILE: "tick “Probabilities, not logits”; from real logits subtract 1, which changes nothing",
     Hint.SPLIT: "enter their names under “What is in the file?”",
     Hint.NOT_PROBABILITIES: "untick “Probabilities, not logits” if they are logits",
     Hint.EXACT_ZEROS: "send probabilities with exact zeros as probabilities",
@@ -54,6 +55,7 @@ HINTS = {
 """Remedies in the terms of the page."""
 MONITOR_HINTS = HINTS | {
     Hint.PROBS: "choose “probabilities” under “What is in the file?” to read probabilities",
+    Hint.PROBABILITIES_IN_FILE: "choose which they are under “What is in the file?”, or send probs=true or probs=false",
     Hint.NOT_PROBABILITIES: "choose “logits” under “What is in the file?” if they are logits",
 }
 """Remedies in the terms of the page of monitors."""
@@ -256,9 +258,6 @@ def _resident_bytes(pid: int) -> int:
 def _check(parts: list[Arrays], name: str, options: Options) -> Upload:
     with record_warnings() as notes, errors_name_file(Path(name)):  # one user must not see another's warnings
         tables = [_table(arrays, options) for arrays in parts]
-    for table in tables:
-        if not options.probs and (doubt := looks_like_probabilities(table.logits)):
-            notes.append(f"{doubt}; if so, choose that under “What is in the file?”")
     if not all(len(table.logits) for table in tables):
         raise ValueError(f"{name}: there are no rows")
     classes = [table.logits.shape[1] for table in tables]
@@ -269,11 +268,11 @@ def _check(parts: list[Arrays], name: str, options: Options) -> Upload:
 
 
 def _table(arrays: Arrays, options: Options) -> PredictionTable:
-    values = from_probs(arrays["logits"]) if options.probs else arrays["logits"]
-    if options.labels is None:
-        pair = as_logits(values, doubt=False), np.empty(0, np.int64)
-    else:
-        pair = as_pair(values, arrays["labels"], doubt=False)
+    values = arrays["logits"]
+    if options.probs is not None:
+        values = from_probs(values) if options.probs else subtract_one(values)
+    unlabelled = options.labels is None
+    pair = (as_logits(values), np.empty(0, np.int64)) if unlabelled else as_pair(values, arrays["labels"])
     # Contiguous copies: a view would keep a larger array alive.
     z, y = (np.ascontiguousarray(array) for array in pair)
     groups = {column: arrays[f"names{k}"][arrays[f"group{k}"]] for k, column in enumerate(options.groups)}

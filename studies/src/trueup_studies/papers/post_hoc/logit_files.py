@@ -20,7 +20,7 @@ import numpy as np
 from trueup._core.splits import random_order, split_by_sizes
 from trueup.io.atomic import errors_name_file
 from trueup.io.load_save import load
-from trueup.io.predictions import Predictions, looks_like_probabilities
+from trueup.io.predictions import Predictions
 from trueup_studies.grid import digest
 from trueup_studies.training.data.sources import folder_of
 
@@ -194,14 +194,11 @@ def _width(file: Path, array: str | None, probs: bool, split: str | None = None)
         logits = _read(file, array, probs, split).logits
     if not len(logits):
         raise ValueError(f"{file}: wanted predictions, got none at all")
-    if not probs and (words := looks_like_probabilities(logits)):
-        names = "val_probs and test_probs" if split else "probs"
-        raise ValueError(f"{file}: {words}; call arrays of probabilities {names}")
     return int(logits.shape[1])
 
 
 def _read(file: Path, array: str | None, probs: bool, split: str | None = None) -> Predictions:
-    return load(file, logits=array or KINDS[probs], probs=probs, split=split)
+    return load(file, logits=array or KINDS[probs], probs=probs or None, split=split)
 
 
 def _synthetic_sources(splits: int) -> Iterator[dict[str, Any]]:
