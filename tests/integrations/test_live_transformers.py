@@ -95,6 +95,11 @@ def test_a_classifier_from_collecting_to_its_folder_and_back(bert, rows, texts, 
     for found, row in zip(scores, wanted, strict=True):
         by_label = {entry["label"]: entry["score"] for entry in found}
         assert [by_label[f"LABEL_{k}"] for k in range(3)] == pytest.approx(row.tolist(), abs=1e-6)
+    tokenizer.save_pretrained(tmp_path / "net")
+    for folder in (tmp_path / "net", str(tmp_path / "net")):
+        by_folder = pipeline("text-classification", folder, top_k=None)
+        assert isinstance(by_folder.model, Calibrated)
+        assert by_folder(texts[:2]) == scores
 
 
 def test_a_pipeline_of_its_own_takes_it_too_and_ours_says_nothing_wrong(bert, tokenizer, texts, caplog):
@@ -221,7 +226,7 @@ def test_a_language_model_from_collecting_to_generating(gpt2, tmp_path):
     assert after["ece"].value < before["ece"].value / 2
     calibrated.save_pretrained(tmp_path)
     loaded = from_pretrained(tmp_path)
-    assert loaded.class_names == "last"
+    assert loaded.class_axis == "last"
     ids = rows[0]["input_ids"][None, :3]
     asked = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True}
     asked |= {"output_logits": True, "attention_mask": torch.ones_like(ids)}

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from trueup.models.pretrained import from_pretrained, save_pretrained
 __all__ = ["TrainerMetrics", "from_pretrained", "pipeline", "save_pretrained"]
 
 
-def pipeline(task: str, model: Calibrated, **options: Any) -> Any:
+def pipeline(task: str, model: Calibrated | str | os.PathLike[str], **options: Any) -> Any:
     """Make a pipeline of transformers with calibrated scores.
 
     `transformers.pipeline` takes a calibrated network too, but logs that it does not know the class.
@@ -28,7 +29,7 @@ def pipeline(task: str, model: Calibrated, **options: Any) -> Any:
     task
         Task of the pipeline, such as ``"text-classification"``.
     model
-        The calibrated network.
+        The calibrated network, or a folder that `save_pretrained` wrote. The folder may also hold the tokenizer.
     **options
         Options of `transformers.pipeline`, such as `tokenizer`.
 
@@ -39,9 +40,11 @@ def pipeline(task: str, model: Calibrated, **options: Any) -> Any:
     """
     import transformers
 
-    made = transformers.pipeline(task, model=model.model, **options)
-    made.model = model.to(made.device)
-    return made
+    source = model.model if isinstance(model, Calibrated) else os.fspath(model)
+    result = transformers.pipeline(task, model=source, **options)
+    calibrated = model if isinstance(model, Calibrated) else from_pretrained(model, result.model)
+    result.model = calibrated.to(result.device)
+    return result
 
 
 class TrainerMetrics:
