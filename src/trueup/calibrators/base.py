@@ -16,7 +16,7 @@ from trueup._core import arrays, native
 from trueup._core.namespace import NUMPY, Namespace, namespace_of
 from trueup._core.optimize import Certificate
 from trueup._core.row_scores import confidences
-from trueup._core.types import ArrayLike, WeightsLike
+from trueup._core.types import ArrayLike, ArrayT, WeightsLike
 from trueup._core.values import Value
 
 TIE_MARGIN = 1e-5
@@ -48,7 +48,7 @@ class Calibrator(Value):
     choice: Any = None
     """The comparison of methods that selected this calibrator, if several were tried."""
 
-    def __call__(self, logits: ArrayLike, **extra: Any) -> Any:
+    def __call__(self, logits: ArrayT, **extra: Any) -> ArrayT:
         """Calibrate logits (n, classes) of any array library."""
         xp = namespace_of(logits)
         with np.errstate(all="ignore"):  # `_saturate` repairs overflow afterwards
@@ -224,7 +224,7 @@ class TopLabel(ScoreCalibrator):
     margin: float = 0.0
     """Smallest distance of a calibrated confidence from 0 and 1."""
 
-    def confidence(self, logits: ArrayLike) -> Any:
+    def confidence(self, logits: ArrayT) -> ArrayT:
         """Return the calibrated confidence of each row, before it is raised or clipped for `map`.
 
         Parameters

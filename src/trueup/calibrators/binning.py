@@ -65,7 +65,7 @@ class Histogram(Edges, TopLabel):
     (2001), ICML.
     """
 
-    def __init__(self, edges: Any, values: Any, margin: float = 0.0, event: bool = False) -> None:
+    def __init__(self, edges: ArrayLike, values: ArrayLike, margin: float = 0.0, event: bool = False) -> None:
         super().__init__(edges, values)
         self.margin, self.event = check_margin(margin), event
 
@@ -309,7 +309,7 @@ class ShrunkenHistogram(Cuts, ClassCurves):
 
     weights: np.ndarray
 
-    def __init__(self, cuts: Any, values: Any, weights: Any) -> None:
+    def __init__(self, cuts: ArrayLike, values: ArrayLike, weights: ArrayLike) -> None:
         super().__init__(cuts, values)
         self.set_parameter("weights", weights)
         if self.cuts.ndim != 2 or self.weights.shape != self.values.shape:
@@ -414,7 +414,7 @@ class ScalingBinning(Edges, TopLabel):
 
     temperature: float
 
-    def __init__(self, temperature: float, edges: Any, values: Any, event: bool = False) -> None:
+    def __init__(self, temperature: float, edges: ArrayLike, values: ArrayLike, event: bool = False) -> None:
         self.event = event
         self.set_parameter("temperature", Temperature(temperature).temperature)
         super().__init__(edges, values)
@@ -654,7 +654,7 @@ class IMax(Cuts, TopLabel):
 
     left_closed = True
 
-    def __init__(self, cuts: Any, values: Any, margin: float = 0.0, event: bool = False) -> None:
+    def __init__(self, cuts: ArrayLike, values: ArrayLike, margin: float = 0.0, event: bool = False) -> None:
         super().__init__(cuts, values)
         self.margin, self.event = check_margin(margin), event
 

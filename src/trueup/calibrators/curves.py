@@ -12,6 +12,7 @@ from trueup._core import native
 from trueup._core.arrays import find_absent
 from trueup._core.namespace import Namespace
 from trueup._core.row_scores import class_probs
+from trueup._core.types import ArrayLike
 from trueup.calibrators.base import Calibrator
 
 Function = Callable[[Any], Any]
@@ -40,7 +41,7 @@ class Knots(Curve):
 
     knots: np.ndarray
 
-    def __init__(self, knots: Any, values: Any) -> None:
+    def __init__(self, knots: ArrayLike, values: ArrayLike) -> None:
         keep_curve(self, "knots", knots, values)
 
     def curve(self, xp: Namespace, p: Any) -> Any:
@@ -53,7 +54,7 @@ class Edges(Curve):
 
     edges: np.ndarray
 
-    def __init__(self, edges: Any, values: Any) -> None:
+    def __init__(self, edges: ArrayLike, values: ArrayLike) -> None:
         keep_curve(self, "edges", edges, values, extra=-1)
 
     def curve(self, xp: Namespace, p: Any) -> Any:
@@ -67,7 +68,7 @@ class Cuts(Curve):
     left_closed: ClassVar[bool] = False
     cuts: np.ndarray
 
-    def __init__(self, cuts: Any, values: Any) -> None:
+    def __init__(self, cuts: ArrayLike, values: ArrayLike) -> None:
         keep_curve(self, "cuts", cuts, values, extra=1)
 
     def curve(self, xp: Namespace, p: Any) -> Any:

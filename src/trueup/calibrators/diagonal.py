@@ -54,12 +54,12 @@ class Diagonal(Calibrator):
     knots: np.ndarray
     slopes: np.ndarray
 
-    def __init__(self, knots: Any, slopes: Any) -> None:
+    def __init__(self, knots: ArrayLike, slopes: ArrayLike) -> None:
         self.set_parameters(knots=knots, slopes=slopes)
         if np.ndim(self.knots) != 1 or len(self.knots) < 2 or not (np.diff(self.knots) > 0).all():
-            raise ValueError(f"knots must be at least two ascending numbers, got {knots}")
+            raise ValueError(f"knots must be at least two ascending numbers, got {self.knots}")
         if np.shape(self.slopes) != self.knots.shape or not (self.slopes > 0).all():
-            raise ValueError(f"slopes must be positive, one for each of {len(self.knots)} knots, got {slopes}")
+            raise ValueError(f"slopes must be positive, one for each of {len(self.knots)} knots, got {self.slopes}")
 
     def map(self, xp: Namespace, z: Any) -> Any:
         """Apply g, with g = 0 at the first knot."""

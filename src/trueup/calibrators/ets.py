@@ -62,12 +62,12 @@ class EnsembleTemperature(Calibrator):
     temperature: float
     weights: np.ndarray
 
-    def __init__(self, temperature: float, weights: Any) -> None:
+    def __init__(self, temperature: float, weights: ArrayLike) -> None:
         self.set_parameters(temperature=temperature, weights=weights)
         check_positive(self.temperature, "temperature")
         w = self.weights
         if not (w.shape == (3,) and bool((w >= 0).all()) and abs(float(w.sum()) - 1) < 1e-9 and float(w[2]) < 1):
-            raise ValueError(f"weights must be three, not negative, of sum 1, not all on the uniform, got {weights}")
+            raise ValueError(f"weights must be three, not negative, of sum 1, not all on the uniform, got {w}")
 
     def map(self, xp: Namespace, z: Any) -> Any:
         """Return the log-probabilities of the mixture."""

@@ -20,7 +20,7 @@ from trueup._core.optimize import warn_at_bound
 from trueup._core.registry import FORECAST_METHODS
 from trueup._core.splits import cluster_folds, stratified_folds
 from trueup._core.tally import Mean
-from trueup._core.types import ArrayLike, WeightsLike
+from trueup._core.types import ArrayLike, ArrayT, WeightsLike
 from trueup._core.values import Value
 from trueup.metrics.forecasts import LEVELS, GaussianForecast, check_forecast, scaled_pinball
 
@@ -31,7 +31,7 @@ _MIN_SCALE = 1e-12
 class ForecastMap(Value):
     """A fitted map of means and standard deviations; the output is the same kind of array, with the input's dtype."""
 
-    def __call__(self, mean: Any, std: Any) -> Any:
+    def __call__(self, mean: ArrayT, std: ArrayLike) -> Any:
         """Map the means and standard deviations of forecasts, two arrays of one shape."""
         xp = namespace_of(mean)
         if xp is not None and not xp.is_numpy and namespace_of(std) is xp:
@@ -54,7 +54,7 @@ class Recalibrator(ForecastMap):
     quantiles that can be placed behind a network or exported.
     """
 
-    def at_levels(self, levels: Any) -> QuantilesAt:
+    def at_levels(self, levels: ArrayLike) -> QuantilesAt:
         """Return the map from (μ, σ) to the calibrated quantiles of these levels.
 
         Parameters
@@ -97,7 +97,7 @@ class Recalibrator(ForecastMap):
         m, s = xp.upcast_half(mean), xp.upcast_half(std)
         return xp.astype(m + centre * s, mean.dtype), xp.astype(scale * s, std.dtype)
 
-    def levels(self, levels: Any) -> Any:
+    def levels(self, levels: ArrayT) -> ArrayT:
         """Return the forecast's levels that have the calibrated quantiles of these levels: Φ(Q(q)), Q that of Z.
 
         Parameters
@@ -113,7 +113,7 @@ class Recalibrator(ForecastMap):
         q = _check_levels(levels)
         return match_kind(_cast(ndtr(self.standard_quantiles(q)), levels), levels)
 
-    def quantiles(self, mean: Any, std: Any, *, levels: Any) -> Any:
+    def quantiles(self, mean: ArrayT, std: ArrayLike, *, levels: ArrayLike) -> ArrayT:
         """Return the calibrated quantiles μ + σ·Q(q).
 
         Parameters
@@ -136,7 +136,7 @@ class Recalibrator(ForecastMap):
             spread = np.where(s == 0, 0.0, s * z)  # a forecast without spread has none at any level: 0·∞ = 0
         return match_kind(_cast(m + spread, mean), mean)
 
-    def interval(self, mean: Any, std: Any, *, level: float = 0.95) -> Any:
+    def interval(self, mean: ArrayT, std: ArrayLike, *, level: float = 0.95) -> tuple[ArrayT, ArrayT]:
         """Return the ends of central intervals, which leave (1 − level)/2 on either side.
 
         Parameters
@@ -154,10 +154,10 @@ class Recalibrator(ForecastMap):
             Lower and upper ends, shape (n,) each.
         """
         level = float(_check_levels([level], "level")[0])
-        ends = self.quantiles(mean, std, levels=[(1 - level) / 2, (1 + level) / 2])
+        ends: Any = self.quantiles(mean, std, levels=[(1 - level) / 2, (1 + level) / 2])
         return ends[:, 0], ends[:, 1]
 
-    def probabilities(self, mean: Any, std: Any, targets: ArrayLike) -> Any:
+    def probabilities(self, mean: ArrayT, std: ArrayLike, targets: ArrayLike) -> ArrayT:
         """Return P(Y ≤ y) of each target; these are uniform on [0, 1] if the forecasts are calibrated.
 
         Parameters
@@ -191,7 +191,7 @@ class QuantilesAt(ForecastMap):
     levels: np.ndarray
     z: np.ndarray
 
-    def __init__(self, levels: Any, z: Any) -> None:
+    def __init__(self, levels: ArrayLike, z: ArrayLike) -> None:
         self.set_parameter("levels", levels)
         self.set_parameter("z", z)
 
@@ -237,7 +237,7 @@ class VarianceScaling(Recalibrator):
             raise ValueError(f"scale must be one positive number, got {scale}")
 
     @classmethod
-    def fit(cls, mean: Any, std: Any, targets: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
+    def fit(cls, mean: ArrayLike, std: ArrayLike, targets: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
         """Minimise the Gaussian negative log-likelihood: s is the root mean square of (y − μ)/σ.
 
         Parameters
@@ -316,7 +316,7 @@ class IsotonicQuantiles(Recalibrator):
     mean_and_std: np.ndarray
     """The mean and the standard deviation of Z."""
 
-    def __init__(self, knots: Any, values: Any) -> None:
+    def __init__(self, knots: ArrayLike, values: ArrayLike) -> None:
         self.set_parameter("knots", knots)
         self.set_parameter("values", values)
         shapes = np.shape(self.knots), np.shape(self.values)
@@ -329,7 +329,7 @@ class IsotonicQuantiles(Recalibrator):
         self.set_parameter("mean_and_std", _moments(self.knots, self.values))
 
     @classmethod
-    def fit(cls, mean: Any, std: Any, targets: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
+    def fit(cls, mean: ArrayLike, std: ArrayLike, targets: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
         """Take the empirical distribution function of (y − μ)/σ; equal values keep their first and last knot.
 
         Parameters
@@ -403,7 +403,7 @@ def _moments(knots: np.ndarray, values: np.ndarray) -> tuple[float, float]:
     return centre + first, math.sqrt(max(second - first**2, 0.0))
 
 
-def _standardise(mean: Any, std: Any, targets: ArrayLike, *, min_rows: int = 0) -> np.ndarray:
+def _standardise(mean: Any, std: Any, targets: Any, *, min_rows: int = 0) -> np.ndarray:
     """Return z = (y − μ)/σ of each row in float64; σ must be positive."""
     m, s = _forecast(mean, std)
     y = as_vector(targets, "targets", length=len(m))
@@ -492,8 +492,8 @@ class RecalibrationChoice:
 
 
 def choose_recalibration(
-    mean: Any,
-    std: Any,
+    mean: ArrayLike,
+    std: ArrayLike,
     targets: ArrayLike,
     *,
     methods: Sequence[str] | None = None,

@@ -72,14 +72,16 @@ class PerGroup(Calibrator):
     calibrators: tuple[Calibrator, ...]
     shares: np.ndarray
 
-    def __init__(self, base: Calibrator, calibrators: Sequence[Calibrator], names: Sequence[str], shares: Any) -> None:
+    def __init__(
+        self, base: Calibrator, calibrators: Sequence[Calibrator], names: Sequence[str], shares: ArrayLike
+    ) -> None:
         self.base, self.calibrators, self.names = base, tuple(calibrators), list(names)
         self.set_parameter("shares", shares)
         if not len(self.calibrators) == len(self.names) == len(self.shares):
             got = f"{len(self.calibrators)}, {len(self.names)} and {len(self.shares)}"
             raise ValueError(f"calibrators, names and shares must have one entry per group, got {got}")
         if not ((self.shares >= 0) & (self.shares <= 1)).all():
-            raise ValueError(f"shares must lie in [0, 1], got {shares}")
+            raise ValueError(f"shares must lie in [0, 1], got {self.shares}")
 
     def map(self, xp: Namespace, z: Any, *, groups: ArrayLike | None = None) -> Any:
         """Return the log-probabilities of the row's group; the pooled ones for a group without a map."""

@@ -13,7 +13,7 @@ from trueup._core.bins import tie_ends
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.row_scores import scores_and_outcomes
 from trueup._core.splits import k_fold
-from trueup._core.types import ArrayLike, WeightsLike
+from trueup._core.types import ArrayLike, ArrayT, WeightsLike
 from trueup.calibrators.base import TopLabel, break_ties, clip_frequencies, row_count
 from trueup.calibrators.curves import PADDING, ClassCurves, Knots, each_class, one_vs_rest, order_weight, pad_curves
 from trueup.calibrators.temperature import Temperature
@@ -47,7 +47,7 @@ class Isotonic(Knots, TopLabel):
     doi:10.1145/775047.775151.
     """
 
-    def __init__(self, knots: Any, values: Any, event: bool = False) -> None:
+    def __init__(self, knots: ArrayLike, values: ArrayLike, event: bool = False) -> None:
         super().__init__(knots, values)
         self.event = event
 
@@ -110,7 +110,7 @@ class IsotonicOvR(Knots, ClassCurves):
 
     temperature: float
 
-    def __init__(self, knots: Any, values: Any, temperature: float = 1.0) -> None:
+    def __init__(self, knots: ArrayLike, values: ArrayLike, temperature: float = 1.0) -> None:
         super().__init__(knots, values)
         self.set_parameter("temperature", Temperature(temperature).temperature)
 
@@ -375,7 +375,7 @@ class VennAbers(ClassCurves):
     lower: np.ndarray
     upper: np.ndarray
 
-    def __init__(self, scores: Any, lower: Any, upper: Any) -> None:
+    def __init__(self, scores: ArrayLike, lower: ArrayLike, upper: ArrayLike) -> None:
         self.set_parameters(scores=scores, lower=lower, upper=upper)
         shape = (*self.scores.shape[:-1], self.scores.shape[-1] + 1)
         if self.scores.ndim != 3 or tuple(self.lower.shape) != shape or tuple(self.upper.shape) != shape:
@@ -392,7 +392,7 @@ class VennAbers(ClassCurves):
         p, weight = _two_probs(xp, xp.double(z)), order_weight(xp, z.dtype)
         return xp.astype(xp.log((self.curve(xp, p) + weight * p) / (1 + weight)).T, z.dtype)
 
-    def brackets(self, logits: ArrayLike) -> tuple[Any, Any]:
+    def brackets(self, logits: ArrayT) -> tuple[ArrayT, ArrayT]:
         """Return p₀ and p₁ of each class; with folds, from the geometric means of p₁ and of 1 − p₀.
 
         Parameters

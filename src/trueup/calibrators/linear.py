@@ -43,7 +43,7 @@ class Linear(Calibrator):
     weight: np.ndarray
     bias: np.ndarray
 
-    def __init__(self, weight: Any, bias: Any) -> None:
+    def __init__(self, weight: ArrayLike, bias: ArrayLike) -> None:
         self.set_parameters(weight=weight, bias=bias)
         classes, shape = np.size(self.bias), np.shape(self.weight)
         if shape not in ((classes,), (classes, classes)):
@@ -358,7 +358,7 @@ class Structured(Linear):
 
     temperature: float
 
-    def __init__(self, temperature: float, weight: Any, bias: Any) -> None:
+    def __init__(self, temperature: float, weight: ArrayLike, bias: ArrayLike) -> None:
         super().__init__(weight, bias)
         self.set_parameter("temperature", temperature)
 

@@ -58,7 +58,7 @@ class Platt(Calibrator):
     slope: np.ndarray
     offset: np.ndarray
 
-    def __init__(self, slope: Any, offset: Any) -> None:
+    def __init__(self, slope: ArrayLike, offset: ArrayLike) -> None:
         keep_class_vectors(self, slope=slope, offset=offset)
 
     def map(self, xp: Namespace, z: Any) -> Any:
@@ -137,10 +137,10 @@ class Quadratic(Calibrator):
     low: np.ndarray
     high: np.ndarray
 
-    def __init__(self, slope: Any, square: Any, offset: Any, low: Any, high: Any) -> None:
+    def __init__(self, slope: ArrayLike, square: ArrayLike, offset: ArrayLike, low: ArrayLike, high: ArrayLike) -> None:
         keep_class_vectors(self, slope=slope, square=square, offset=offset, low=low, high=high)
         if not (self.low <= self.high).all():
-            raise ValueError(f"low must be at most high, got {low} and {high}")
+            raise ValueError(f"low must be at most high, got {self.low} and {self.high}")
 
     def map(self, xp: Namespace, z: Any) -> Any:
         """Apply the curves to each class's log-odds and normalise."""
@@ -211,10 +211,10 @@ class Beta(Calibrator):
     b: np.ndarray
     c: np.ndarray
 
-    def __init__(self, a: Any, b: Any, c: Any) -> None:
+    def __init__(self, a: ArrayLike, b: ArrayLike, c: ArrayLike) -> None:
         keep_class_vectors(self, a=a, b=b, c=c)
         if (self.a < 0).any() or (self.b < 0).any():
-            raise ValueError(f"a and b must not be negative, got a = {a} and b = {b}")
+            raise ValueError(f"a and b must not be negative, got a = {self.a} and b = {self.b}")
 
     def map(self, xp: Namespace, z: Any) -> Any:
         """Apply the curves to each class's probability and normalise."""

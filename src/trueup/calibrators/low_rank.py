@@ -62,7 +62,9 @@ class LowRank(Calibrator):
     left: np.ndarray
     right: np.ndarray
 
-    def __init__(self, temperature: float, weight: Any, bias: Any, left: Any, right: Any) -> None:
+    def __init__(
+        self, temperature: float, weight: ArrayLike, bias: ArrayLike, left: ArrayLike, right: ArrayLike
+    ) -> None:
         self.set_parameters(temperature=temperature, weight=weight, bias=bias, left=left, right=right)
         shapes = [np.shape(part) for part in (self.temperature, self.weight, self.bias, self.left, self.right)]
         classes, factors = shapes[2], shapes[3]

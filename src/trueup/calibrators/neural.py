@@ -144,7 +144,7 @@ class Residual(FoldNetworks):
     first: np.ndarray
     output: np.ndarray
 
-    def __init__(self, base: Calibrator, first: Any, output: Any) -> None:
+    def __init__(self, base: Calibrator, first: ArrayLike, output: ArrayLike) -> None:
         self.base = base
         self.set_parameters(first=first, output=output)
         shapes = self.first.shape, self.output.shape
@@ -289,7 +289,7 @@ class OrderInvariant(FoldNetworks):
     second: np.ndarray
     third: np.ndarray
 
-    def __init__(self, temperature: float, first: Any, second: Any, third: Any) -> None:
+    def __init__(self, temperature: float, first: ArrayLike, second: ArrayLike, third: ArrayLike) -> None:
         self.set_parameter("temperature", temperature)
         for name, value in (("first", first), ("second", second), ("third", third)):
             layer = np.asarray(value)

@@ -59,13 +59,13 @@ class Mixture(Calibrator):
     share: float
 
     def __init__(
-        self, calibrators: Sequence[Calibrator], weights: Any, temperature: float = 1.0, share: float = 0.0
+        self, calibrators: Sequence[Calibrator], weights: ArrayLike, temperature: float = 1.0, share: float = 0.0
     ) -> None:
         self.calibrators = tuple(calibrators)
         self.set_parameters(weights=weights, temperature=temperature, share=share)
         w = self.weights
         if w.shape != (len(self.calibrators),) or not bool((w > 0).all()) or abs(float(w.sum()) - 1) > 1e-6:
-            raise ValueError(f"weights must be {len(self.calibrators)} positive numbers of sum 1, got {weights}")
+            raise ValueError(f"weights must be {len(self.calibrators)} positive numbers of sum 1, got {self.weights}")
         check_positive(self.temperature, "temperature")
         _check_share(self.share)
 

@@ -9,7 +9,7 @@ import numpy as np
 from trueup._core.arrays import as_logits, count_options, find_absent, match_kind, to_array
 from trueup._core.errors import InputError
 from trueup._core.namespace import NUMPY
-from trueup._core.types import ArrayLike
+from trueup._core.types import ArrayLike, ArrayT
 from trueup.calibrators.linear import Vector
 
 _MIN_PRIOR = 1e-12
@@ -54,7 +54,7 @@ def contextual_bias(logits: ArrayLike) -> Vector:
     return _divide_by(np.where(rows > 0, lift.sum(axis=0) / rows.clip(1), 1.0))
 
 
-def position_bias(logits: ArrayLike, orders: Any = None) -> Vector:
+def position_bias(logits: ArrayLike, orders: ArrayLike | None = None) -> Vector:
     """Estimate position bias by permutation: divide by the model's mean probability of each position.
 
     Every option must appear in every position equally often. Then the content cancels in the mean of the
@@ -89,7 +89,7 @@ def position_bias(logits: ArrayLike, orders: Any = None) -> Vector:
     return _divide_by(NUMPY.softmax(NUMPY.log_softmax(z, axis=2).mean(axis=1)).mean(axis=0))
 
 
-def average_orders(logits: ArrayLike, orders: Any = None) -> Any:
+def average_orders(logits: ArrayT, orders: ArrayLike | None = None) -> ArrayT:
     """Average the log-probabilities of each option over the orders in which it was shown.
 
     It needs one answer per order, and no fit.
@@ -126,7 +126,7 @@ def _divide_by(prior: np.ndarray) -> Vector:
     return Vector(np.ones_like(bias), bias - bias.mean())
 
 
-def _check_orders(logits: ArrayLike, orders: Any) -> tuple[np.ndarray, np.ndarray]:
+def _check_orders(logits: Any, orders: ArrayLike | None) -> tuple[np.ndarray, np.ndarray]:
     """Return logits in float64 and the option in each position, both (questions, orders, options)."""
     stacked = to_array(logits, "logits")
     if stacked.ndim != 3:

@@ -14,7 +14,7 @@ from trueup._core.arrays import as_logits, as_matrix, as_weighted, as_weights, m
 from trueup._core.bins import BINS, EDGE_TOLERANCE, bin_index, equal_mass, equal_width, rounding_error
 from trueup._core.namespace import NUMPY, Namespace, namespace_of
 from trueup._core.row_scores import scores_and_outcomes
-from trueup._core.types import ArrayLike, WeightsLike
+from trueup._core.types import ArrayLike, ArrayT, WeightsLike
 from trueup.calibrators.base import ScoreCalibrator, check_margin, row_count, set_confidence
 from trueup.calibrators.diagonal import centre_rows
 from trueup.metrics.proximity import NEIGHBOURS, Rule, check_neighbours, closeness
@@ -53,7 +53,7 @@ class ProximityInformed(ScoreCalibrator):
 
     def __init__(
         self,
-        features: Any,
+        features: ArrayLike,
         of_logits: bool = False,
         neighbours: int = NEIGHBOURS,
         rule: Rule = "distance",
@@ -76,7 +76,7 @@ class ProximityInformed(ScoreCalibrator):
     def map_confidence(self, xp: Namespace, confidence: Any, proximity: Any, eps: float) -> Any:
         """Map confidences and proximities (n,) in float64; `eps` is the rounding of the logits."""
 
-    def confidence(self, logits: ArrayLike, *, features: Any = None) -> Any:
+    def confidence(self, logits: ArrayT, *, features: ArrayLike | None = None) -> ArrayT:
         """Return the calibrated confidence of each row, before it is raised or clipped for `map`.
 
         Parameters
@@ -94,7 +94,7 @@ class ProximityInformed(ScoreCalibrator):
         z = upcast_half(as_logits(logits))
         return match_kind(self._confidence(NUMPY, z, features).astype(z.dtype), logits)
 
-    def map(self, xp: Namespace, z: Any, *, features: Any = None) -> Any:
+    def map(self, xp: Namespace, z: Any, *, features: ArrayLike | None = None) -> Any:
         """Set the predicted class to its calibrated confidence and share the rest."""
         confidence = self._confidence(xp, z, features)
         return xp.astype(set_confidence(xp, xp.double(z), confidence, event=self.event), z.dtype)
@@ -157,7 +157,9 @@ class DensityRatio(ProximityInformed):
     correct: np.ndarray
     wrong: np.ndarray
 
-    def __init__(self, features: Any, correct: Any, wrong: Any, mirrored: bool = False, **shared: Any) -> None:
+    def __init__(
+        self, features: ArrayLike, correct: ArrayLike, wrong: ArrayLike, mirrored: bool = False, **shared: Any
+    ) -> None:
         super().__init__(features, **shared)
         for name, points in (("correct", correct), ("wrong", wrong)):
             self.set_parameter(name, points)
@@ -191,7 +193,7 @@ class DensityRatio(ProximityInformed):
         logits: ArrayLike,
         labels: ArrayLike,
         *,
-        features: Any = None,
+        features: ArrayLike | None = None,
         neighbours: int = NEIGHBOURS,
         rule: Rule = "distance",
         mirrored: bool = False,
@@ -272,7 +274,13 @@ class BinMeanShift(ProximityInformed):
     proximity_edges: np.ndarray
 
     def __init__(
-        self, features: Any, shift: Any, edges: Any, proximity_edges: Any, margin: float | None = None, **shared: Any
+        self,
+        features: ArrayLike,
+        shift: ArrayLike,
+        edges: ArrayLike,
+        proximity_edges: ArrayLike,
+        margin: float | None = None,
+        **shared: Any,
     ) -> None:
         super().__init__(features, **shared)
         self.margin = 1 / (len(self.features) + 2) if margin is None else check_margin(margin)
@@ -296,7 +304,7 @@ class BinMeanShift(ProximityInformed):
         logits: ArrayLike,
         labels: ArrayLike,
         *,
-        features: Any = None,
+        features: ArrayLike | None = None,
         bins: int = BINS,
         proximity_bins: int = 5,
         neighbours: int = NEIGHBOURS,

@@ -58,7 +58,7 @@ class Spline(Knots, TopLabel):
     Gupta et al., "Calibration of neural networks using splines" (2021), arXiv:2006.12800.
     """
 
-    def __init__(self, knots: Any, values: Any, margin: float = 0.0, event: bool = False) -> None:
+    def __init__(self, knots: ArrayLike, values: ArrayLike, margin: float = 0.0, event: bool = False) -> None:
         super().__init__(knots, values)
         self.margin, self.event = check_margin(margin), event
 
@@ -156,7 +156,7 @@ class SmoothingSpline(Calibrator):
     knots: np.ndarray
     values: np.ndarray
 
-    def __init__(self, knots: Any, values: Any) -> None:
+    def __init__(self, knots: ArrayLike, values: ArrayLike) -> None:
         self.set_parameters(knots=knots, values=values)
         fits = self.knots.ndim == 2 and self.knots.shape == self.values.shape
         if not fits or not (np.diff(self.knots, axis=1) >= 0).all() or not np.isfinite(self.values).all():
