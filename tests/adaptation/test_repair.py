@@ -21,6 +21,7 @@ from flat_options import repair_with as repair
 from trueup._core.errors import InputError
 from trueup.adaptation import FAMILIES, Repaired
 from trueup.adaptation.batch_norm import Crop, batch_norms, estimate, share_copy, shift_test
+from trueup.adaptation.class_mix import find_class_mix
 from trueup.adaptation.composition import Composition, PixelSpace
 from trueup.adaptation.forward_selection import (
     FoldState,
@@ -83,6 +84,44 @@ def test_the_steps_tell_what_was_tried(balanced: Repaired) -> None:
         required = step.required_errors
         assert required == 1.64 or (required == 0 and not step.title.startswith("half step"))
     assert balanced.repair_record.p_values.keys() == {"affine", "gamma"}
+
+
+def test_batch_norm_alone_replaces_a_map_that_fits_worse() -> None:
+    x, y = images(400, 2)
+    options = {"normalise": nn.Identity(), "augment": None, "maps": ("gamma",)}
+    record = repair(trained(), loader(white_balance(x), y), **options).repair_record
+    kept = [step.name for step in record.steps if step.kept]
+    assert "gamma + batch_norm" in kept
+    assert "batch_norm" in kept
+    assert record.parts == ("batch_norm", "head")
+
+
+@pytest.mark.parametrize("shares", [[1, 1, 0.15, 0.15], [1, 0.3, 0.1, 1]])
+def test_other_class_frequencies_are_not_learnt(shares: list[float]) -> None:
+    x, y = images(1200, 2)
+    kept = torch.rand(len(y), generator=torch.Generator().manual_seed(0)) < torch.tensor(shares)[y]
+    x, y = x[kept][:300], y[kept][:300]
+    fitted = fit(x, y)
+    xt, yt = images(1500, 3)
+    alone = trueup.METHODS["temperature"](trained()(x).detach(), y)
+    assert nll(fitted, xt, yt) < float(F.cross_entropy(alone(trained()(xt).detach()), yt)) + 0.005
+    assert any("samples are weighted to undo the difference" in note for note in fitted.repair_record.notes)
+
+
+def test_a_missing_class_leaves_batch_norm_and_the_last_layer_unchanged() -> None:
+    x, y = images(500, 2)
+    record = fit(white_balance(x[y > 0]), y[y > 0]).repair_record
+    assert record.parts in ((), ("input",))
+    assert any("some classes are missing" in note for note in record.notes)
+
+
+def test_equal_class_frequencies_need_no_weights() -> None:
+    x, y = images(1200, 2)
+    assert find_class_mix(trained()(x).detach().double().numpy(), y.numpy()) is None
+    # A network that assumes these frequencies needs none either.
+    rare = torch.rand(len(y), generator=torch.Generator().manual_seed(0)) < torch.tensor([1, 1, 0.15, 0.15])[y]
+    biased = trained()(x[rare]).detach() + torch.tensor([1, 1, 0.15, 0.15]).log()
+    assert find_class_mix(biased.double().numpy(), y[rare].numpy()) is None
 
 
 def test_home_data_is_left_to_temperature() -> None:

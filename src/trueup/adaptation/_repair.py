@@ -13,9 +13,17 @@ from torch import Tensor, nn
 from trueup._core.errors import InputError
 from trueup._core.registry import METHODS
 from trueup.adaptation.batch_norm import SHIFT_SIGNIFICANCE, input_shift_test, no_batch_norm, no_copy, share_copy
+from trueup.adaptation.class_mix import MAX_MISSING, find_class_mix
 from trueup.adaptation.composition import Composition, Normalise
 from trueup.adaptation.context import MIN_SAMPLES, ForwardResult, RepairContext, RepairOptions, prepare
-from trueup.adaptation.forward_selection import FoldState, ForwardSelection, average_folds, fit_to_teacher, select_maps
+from trueup.adaptation.forward_selection import (
+    FoldState,
+    ForwardSelection,
+    average_folds,
+    fit_to_teacher,
+    row_losses,
+    select_maps,
+)
 from trueup.adaptation.last_layer import cross_fit_head, find_head, fit_correction
 from trueup.adaptation.record import Pipeline, Repaired, assemble, restore_modes
 from trueup.calibrators.base import Calibrator
@@ -109,12 +117,19 @@ def _repair(context: RepairContext, method: str) -> Repaired:
     if reason:
         context.notes.append(reason)
         context, method = replace(context, parts=(), families=()), "temperature"
+    context = _weigh_classes(context)
     selection = select_maps(context)
     selection.stopped = reason or selection.stopped
     head = _find_head(context)
-    results, weight = _try_batch_norm(context, selection, head)
+    renewable = _can_renew(context)
+    results, weight = _try_batch_norm(context, selection, head) if renewable else (None, 0.0)
     if weight and context.families and network.cost().equivalents <= context.budget:
         results, weight = _try_taught_map(context, selection, head) or (results, weight)
+    if selection.folds[0].composition.parts and renewable:
+        # A map can hide a better pipeline: new statistics alone compete with all of it.
+        alone = "batch_norm", "batch-norm statistics alone"
+        tried = _try_pipeline(context, selection, head, Composition([]), *alone, required=0.0, baseline=0)
+        results, weight = tried or (results, weight)
     ridge = _try_head(context, selection, head, results)
     if not _holds(selection):
         # The choice among steps can overfit. If the nested choice has no gain, only the temperature is kept.
@@ -129,7 +144,8 @@ def _repair(context: RepairContext, method: str) -> Repaired:
         statistics, logits, features = context.forward(composition, weight, head)
         changed |= statistics
         if ridge is not None and features is not None and head is not None:
-            correction = fit_correction(logits.double().numpy(), features, labels.numpy(), ridge)
+            z = logits.double().numpy()
+            correction = fit_correction(z, features, labels.numpy(), ridge, weights=context.weights)
             changed[f"{head}.weight"], changed[f"{head}.bias"] = correction.layer(_linear(network.model, head))
             # The last layer is overconfident on the samples that it was fitted to: held-out logits set the temperature.
             logits = torch.from_numpy(selection.steps[selection.current].logits)
@@ -147,6 +163,20 @@ def _too_little(labels: Tensor) -> str:
     if len(torch.unique(labels)) == 1:
         return "all samples are of one class, so a fit would only learn to predict this class"
     return ""
+
+
+def _weigh_classes(context: RepairContext) -> RepairContext:
+    """Weigh the samples if their class frequencies differ from those that the network assumes."""
+    logits, labels = context.network.plain_logits(), context.network.labels
+    mix = find_class_mix(logits.double().numpy(), labels.numpy()) if context.parts else None
+    if mix is None:
+        return context
+    differs = f"class frequencies of the samples differ from those that the network assumes (p = {mix.p_value:.2g})"
+    if mix.missing <= MAX_MISSING:
+        context.notes.append(f"{differs}; samples are weighted to undo the difference")
+        return replace(context, weights=mix.weights)
+    context.notes.append(f"{differs} and some classes are missing; batch norm and the last layer are left as they are")
+    return replace(context, parts=tuple(part for part in context.parts if part == "input"))
 
 
 def _holds(selection: ForwardSelection) -> bool:
@@ -174,6 +204,13 @@ def _try_method(context: RepairContext, selection: ForwardSelection, method: str
     return fit(current.logits, labels.numpy()) if step.kept else None
 
 
+def _can_renew(context: RepairContext) -> bool:
+    """Check whether batch-norm statistics may and can be renewed; a reason against it becomes a note."""
+    reason = no_batch_norm(context.network) if "batch_norm" in context.parts else ""
+    context.notes.extend([reason] if reason else [])
+    return "batch_norm" in context.parts and not reason
+
+
 def _try_batch_norm(
     context: RepairContext, selection: ForwardSelection, head: str | None
 ) -> tuple[list[ForwardResult] | None, float]:
@@ -183,12 +220,7 @@ def _try_batch_norm(
     that the new statistics do no harm. They are too few to show the gain.
     """
     network, labels, required = context.network, context.network.labels, STANDARD_ERRORS
-    reason = no_batch_norm(network) if "batch_norm" in context.parts else ""
-    if reason:
-        context.notes.append(reason)
-    if reason or "batch_norm" not in context.parts:
-        return None, 0.0
-    if len(labels) < MIN_LABELS_FOR_BATCH_NORM:
+    if len(labels) < MIN_LABELS_FOR_BATCH_NORM and context.weights is None:
         context.progress("testing for an input shift")
         before = context.before(average_folds(selection))
         shift = input_shift_test(network, before, augment=context.augment, seed=context.seed)
@@ -219,10 +251,24 @@ def _try_taught_map(
     composition = fit_to_teacher(context, targets, temperature)
     if not composition.parts:
         return None
+    title = "a map fitted to the predictions with new batch-norm statistics"
+    return _try_pipeline(context, selection, head, composition, "taught map + batch_norm", title)
+
+
+def _try_pipeline(
+    context: RepairContext,
+    selection: ForwardSelection,
+    head: str | None,
+    composition: Composition,
+    name: str,
+    title: str,
+    **rule: Any,
+) -> tuple[list[ForwardResult], float] | None:
+    """Score a map with new batch-norm statistics behind it, in place of the current step."""
     folds = [FoldState(fold.out, composition, 1.0) for fold in selection.folds]
     results, held_out = _forward_folds(context, folds, 1.0, head)
-    title, size = "a map fitted to the predictions with new batch-norm statistics", len(composition.theta)
-    if not selection.score_step("taught map + batch_norm", title, size, held_out, labels).kept:
+    size, labels = len(composition.theta), context.network.labels
+    if not selection.score_step(name, title, size, held_out, labels, **rule).kept:
         return None
     selection.folds = folds
     return results, 1.0
@@ -250,8 +296,8 @@ def _try_head(
     results = results or [context.forward(fold.composition, 0.0, head) for fold in selection.folds]
     pairs = zip(selection.folds, results, strict=True)
     folds = [(fold.out.numpy(), z.double().numpy(), x) for fold, (_, z, x) in pairs if x is not None]
-    fitted = cross_fit_head(folds, labels.numpy())
-    losses = {ridge: Loss().mean(torch.from_numpy(z), labels, 1.0) for ridge, z in fitted.items()}
+    fitted = cross_fit_head(folds, labels.numpy(), context.weights)
+    losses = {ridge: float((selection.weights * row_losses(z, labels)).mean()) for ridge, z in fitted.items()}
     ridge = min(losses, key=lambda value: (losses[value], -value))
     current, layer = selection.steps[selection.current], _linear(context.network.model, head)
     size = current.size + layer.weight.numel() + layer.out_features

@@ -119,12 +119,19 @@ def _computes_the_same(network: Network, copied: nn.Module, batch: Batch) -> boo
 
 
 def estimate(
-    network: Network, before: nn.Module | None, weight: float, *, augment: Augment | None = None, seed: int = 0
+    network: Network,
+    before: nn.Module | None,
+    weight: float,
+    *,
+    augment: Augment | None = None,
+    seed: int = 0,
+    numbers: np.ndarray | None = None,
 ) -> dict[str, Tensor]:
     """Estimate batch-norm statistics of the mapped samples, mixed with the stored ones: (1 − α) old + α new.
 
     Returns tensors by the names of `state_dict`. One pass in evaluation mode suffices: each layer's statistics are
-    renewed before the layer is applied, so later layers get their final inputs.
+    renewed before the layer is applied, so later layers get their final inputs. `numbers` are those of the samples to
+    use, possibly repeated; None takes all.
     """
     model = share_copy(network.model, _clone_tensors(network.model, _STATISTICS))
     layers = batch_norms(model)
@@ -133,6 +140,7 @@ def estimate(
     # Samples outside memory are read again for each chunk, and come in the loader's batches anyway.
     chunks = max(1, math.ceil(len(network.labels) / size)) if network.inputs.kept else 1
     order = torch.from_numpy(random_order(len(network.labels), seed))
+    order = order if numbers is None else torch.from_numpy(numbers)[order]
     for chunk in range(chunks):
         index = order[chunk::chunks]
         inputs = local_subset(network.inputs, index).with_batch_size(size)

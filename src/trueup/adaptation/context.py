@@ -15,6 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from trueup._core.errors import InputError
 from trueup.adaptation.batch_norm import Augment, Crop, estimate, share_copy
+from trueup.adaptation.class_mix import resample
 from trueup.adaptation.composition import Composition, Normalise, PixelSpace, pixel_range, pixel_range_notes
 from trueup.adaptation.input_maps import FAMILIES, NEEDS_PIXELS, Shape
 from trueup.adaptation.last_layer import watch_inputs
@@ -96,6 +97,8 @@ class RepairContext:
     seed: int
     budget: float
     progress: Callable[[str], None]
+    weights: np.ndarray | None = None
+    """Sample weights that undo a difference in class frequencies; None for equal weights."""
     notes: list[str] = field(default_factory=list)
     _results: dict[tuple[str, bytes, float, str | None], ForwardResult] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -111,7 +114,9 @@ class RepairContext:
 
     def estimate(self, composition: Composition, weight: float = 1.0) -> dict[str, Tensor]:
         """Estimate batch-norm statistics behind a map."""
-        return estimate(self.network, self.before(composition), weight, augment=self.augment, seed=self.seed)
+        numbers = None if self.weights is None else resample(self.weights)
+        before = self.before(composition)
+        return estimate(self.network, before, weight, augment=self.augment, seed=self.seed, numbers=numbers)
 
     def forward(self, composition: Composition, weight: float, head: str | None) -> ForwardResult:
         """Run the network behind a map, with statistics of this weight; return logits and the last layer's inputs."""

@@ -126,6 +126,8 @@ class ForwardSelection:
     """p-value of each family's score test at the identity."""
     stopped: str
     """Reason why the selection ended."""
+    weights: np.ndarray | float = 1.0
+    """Weights of the samples in all losses."""
 
     def score_step(
         self,
@@ -140,7 +142,7 @@ class ForwardSelection:
         baseline: int | None = None,
     ) -> SelectionStep:
         """Add a step, and make it the current one if its paired gain exceeds the required standard errors."""
-        losses = row_losses(logits, targets)
+        losses = self.weights * row_losses(logits, targets)
         gain, error = paired_gain(self.steps[self.current].losses, losses)
         step = SelectionStep(
             name, title, size, self.current, logits, losses, gain, error, False, p_value, required, baseline
@@ -165,8 +167,9 @@ def select_maps(context: RepairContext) -> ForwardSelection:
         out = fold_mask(order, k, N_FOLDS)
         folds.append(FoldState(out, Composition([]), Loss().temperature(plain[~out], labels[~out])))
         logits[out.numpy()] = plain[out].double().numpy() / folds[-1].temperature
-    first = SelectionStep("temperature", "temperature alone", 0, 0, logits, row_losses(logits, labels))
-    selection = ForwardSelection([first], 0, folds, {}, "no input map was requested")
+    weights = 1.0 if context.weights is None else context.weights
+    first = SelectionStep("temperature", "temperature alone", 0, 0, logits, weights * row_losses(logits, labels))
+    selection = ForwardSelection([first], 0, folds, {}, "no input map was requested", weights)
     if not context.families:
         return selection
     context.progress("screening families of input maps")
@@ -210,6 +213,7 @@ def _try_families(
         ends.append(end)
         halves.append(before.interpolate(end, STEP_SHARE))
         held, losses = _score_fold(context, halves[-1], logits)
+        losses = losses if context.weights is None else context.weights[held] * losses
         # If many held-out samples show no gain, the other folds will hardly; stopping saves up to two thirds.
         if held.sum() >= MIN_HELD_OUT_TO_STOP and losses.mean() >= current.losses[held].mean():
             break

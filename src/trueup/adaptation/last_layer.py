@@ -51,9 +51,14 @@ class Correction(NamedTuple):
 
 
 def fit_correction(
-    logits: np.ndarray, features: np.ndarray, labels: np.ndarray, ridge: float, start: Correction | None = None
+    logits: np.ndarray,
+    features: np.ndarray,
+    labels: np.ndarray,
+    ridge: float,
+    start: Correction | None = None,
+    weights: np.ndarray | None = None,
 ) -> Correction:
-    """Minimise the mean cross-entropy plus λ‖(ΔW, Δb)‖² over s, ΔW and Δb, which is convex.
+    """Minimise the weighted mean cross-entropy plus λ‖(ΔW, Δb)‖² over s, ΔW and Δb, which is convex.
 
     >>> rng = np.random.default_rng(0)
     >>> h, y = rng.normal(size=(300, 2)), rng.integers(0, 2, 300)
@@ -69,6 +74,7 @@ def fit_correction(
     spread = np.where(dead, np.inf, np.maximum(spread, MIN_SPREAD * typical))
     design = np.column_stack([(features - centre) / spread, np.ones(n)])
     onehot = np.eye(classes)[labels]
+    shares = np.full(n, 1 / n) if weights is None else weights / weights.sum()
     size = float(np.abs(logits).mean()) or 1.0
 
     def objective(v: np.ndarray) -> tuple[float, np.ndarray]:
@@ -77,8 +83,8 @@ def fit_correction(
         z -= z.max(axis=1, keepdims=True)
         e = np.exp(z)
         total = e.sum(axis=1)
-        loss = float((np.log(total) - (onehot * z).sum(axis=1)).mean()) + ridge * float((change**2).sum())
-        slope = (e / total[:, None] - onehot) / n
+        loss = float(shares @ (np.log(total) - (onehot * z).sum(axis=1))) + ridge * float((change**2).sum())
+        slope = (e / total[:, None] - onehot) * shares[:, None]
         by_change = slope.T @ design + 2 * ridge * change
         return loss, np.concatenate([[float((slope * logits).sum()) / size], by_change.ravel()])
 
@@ -157,7 +163,7 @@ def watch_inputs(layers: Mapping[str, nn.Module], action: Callable[[str, nn.Modu
 
 
 def cross_fit_head(
-    folds: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], labels: np.ndarray
+    folds: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], labels: np.ndarray, weights: np.ndarray | None = None
 ) -> dict[float, np.ndarray]:
     """Return held-out logits of all samples for each λ.
 
@@ -167,6 +173,7 @@ def cross_fit_head(
     for out, logits, features in folds:
         start = None
         for ridge in RIDGES:
-            start = fit_correction(logits[~out], features[~out], labels[~out], ridge, start)
+            kept = None if weights is None else weights[~out]
+            start = fit_correction(logits[~out], features[~out], labels[~out], ridge, start, kept)
             held_out[ridge][out] = start.logits(logits[out], features[out])
     return held_out

@@ -148,7 +148,7 @@ class CalibrationSet:
             at = (index >= start) & (index < start + len(batch.labels))
             rows = index[at] - start
             start += len(batch.labels)
-            batch = batch if len(rows) == len(batch.labels) else self.rows(batch, rows)
+            batch = batch if torch.equal(rows, torch.arange(len(batch.labels))) else self.rows(batch, rows)
             self._check_labels(batch, self.labels[at])
             if len(rows):
                 yield batch
