@@ -40,7 +40,7 @@ def page(browser, server, said, request):
     """The page, opened; whatever it complains of and asks of others is a failure."""
     home = str(server.base_url)
     opened = browser.new_page(viewport={"width": 1200, "height": 900}, accept_downloads=True)
-    opened.set_default_timeout(600_000)
+    opened.set_default_timeout(60_000)
     asked = []
     opened.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
     opened.on("pageerror", lambda error: said.append(str(error)))

@@ -30,7 +30,9 @@ def test_every_answer_is_sealed(client):
 def test_foreign_names_are_refused(client, host):
     answer = client.get("/api/limits", headers={"Host": host})
     assert answer.status_code == 400
-    assert "does not answer to the name" in answer.json()["error"]
+    assert "does not answer to that host name" in answer.json()["error"]
+    assert "evil" not in answer.text
+    assert answer.headers["connection"] == "close"
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:9", "[::1]:8000", "[::1]"])

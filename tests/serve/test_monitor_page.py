@@ -31,7 +31,7 @@ def stream(rows=600, classes=3, seed=0, temperature=1.0):
 def made(page, name, classes=3):
     page.locator("[data-do=new]:visible").click()
     page.fill("#new-name", name)
-    page.fill("#new-classes", str(classes))
+    page.fill("#new-n_classes", str(classes))
     page.click("#make-it")
     page.wait_for_function("(name) => document.getElementById('name').textContent === name", arg=name)
 
@@ -146,7 +146,7 @@ def test_what_it_tells_to_send_works(page, server):
     id = server.get("/api/monitors").json()[0]["id"]
     inside = {}
     exec(page.inner_text("#python"), inside)
-    assert inside["tell"](np.zeros((5, 3)), np.zeros(5, int)) is None
+    assert inside["send"](np.zeros((5, 3)), np.zeros(5, int)) is None
     rows_shown(page, "5 rows")
     if shutil.which("curl"):
         shell = page.inner_text("#curl").replace("--json", "-s -H 'Content-Type: application/json' -d")  # older ones

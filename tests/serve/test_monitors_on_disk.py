@@ -59,18 +59,17 @@ def test_a_full_disk_is_told_and_survived(tmp_path, monkeypatch):
     with served(monitors_folder=tmp_path, checkpoint_seconds=0) as client:
         id = made(client, "kept")
         monkeypatch.setattr(monitors, "save", full)
-        found = updated(client, id, stream(20))
-        assert (found["status"]["rows"], found["saved_rows"], found["problem"]) == (20, 0, "No space left on device")
+        not_counted = "the update was not counted, since it cannot be written: No space left on device"
+        assert error(update(client, id, stream(20)), 507) == not_counted
+        found = state(client, id)
+        assert (found["status"]["rows"], found["saved_rows"], found["problem"]) == (0, 0, "No space left on device")
         refused = client.post("/api/monitors", json={"name": "another", "n_classes": 3})
-        assert (
-            error(refused, 507)
-            == "the monitor was not made, since its checkpoint cannot be written: No space left on device"
-        )
+        assert error(refused, 507) == "the monitor was not made, since it cannot be written: No space left on device"
         assert len(client.get("/api/monitors").json()) == 1
         assert "trueup_failed_checkpoints_total 2.0" in client.get("/metrics").text
         monkeypatch.undo()
         found = updated(client, id, stream(20))
-        assert (found["status"]["rows"], found["saved_rows"], found["problem"]) == (40, 40, None)
+        assert (found["status"]["rows"], found["saved_rows"], found["problem"]) == (20, 20, None)
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted([f"{id}.json", f"{id}.safetensors", ".lock"])
 
 
@@ -80,8 +79,7 @@ def test_a_deleted_monitor_does_not_come_back(tmp_path):
         updated(client, id, stream(20))
         session = client.app.state.monitors.get(id)
         assert client.delete(f"/api/monitors/{id}").status_code == 204
-        session.update(*stream(20))  # one that was on its way
-        client.app.state.monitors.write(session)
+        client.app.state.monitors.commit(session, session.update(*stream(20)))  # one that was on its way
         time.sleep(0.1)
         for answer in (client.get(f"/api/monitors/{id}"), client.delete(f"/api/monitors/{id}")):
             assert error(answer, 404) == "there is no monitor under that id"

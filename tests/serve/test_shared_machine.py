@@ -1,11 +1,16 @@
 """On a shared machine: a token, limits on connections, slow bodies and disks, damaged files, and what a kill leaves."""
 
+import os
+import queue
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
+import webbrowser
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import uvicorn
@@ -14,8 +19,8 @@ from serving import of, overconfident, served, upload
 from trueup import load, save
 from trueup.monitor import Monitor
 from trueup.serve.guard import Guard, cookie_name
-from trueup.serve.server import run
-from trueup.serve.settings import is_loopback
+from trueup.serve.server import make_server, run
+from trueup.serve.settings import Settings, is_loopback
 from trueup.serve.temporary import sweep_temporary, temporary_prefix
 
 TOKEN = "a-token-that-nobody-guesses"
@@ -167,13 +172,63 @@ def test_folders_of_a_killed_server_are_swept(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([mine.name, "trueup-notes"])
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_a_token_is_made_for_other_machines_and_told(host, monkeypatch):
-    started, told = [], []
-    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: started.append(self.config.app))
-    run(host, 0, on_listening=told.append)
-    (guard,) = [each for each in started[0].user_middleware if each.cls is Guard]
-    token = guard.kwargs["settings"].token
-    assert (token is None) == (host == "127.0.0.1")
-    assert told[0].endswith("/" if token is None else f"/?token={token}")
+@pytest.fixture
+def started(monkeypatch):
+    """The settings of the servers that `run` starts."""
+    kept, mask = [], os.umask(0o022)
+
+    def run_server(server, sockets):
+        (guard,) = [each for each in server.config.app.user_middleware if each.cls is Guard]
+        kept.append(guard.kwargs["settings"])
+
+    monkeypatch.setattr(uvicorn.Server, "run", run_server)
+    yield kept
+    os.umask(mask)
+
+
+@pytest.mark.parametrize(
+    ("host", "require_token"), [("127.0.0.1", True), ("127.0.0.1", False), ("0.0.0.0", True), ("0.0.0.0", False)]
+)
+def test_a_token_is_made_by_default_and_always_for_other_machines(host, require_token, started):
+    addresses = []
+    run(host, 0, require_token=require_token, on_listening=addresses.append)
+    token = started[0].token
+    assert (token is None) == (host == "127.0.0.1" and not require_token)
+    assert addresses[0].endswith("/" if token is None else f"/?token={token}")
     assert token is None or len(token) >= 32
+
+
+def test_the_token_is_not_among_the_browsers_arguments(started, monkeypatch):
+    opened = queue.Queue()
+
+    def open_browser(address):
+        link = Path(urlsplit(address).path)
+        modes = [stat.S_IMODE(path.stat().st_mode) for path in (link, link.parent)]
+        opened.put((address, link, modes, link.read_text()))
+
+    monkeypatch.setattr(webbrowser, "open", open_browser)
+    monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: opened.put(opened.get(timeout=60)))
+    run(port=0, settings=Settings(token=TOKEN), open_browser=True)
+    address, link, modes, page = opened.get(timeout=60)
+    assert address.startswith("file://")
+    assert TOKEN not in address
+    assert f"?token={TOKEN}" in page
+    assert modes == [0o600, 0o700]
+    assert not link.exists()  # removed when the server stops
+
+
+@pytest.mark.parametrize(
+    "token", ["with a space inside", "sixteen-letters#x", "zwölf-und-vier-Zeichen", "semi;colon-semi"]
+)
+def test_a_token_with_odd_characters_is_refused_at_the_start(token):
+    with pytest.raises(ValueError, match="TRUEUP_TOKEN.*may have only the characters"):
+        make_server(settings=Settings(token=token))
+
+
+def test_a_token_with_all_allowed_characters_works():
+    token = "azAZ09-._~azAZ09"
+    with served(token=token) as client:
+        assert client.get("/monitor", params={"token": token}).status_code == 303
+        assert client.get("/api/limits").status_code == 200
+        client.cookies.clear()
+        assert client.get("/api/limits", headers={"Authorization": f"Bearer {token}"}).status_code == 200

@@ -20,7 +20,7 @@ class Address:
     port: int | None = o.option("N", "Port (default 8000).", "--port", "-p")
     name: list[str] | None = o.option("NAME", "A host name by which other machines reach this one; may be repeated.")
     monitors: Path | None = o.option("FOLDER", "Folder that keeps monitors over a restart (default: only in memory).")
-    token: bool = o.switch("Require a token on this machine too, for shared machines.")
+    no_token: bool = o.switch("Require no token, on a machine that only you use.", "--no-token")
     open_browser: bool = o.switch("Open the page in a browser.", "--open")
 
 
@@ -28,30 +28,30 @@ def serve(*, at: Address, output: Annotated[o.Output, o.only("quiet")]) -> None:
     """Serve a web page: drop a file on it, read the verdict, download the report and the calibrator.
 
     The page /monitor is for services that send their predictions, and /metrics for Prometheus. No data leaves this
-    machine. Without --host only this machine can connect. With --host the server requires a token, which is part of
-    the printed address (TRUEUP_TOKEN sets one). Ctrl-C stops the server.
+    machine. Without --host only this machine can connect. The server requires a token, which is part of the printed
+    address (TRUEUP_TOKEN sets one). Ctrl-C stops the server.
 
       $ trueup serve
       $ trueup serve --port 9000 --open
       $ trueup serve --monitors watched
     """
     import os
-    import secrets
 
     from trueup.serve.server import run
-    from trueup.serve.settings import LOCAL, Settings, is_loopback
+    from trueup.serve.settings import Settings
 
-    chosen = os.environ.get("TRUEUP_TOKEN")
-    token = chosen or (secrets.token_urlsafe(24) if at.token else None)
+    token = os.environ.get("TRUEUP_TOKEN") or None
     if token is not None and len(token) < MIN_TOKEN_LENGTH:
         raise ValueError(f"TRUEUP_TOKEN must have at least {MIN_TOKEN_LENGTH} characters, got {len(token)}")
     settings = Settings(monitors_folder=at.monitors, token=token)
-    # A new token must be printed even with --quiet, or nobody could connect.
-    is_new_token = not chosen and (at.token or not is_loopback(at.host or LOCAL[1]))
-    shown = is_new_token or not output.quiet
-    on_listening = (lambda address: print_stderr(f"serving {address} until Ctrl-C")) if shown else None
+
+    def show(address: str) -> None:
+        # A new token must be printed even with --quiet, or nobody could connect.
+        if not output.quiet or (token is None and "token=" in address):
+            print_stderr(f"serving {address} until Ctrl-C")
+
     options = o.set_options(at, "host", "port", "open_browser") | o.drop_unset(hosts=tuple(at.name or ()) or None)
-    run(**options, settings=settings, on_listening=on_listening)
+    run(**options, settings=settings, require_token=not at.no_token, on_listening=show)
 
 
 def demo(

@@ -296,13 +296,13 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
     def apply(id: str, body: models.ApplyRequest) -> models.Applied:
         """Calibrate logits."""
         of = fitted(id, body.method)
-        classes, widths = of.job.val.n_classes, {len(row) for row in body.logits} or {0}
-        if widths != {classes}:
-            raise ValueError(f"logits must have {classes} numbers per row, got {min(widths)}..{max(widths)}")
-        after = np.asarray(of.calibrator(np.array(body.logits, dtype=np.float64)))
-        logits = [[None if number == -math.inf else number for number in row] for row in after.tolist()]
+        logits, classes = np.asarray(body.logits), of.job.val.n_classes
+        if logits.shape[1:] != (classes,):
+            raise ValueError(f"logits must have {classes} numbers per row, got shape {logits.shape}")
+        after = np.asarray(of.calibrator(logits))
+        rows = [[None if number == -math.inf else number for number in row] for row in after.tolist()]
         probs = softmax(after.astype(np.float64), axis=1).tolist()
-        return models.Applied(method=of.name, logits=logits, probs=probs)
+        return models.Applied(method=of.name, logits=rows, probs=probs)
 
     @get_in_turn("/jobs/{id}/report", "take home", **file_route("text/html"))
     def report(id: str) -> Response:

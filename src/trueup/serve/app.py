@@ -48,7 +48,7 @@ PAGES: dict[str, Callable[[], Response]] = {
 BROKEN = "internal error; the server continues, and its log has the details"
 MISSING = "there is no such data under that id; data is deleted some time after its last use"
 ERRORS: dict[type[Exception], Callable[[Any], tuple[Any, ...]]] = {
-    HTTPException: lambda error: (error.status_code, str(error.detail)),
+    HTTPException: lambda error: (error.status_code, str(error.detail), error.headers),
     RequestValidationError: lambda error: (422, describe_fields(error.errors(), skip=1)),
     Missing: lambda error: (404, MISSING),
     Busy: lambda error: (503, str(error), {"Retry-After": "60"}),

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import re
 import secrets
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from trueup.serve.settings import Settings
+from trueup.serve.settings import MIN_BYTES_PER_SECOND, Settings
 
 HEADERS = {
     # Plotly sets style attributes, so styles may be inline; scripts may not, and nothing comes from elsewhere.
@@ -28,8 +28,6 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 
-MIN_BYTES_PER_SECOND = 1024
-"""Minimum speed of a request body, so that a slow one cannot hold its connection for ever."""
 UPLOADS = re.compile(r"/api/upload|/api/monitors/[^/]+/replay")
 """Paths that receive a file, which may be larger than other bodies."""
 
@@ -69,6 +67,8 @@ class Guard:
         request = Request(scope)
         rejection = self._check_names(request) or self._check_token(request)
         if rejection is not None:
+            # Answers that wait for their client cannot pile up, since there is one per connection.
+            rejection.headers["Connection"] = "close"
             await rejection(scope, receive, send_with_headers)
             return
         await self._app(scope, self._limit_body(receive, scope["path"]), send_with_headers)
@@ -77,8 +77,8 @@ class Guard:
         host, origin = request.headers.get("host", "").lower(), request.headers.get("origin")
         name = re.sub(r"(?<=.):\d+$", "", host)  # an IPv6 address keeps its brackets
         if not {"*", name} & set(self._settings.hosts):
-            return JSONResponse({"error": f"this server does not answer to the name {name!r}"}, 400)
-        if origin is not None and urlsplit(origin).netloc.lower() != host:
+            return JSONResponse({"error": "this server does not answer to that host name; --name adds one"}, 400)
+        if origin is not None and origin.lower().partition("://")[2] != host:
             return JSONResponse({"error": "requests from pages of other origins are refused"}, 403)
         return None
 
@@ -118,10 +118,12 @@ class Guard:
             if complete:  # the next message is the end of the connection, which may come late
                 return await receive()
             try:
-                async with asyncio.timeout(settings.patience):
+                async with asyncio.timeout_at(min(now() + settings.patience, start + settings.body_seconds)):
                     message = await receive()
             except TimeoutError:
-                raise HTTPException(408, f"the {kind} {stalled}") from None
+                late = now() >= start + settings.body_seconds
+                reason = f"took longer than {settings.body_seconds:g} seconds" if late else stalled
+                raise HTTPException(408, f"the {kind} {reason}") from None
             complete = not message.get("more_body", False)
             received += len(message.get("body", b""))
             if received > limit:

@@ -6,7 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+import numpy as np
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, FiniteFloat, model_validator
+
+from trueup.io.atomic import shorten
 
 MAX_BINS = 100
 MAX_COLUMNS = 10
@@ -14,23 +17,37 @@ MAX_COLUMNS = 10
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 20.0
 
 
-def fill_options(logits: list[list[float | None]]) -> list[list[float]]:
-    """Replace null by −∞, the logit of an absent option.
+def to_array(rows: list[list[float | None]]) -> np.ndarray:
+    """Convert rows to an array, with −∞ for null, the logit of an absent option.
 
-    >>> fill_options([[1.0, None]])
-    [[1.0, -inf]]
+    >>> to_array([[1.0, None]])
+    array([[  1., -inf]])
     """
-    return [[-math.inf if number is None else number for number in row] for row in logits]
+    widths = {len(row) for row in rows}
+    if len(widths) > 1:
+        raise ValueError(f"rows must have equally many numbers, got {min(widths)}..{max(widths)}")
+    array = np.array(rows, dtype=np.float64)
+    array[np.isnan(array)] = -math.inf
+    return array
 
 
-Rows = Annotated[list[list[float | None]], AfterValidator(fill_options)]
-"""One row per prediction; null means an absent option."""
+Row = Annotated[list[FiniteFloat | None], FailFast()]
+Rows = Annotated[list[Row], FailFast(), AfterValidator(to_array)]
+"""One row per prediction; null means an absent option. Validation stops at the first error."""
 
 
 class Strict(BaseModel):
     """A request that rejects unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _stop_at_first_unknown_field(cls, data: Any) -> Any:
+        for name in data if isinstance(data, dict) else ():
+            if name not in cls.model_fields:
+                raise ValueError(f"there is no field {shorten(repr(name), 100)}")
+        return data
 
 
 class Error(BaseModel):
@@ -59,7 +76,9 @@ class FitRequest(Strict):
     """Methods to fit, and options of the evaluation."""
 
     test: str | None = Field(None, description="id of the test data, if they are a separate file")
-    methods: list[str] | None = Field(None, description="names from /api/methods; by default those listed as default")
+    methods: list[str] | None = Field(
+        None, fail_fast=True, description="names from /api/methods; by default those listed as default"
+    )
     bins: int = Field(15, ge=1, le=MAX_BINS)
     n_folds: int = Field(5, ge=2, le=20)
     seed: int = Field(0, ge=0, le=2**31 - 1)
@@ -251,19 +270,22 @@ class ExpectRequest(Strict):
     logits: Rows = Field(
         description="one row per prediction, one number per class; log p is a logit, null an absent option"
     )
+    probs: bool | None = Field(
+        None, description="whether they are probabilities; by default, values that look like them are rejected"
+    )
 
 
 class UpdateRequest(ExpectRequest):
     """Predictions with their labels, in the order in which they were made."""
 
-    labels: list[int] = Field(description="true classes, 0 to n_classes - 1")
+    labels: Annotated[list[int], FailFast()] = Field(description="true classes, 0 to n_classes - 1")
     awaited: bool = Field(False, description="whether the rows were sent to /expect before")
 
 
 def describe_fields(errors: Sequence[Any], *, skip: int = 0) -> str:
-    """Join pydantic's errors, each with the name of its field; `skip` omits the first parts of that name."""
-    reasons = (f"{'.'.join(map(str, error['loc'][skip:])) or 'the request'}: {error['msg']}" for error in errors)
-    return "; ".join(reasons)
+    """Join pydantic's first errors, each with the name of its field; `skip` omits the first parts of that name."""
+    reasons = [f"{'.'.join(map(str, error['loc'][skip:])) or 'the request'}: {error['msg']}" for error in errors[:3]]
+    return shorten("; ".join(reasons)) + (f"; and {len(errors) - 3:,} more errors" if len(errors) > 3 else "")
 
 
 class Progress(BaseModel):

@@ -18,7 +18,9 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from trueup._core.errors import error_message
+from trueup._core.arrays import subtract_one
+from trueup._core.errors import error_message, record_warnings
+from trueup.convert import from_probs
 from trueup.integrations.prometheus import prometheus_text
 from trueup.io.artifacts import load_artifact, open_artifact
 from trueup.io.atomic import errors_name_file
@@ -27,7 +29,7 @@ from trueup.monitor.checkpoint import settings_in
 from trueup.serve import api, models, upload_reader, uploads
 from trueup.serve.example import DRIFT_CLASSES, drifting
 from trueup.serve.jobs import Busy
-from trueup.serve.monitors import MonitorSession, MonitorStore
+from trueup.serve.monitors import MonitorSession, MonitorStore, Successor
 from trueup.serve.settings import Settings
 from trueup.serve.temporary import temporary_prefix
 
@@ -48,7 +50,7 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
     receiver = uploads.Receiver(settings, disk)
 
     async def change(
-        session: MonitorSession, work: Callable[[], None], notes: Sequence[str] = ()
+        session: MonitorSession, work: Callable[[], Successor], notes: Sequence[str] = ()
     ) -> models.MonitorInfo:
         """Update a monitor, one update after the other."""
         if session.waiting >= settings.waiting:
@@ -57,9 +59,8 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
         try:
             async with session.update_lock:
                 monitors.get(session.id)  # it may have been deleted while this waited
-                await run_in_threadpool(work)
-                if settings.checkpoint_seconds <= 0:
-                    await run_in_threadpool(monitors.write, session)
+                successor = await run_in_threadpool(work)
+                await run_in_threadpool(monitors.commit, session, successor)
         except ValueError:
             monitors.counts["refused_updates"] += 1
             raise
@@ -110,14 +111,14 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
     @router.post("/api/monitors/{id}/update", responses=api.BUSY)
     async def receive_update(id: str, rows: models.UpdateRequest) -> models.MonitorInfo:
         """Add predictions with their labels: all of them, or none if they are invalid."""
-        session = monitors.get(id)
-        return await change(session, partial(session.update, rows.logits, rows.labels, awaited=rows.awaited))
+        session, (logits, notes) = monitors.get(id), _read_rows(rows)
+        return await change(session, partial(session.update, logits, rows.labels, awaited=rows.awaited), notes)
 
     @router.post("/api/monitors/{id}/expect", responses=api.BUSY)
     async def receive_expected(id: str, rows: models.ExpectRequest) -> models.MonitorInfo:
         """Add predictions whose labels have not arrived; `status.unlabelled` has the estimates for them."""
-        session = monitors.get(id)
-        return await change(session, partial(session.expect, rows.logits))
+        session, (logits, notes) = monitors.get(id), _read_rows(rows)
+        return await change(session, partial(session.expect, logits), notes)
 
     @router.post("/api/monitors/{id}/replay", responses={**api.BUSY, 413: {"model": models.Error}})
     async def replay(
@@ -157,6 +158,15 @@ def monitor_info(session: MonitorSession, notes: Sequence[str] = ()) -> models.M
     monitor, saved = session.monitor, session.saved
     figures: Any = {"settings": monitor.settings(), "status": monitor.status().to_dict()}
     return models.MonitorInfo(**vars(session), **figures, saved_rows=saved.rows if saved else None, notes=list(notes))
+
+
+def _read_rows(rows: models.ExpectRequest) -> tuple[np.ndarray, list[str]]:
+    """Return the logits of a request, and notes on their conversion."""
+    values = np.asarray(rows.logits)
+    if not rows.probs:
+        return (values if rows.probs is None else subtract_one(values)), []
+    with record_warnings() as notes:
+        return from_probs(np.where(values == -math.inf, math.nan, values)), notes
 
 
 def _require_classes(request: models.MonitorRequest, settings: Settings) -> None:

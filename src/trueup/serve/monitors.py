@@ -10,15 +10,17 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 
 from trueup._core.arrays import as_arrays, take_rows
@@ -26,7 +28,9 @@ from trueup.io.artifacts import load_artifact
 from trueup.io.atomic import atomic_write
 from trueup.io.load_save import save
 from trueup.monitor import Monitor, Status
+from trueup.serve.models import MonitorName
 from trueup.serve.settings import Settings
+from trueup.serve.uploads import clean_name
 
 log = logging.getLogger("trueup.serve")
 
@@ -41,6 +45,8 @@ COUNTERS = {
 """Prometheus counters of the server."""
 _MIN_MONITOR_BYTES = 64 << 10
 """Disk space reserved for a new monitor."""
+NAME: TypeAdapter[str] = TypeAdapter(MonitorName)
+"""The check of a monitor's name, the same for files as for requests."""
 
 
 class History:
@@ -73,6 +79,13 @@ class History:
         return {name: [point[name] for point in points] for name in names}
 
 
+class Successor(NamedTuple):
+    """A monitor after an update, and the new points of its history."""
+
+    monitor: Monitor
+    points: Sequence[Status] = ()
+
+
 @dataclass(eq=False)
 class MonitorSession:
     """A monitor with its name and history.
@@ -98,30 +111,28 @@ class MonitorSession:
     """Why the latest checkpoint could not be written."""
     write_lock: Lock = field(default_factory=Lock)
 
-    def expect(self, logits: Any) -> None:
-        """Add rows whose labels have not arrived."""
+    def expect(self, logits: Any) -> Successor:
+        """Return the monitor after rows whose labels have not arrived."""
         draft = copy.copy(self.monitor)
         draft.expect(logits)
-        self.monitor, self.updated = draft, time.time()
+        return Successor(draft)
 
-    def update(self, logits: Any, labels: Any, *, awaited: bool = False) -> None:
-        """Add all rows, or none if they are invalid."""
+    def update(self, logits: Any, labels: Any, *, awaited: bool = False) -> Successor:
+        """Return the monitor after these rows, with points of its history."""
         z, y = as_arrays(logits, labels)
         draft = copy.copy(self.monitor)  # its attributes are immutable
         total, block = len(y), draft.evidence.block
         # The monitor checks for an alarm at the end of each block, so pieces of whole blocks give the same result.
         piece = max(1, -(-total // (MAX_POINTS_PER_LOG * block))) * block
         ends = [*range(piece - draft.rows % block, total, piece), total]
-        points = []
+        points: list[Status] = []
         try:
             for start, end in pairwise([0, *ends]):
                 self.replaying = {"done": start, "total": total}
                 points.append(draft.update(*take_rows(z, y, np.arange(start, end)), awaited=awaited))
         finally:
             self.replaying = None
-        self.monitor, self.updated = draft, time.time()
-        for status in points if total else ():
-            self.history.add(status.rows, _figures(status))
+        return Successor(draft, points if total else ())
 
 
 class MonitorStore:
@@ -152,13 +163,23 @@ class MonitorStore:
             if (count := len(self._sessions)) >= self._settings.monitors:
                 raise HTTPException(409, f"there are already {count} monitors, the largest number allowed; delete one")
             self._sessions[session.id] = session
-        self.write(session)
-        if session.problem:
+        try:
+            self._write(session, monitor)
+        except ValueError as error:
             self.remove(session.id)
-            raise HTTPException(
-                507, f"the monitor was not made, since its checkpoint cannot be written: {session.problem}"
-            )
+            raise HTTPException(507, f"the monitor was not made, since it cannot be written: {error}") from None
         return session
+
+    def commit(self, session: MonitorSession, successor: Successor) -> None:
+        """Replace a monitor by its successor; with a checkpoint per update, only if that could be written."""
+        if self._settings.checkpoint_seconds <= 0:
+            try:
+                self._write(session, successor.monitor)
+            except ValueError as error:
+                raise HTTPException(507, f"the update was not counted, since it cannot be written: {error}") from None
+        session.monitor, session.updated = successor.monitor, time.time()
+        for status in successor.points:
+            session.history.add(status.rows, _figures(status))
 
     def get(self, id: str) -> MonitorSession:
         """Return the monitor of that id."""
@@ -184,7 +205,8 @@ class MonitorStore:
     def save(self) -> None:
         """Write the monitors that changed since their latest checkpoint."""
         for session in self.all():
-            self.write(session)
+            with suppress(ValueError):
+                self._write(session, session.monitor)
 
     def close(self) -> None:
         """Write all unsaved monitors, and unlock the folder."""
@@ -222,21 +244,25 @@ class MonitorStore:
     def _load(self, file: Path) -> None:
         """Load a checkpoint; without a .json file, the monitor is named after its file."""
         monitor, about = load_artifact(file, "monitor"), file.with_suffix(".json")
+        fallback = clean_name(file.stem)
         try:
-            name = str(json.loads(about.read_text(encoding="utf-8"))["name"]) if about.exists() else file.stem
+            stored = json.loads(about.read_text(encoding="utf-8"))["name"] if about.exists() else fallback
+            name = NAME.validate_python(stored, strict=True)
         except (OSError, ValueError, KeyError, TypeError):
-            log.warning("%s is damaged: the monitor is now named %r", about, file.stem)
-            name = file.stem
+            log.warning("%s is damaged: the monitor is now named %r", about, fallback)
+            name = fallback
+        for path in (file, about):
+            if path.exists():
+                path.chmod(0o600)
         while any(session.name == name for session in self._sessions.values()):
             name += "′"
         session = self._new_session(file.stem, name, monitor)
         session.saved = monitor
         self._sessions[session.id] = session
 
-    def write(self, session: MonitorSession) -> None:
-        """Write a monitor's checkpoint, unless it is up to date."""
+    def _write(self, session: MonitorSession, monitor: Monitor) -> None:
+        """Write a monitor's checkpoint, unless it is up to date; a failure is logged and raised as ValueError."""
         with session.write_lock:
-            monitor = session.monitor
             if session.file is None or session.id not in self._sessions or session.saved is monitor:
                 return
             try:
@@ -253,8 +279,8 @@ class MonitorStore:
                 with self._lock:
                     self.counts["failed_checkpoints"] += 1
                 log.warning("the monitor %r cannot be written: %s", session.name, session.problem)
-            else:
-                session.saved, session.problem = monitor, None
+                raise ValueError(session.problem) from None
+            session.saved, session.problem = monitor, None
 
 
 def _figures(status: Status) -> dict[str, Any]:
@@ -265,8 +291,8 @@ def _figures(status: Status) -> dict[str, Any]:
 def _lock_folder(folder: Path) -> int:
     """Lock a folder for this server, since two servers would overwrite each other's files; return the lock's handle."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise ValueError(f"{folder}: monitors cannot be kept there: {error.strerror}") from None
     try:

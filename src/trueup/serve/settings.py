@@ -12,6 +12,10 @@ LOCAL = ("localhost", "127.0.0.1", "[::1]")
 """Host names by which a browser on this machine reaches the server."""
 
 
+MIN_BYTES_PER_SECOND = 1024
+"""Minimum speed of a request body and of reading an answer: a slow client cannot hold its connection for ever."""
+
+
 @dataclass(frozen=True)
 class ReaderLimits:
     """Limits for reading one upload."""
@@ -44,6 +48,8 @@ class Settings(ReaderLimits):
     """Number of uploads that may arrive at the same time."""
     patience: float = 30.0
     """Seconds without data after which an upload is aborted."""
+    body_seconds: float = 600.0
+    """Seconds in which a request must arrive as a whole."""
     seconds: float = 3600.0
     """Seconds after their last use at which data and results are deleted."""
     memory_bytes: int = 2 << 30
@@ -63,13 +69,14 @@ class Settings(ReaderLimits):
     connections: int = 512
     """Largest number of open connections; fewer if the system allows few file descriptors."""
     idle_seconds: float = 30.0
-    """Seconds that a connection may stay open without a request."""
+    """Seconds that a connection may stay open without a request, or without reading its answer."""
     disk_bytes: int = 4 << 30
     """Disk space for all uploads that are arriving or being read."""
     monitors_bytes: int = 1 << 30
     """Disk space for all monitors in their folder."""
     token: str | None = None
-    """Token that a request must show: as a cookie, as `Authorization: Bearer …`, or once as `?token=…`."""
+    """Token that a request must show: as a cookie, as `Authorization: Bearer …`, or once as `?token=…`. None requires
+    no token; `trueup.serve.server.run` then makes one."""
     hosts: tuple[str, ...] = LOCAL
     """Host names under which the server answers; "*" for any. This list prevents DNS rebinding."""
     clock: Callable[[], float] = monotonic

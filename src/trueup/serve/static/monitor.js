@@ -111,16 +111,18 @@ function show(one) {
 function snippets({ id, settings }) {
   const url = `${location.origin}${address(id)}`;
   const row = Array.from({ length: settings.n_classes }, (_, k) => (k ? 0.5 : 2).toFixed(1)).join(", ");
-  put($("python"), `import httpx
+  put($("python"), `import os
+import httpx
 
 MONITOR = "${url}"
+HEADERS = {"Authorization": f"Bearer {os.environ.get('TRUEUP_TOKEN', 'none')}"}
 
-def tell(logits, labels):  # as soon as the labels are known
+def send(logits, labels):  # as soon as the labels are known
     rows = {"logits": logits.tolist(), "labels": labels.tolist()}
-    answer = httpx.post(f"{MONITOR}/update", json=rows)
+    answer = httpx.post(f"{MONITOR}/update", json=rows, headers=HEADERS)
     return answer.raise_for_status().json()["status"]["alarm"]`);
-  const one = settings.n_classes > 12 ? "" : `curl --json '{"logits": [[${row}]], "labels": [0]}' "$monitor/update"\n`;
-  put($("curl"), `monitor=${url}\n${one}curl --data-binary @log.npz "$monitor/replay?name=log.npz"`);
+  const one = settings.n_classes > 12 ? "" : `curl -H "$token" --json '{"logits": [[${row}]], "labels": [0]}' "$monitor/update"\n`;
+  put($("curl"), `monitor=${url}\ntoken="Authorization: Bearer $TRUEUP_TOKEN"\n${one}curl -H "$token" --data-binary @log.npz "$monitor/replay?name=log.npz"`);
 }
 
 function layout(x, y) {
