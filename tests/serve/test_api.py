@@ -196,7 +196,10 @@ def test_wrong_wishes_are_told(client, job, path, told):
 def test_wrong_bodies_are_told(client, job):
     apply = f"/api/jobs/{job['id']}/apply"
     answer = client.post(apply, json={"logits": [[1, 2], [1, 2, 3]]})
-    assert (answer.status_code, answer.json()["error"]) == (422, "logits must have 3 numbers per row, got 2..3")
+    assert (answer.status_code, answer.json()["error"]) == (
+        422,
+        "logits: rows must have equally many numbers, got 2..3",
+    )
     assert "finite" in client.post(apply, content=b'{"logits": [[1e999, 0, 0]]}', headers=JSON).json()["error"]
     assert client.post(apply, content=b"{", headers=JSON).status_code == 422
     id = uploaded(client, of(overconfident()))["id"]

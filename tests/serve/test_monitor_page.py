@@ -187,7 +187,7 @@ def test_a_monitor_is_made_from_a_checkpoint_and_deleted(page, server, said, tmp
     page.wait_for_function("() => document.getElementById('name').textContent === 'first'")
     page.click("#delete")
     page.wait_for_selector("#empty:not([hidden])")
-    assert asked == [f"Delete the monitor {name} and all it has seen?" for name in ("second", "first")]
+    assert asked == [f"Delete the monitor {name} and its history?" for name in ("second", "first")]
     assert server.get("/api/monitors").json() == []
 
 
@@ -249,5 +249,5 @@ def test_it_fits_a_phone_and_the_dark(browser, server):
 def test_the_pages_lead_to_each_other(page, server):
     page.click("nav >> text=Measure")
     page.wait_for_selector("#measure")
-    page.click("nav >> text=Watch")
+    page.click("nav >> text=Monitor")
     page.wait_for_selector("#empty:not([hidden])")

@@ -284,7 +284,10 @@ class UpdateRequest(ExpectRequest):
 
 def describe_fields(errors: Sequence[Any], *, skip: int = 0) -> str:
     """Join pydantic's first errors, each with the name of its field; `skip` omits the first parts of that name."""
-    reasons = [f"{'.'.join(map(str, error['loc'][skip:])) or 'the request'}: {error['msg']}" for error in errors[:3]]
+    reasons = [
+        f"{'.'.join(map(str, error['loc'][skip:])) or 'the request'}: {error['msg'].removeprefix('Value error, ')}"
+        for error in errors[:3]
+    ]
     return shorten("; ".join(reasons)) + (f"; and {len(errors) - 3:,} more errors" if len(errors) > 3 else "")
 
 
