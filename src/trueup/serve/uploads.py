@@ -46,6 +46,7 @@ HINTS = {
     Hint.FLATTEN: "the file must have one row per token or pixel",
     Hint.IGNORE_INDEX: "leave rows to be ignored out of the file",
     Hint.PROBS: "tick “Probabilities, not logits” to read probabilities",
+    Hint.PROBABILITIES: 'send "probs": true if they are probabilities, or false if they are logits',
     Hint.PROBABILITIES_IN_FILE: "tick “Probabilities, not logits”; from real logits subtract 1, which changes nothing",
     Hint.SPLIT: "enter their names under “What is in the file?”",
     Hint.NOT_PROBABILITIES: "untick “Probabilities, not logits” if they are logits",
