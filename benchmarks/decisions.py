@@ -348,11 +348,10 @@ def unlabelled(small: bool) -> None:
             found = estimate_performance(
                 z[rows], val=(z[val], y[val]), shift=shifted, n_resamples=resamples, seed=number
             )
-            predicted = z[rows].argmax(axis=1)
-            if shifted:
-                predicted = corrected_classes(z[rows], z[val], y[val])
+            one, predicted = found["accuracy"], z[rows].argmax(axis=1)
+            if found.corrected is not None:
+                one, predicted = found.corrected["accuracy"], corrected_classes(z[rows], z[val], y[val])
             truth = float((predicted == y[rows]).mean())
-            one = found["accuracy"]
             held += one.low <= truth <= one.high
             width.append(one.high - one.low)
         print(f"  {title}: {held / splits:.4f} of {splits} hold the realised accuracy, width {np.mean(width):.4f}")

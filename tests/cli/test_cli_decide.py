@@ -45,6 +45,33 @@ def test_decide_without_labels(larger, command, asked):
     command("decide", "val.npz", "-o", "corrected.safetensors", code=2)
 
 
+def test_a_promise_for_other_class_frequencies_is_withheld(larger, command, asked):
+    rng = np.random.default_rng(0)
+    for name, p in (("val.npz", [0.4, 0.3, 0.3]), ("moved.npz", [0.85, 0.1, 0.05])):
+        y = rng.choice(3, 2000, p=p)
+        z = 3 * np.eye(3)[y] + 1.5 * rng.normal(size=(2000, 3))
+        trueup.save((z, y), name) if name == "val.npz" else np.savez(name, logits=z)
+    text = command("decide", "val.npz", "moved.npz", "--max-risk", 0.05).stdout
+    assert text.startswith("No threshold is given: the class frequencies of NEW differ from those of VAL")
+    assert "Answer when" not in text
+    assert "as deployed" in text
+    answer = asked("decide", "val.npz", "moved.npz", "--max-risk", 0.05)
+    assert answer["threshold"] is None
+    assert answer["text"].startswith("No threshold is given")
+    assert (
+        answer["performance"]["corrected"]["accuracy"]["value"] > answer["performance"]["metrics"]["accuracy"]["value"]
+    )
+    assert "Answer when" in command("decide", "val.npz", "--max-risk", 0.05).stdout
+
+
+def test_a_threshold_near_one_is_not_rounded_to_one(larger, command):
+    confidence = np.repeat([0.999996, 0.99], 2000)
+    labels = np.concatenate([np.zeros(2000), np.arange(2000) % 10 == 0]).astype(int)
+    trueup.save((np.log(np.stack([confidence, 1 - confidence], axis=1)), labels), "sharp.npz")
+    text = command("decide", "sharp.npz", "--max-risk", 0.01).stdout
+    assert text.startswith("Answer when the confidence is at least 0.999996:")
+
+
 def test_sets(larger, command, asked):
     text = command("sets", "val.npz", "test.npz", "-o", "sets.safetensors").stdout
     assert "The sets contain the true class in" in text

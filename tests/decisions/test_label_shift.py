@@ -9,7 +9,7 @@ from optional import torch
 from trueup import load, save
 from trueup._core.errors import InputError
 from trueup.decisions import estimate_prior, shift_prior
-from trueup.decisions.label_shift import em_prior
+from trueup.decisions.label_shift import em_prior, softmax
 
 
 def draw(n, seed, prior):
@@ -69,6 +69,21 @@ def test_em_finds_the_maximum():
         slow = (w / w.sum(axis=1, keepdims=True)).mean(axis=0)
     assert likelihood(result) >= likelihood(slow) - 1e-10
     assert np.abs(result - slow).max() < 1e-3
+
+
+@pytest.mark.parametrize("classes", [2, 10, 70])
+def test_frequencies_near_zero_are_exact_too(classes):
+    # A weak network: EM takes thousands of steps to bring a frequency down to 0.
+    rng = np.random.default_rng(classes)
+    y = rng.choice(classes, size=500, p=rng.dirichlet(np.full(classes, 2.0)))
+    p = softmax(0.3 * np.eye(classes)[y] + 0.5 * rng.normal(size=(500, classes)))
+    weight = rng.multinomial(500, np.full(500, 1 / 500)).astype(float)
+    old = np.full(classes, 1 / classes)
+    prior = em_prior(p, old, sample_weight=weight)
+    gradient = (p / old).T @ (weight / weight.sum() / ((p / old) @ prior))
+    assert prior.sum() == pytest.approx(1)
+    assert gradient.max() < 1 + 1e-6
+    assert np.abs((gradient - 1) * prior).max() < 1e-8
 
 
 def test_calibrated_rows_need_only_the_old_frequencies():

@@ -11,7 +11,7 @@ from scipy.special import softmax
 from trueup import METHODS
 from trueup._core.errors import InputError
 from trueup.calibrators import Temperature
-from trueup.decisions import PerformanceMetrics, estimate_performance
+from trueup.decisions import PerformanceMetrics, estimate_performance, estimate_prior
 from trueup.decisions.refits import Refits
 from trueup.decisions.unlabelled_performance import soft_roc_auc
 from trueup.metrics.ranking import roc_area
@@ -82,6 +82,31 @@ def test_other_methods_are_fitted_anew_and_shift_is_corrected():
     shifted = estimate_performance(z[:400], val=(z[400:], y[400:]), shift=True, n_resamples=5)
     assert shifted.shifted
     assert "with new class frequencies" in str(shifted)
+
+
+def shifted_rows(seed, n=1500):
+    """Draw labelled rows with equal class frequencies, and new rows in which class 0 is frequent."""
+    rng = np.random.default_rng(seed)
+    y = np.concatenate([rng.integers(0, 3, n), rng.choice(3, n, p=[0.8, 0.15, 0.05])])
+    z = 2 * (1.5 * np.eye(3)[y] + rng.normal(size=(2 * n, 3)))
+    return (z[:n], y[:n]), (z[n:], y[n:])
+
+
+def test_under_shift_the_network_and_its_correction_are_estimated_separately():
+    covered = []
+    for seed in range(30):
+        val, (z, y) = shifted_rows(seed)
+        result = estimate_performance(z, val=val, shift=True, n_resamples=60, seed=seed)
+        corrected = np.asarray(estimate_prior(z, val=val, n_resamples=1).calibrator(z)).argmax(axis=1)
+        accuracy = [float((predicted == y).mean()) for predicted in (z.argmax(axis=1), corrected)]
+        assert accuracy[1] > accuracy[0] + 0.03
+        estimates = result["accuracy"], result.corrected["accuracy"]
+        covered.append([one.low <= truth <= one.high for one, truth in zip(estimates, accuracy, strict=True)])
+    assert (np.mean(covered, axis=0) > 0.8).all()
+    assert set(result.to_dict()["corrected"]) == {"accuracy"}
+    assert "as deployed" in str(result)
+    assert "corrected" in str(result)
+    assert estimate_performance(z, val=val, n_resamples=5).corrected is None
 
 
 def test_bad_input():

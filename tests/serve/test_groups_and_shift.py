@@ -64,7 +64,7 @@ def test_groups_and_clusters_of_the_halves_are_those_of_the_library(client):
         assert answer["rows"] == (75 if verb == "promise" else 37)
     page = client.get(f"/api/jobs/{job['id']}/report").text
     assert "Where is it wrong?" in page
-    assert "of 75 clusters (id)" in page
+    assert "to 75 clusters (id)" in page
 
 
 def test_columns_that_are_wrong_are_told(client):

@@ -55,7 +55,8 @@ def decide(
 
     Rows at or above the threshold are answered, and the others are left for review. With probability --level, at most
     a share --max-risk of the answers is wrong. With --event, the threshold is for flagging the event, and the net
-    benefit of acting on the flags is shown. With NEW, its class frequencies and accuracy are estimated too.
+    benefit of acting on the flags is shown. With NEW, its class frequencies and accuracy are estimated too; if the
+    frequencies differ, no threshold is given.
 
       $ trueup decide val.npz --max-risk 0.02
       $ trueup decide risk.csv --event ill --class-names well,ill --max-risk 0.1
@@ -98,22 +99,31 @@ def decide(
 
                 n_classes = table.logits.shape[1]
                 save(parts["prior"].calibrator, out, n_classes=n_classes, summary={"made for": new.name})
+    prior, text = parts["prior"], str(chosen)
+    if prior is not None and prior.moved:
+        chosen, text = None, _WITHHELD
     if output.as_json:
         print_json(
-            "decide", val=val, new=new, output=out, threshold=chosen.to_dict(), text=str(chosen),
+            "decide", val=val, new=new, output=out, threshold=None if chosen is None else chosen.to_dict(), text=text,
             **{name: None if part is None else part.to_dict() for name, part in parts.items()},
         )  # fmt: skip
         return
-    print(chosen)
+    print(text)
     for part in parts.values():
         if part is not None:
             print(f"\n{part}")
-    if parts["prior"] is not None and table.clusters is not None:
+    if prior is not None and table.clusters is not None:
         from trueup.decisions.label_shift import INDEPENDENT
 
         print(f"\n{INDEPENDENT}")
     if out is not None and not output.quiet:
         print(f"\nWritten: {out}")
+
+
+_WITHHELD = (
+    "No threshold is given: the class frequencies of NEW differ from those of VAL, so a promise from VAL does not hold "
+    "for NEW. Label some rows of NEW and run decide on them."
+)
 
 
 def _threshold(table: Any, stated: bool, options: dict[str, Any]) -> Any:

@@ -31,6 +31,8 @@ INDEPENDENT = "Rows are assumed to be independent. If they are correlated, these
 CALIBRATION = "bias_corrected_temperature"
 """Default calibration before the frequencies are estimated; its mean probabilities equal the label frequencies."""
 _MIN_RATIO = 1e-12
+_MAX_CLASSES_FOR_NEWTON = 64
+"""Each Newton step costs rows · classes²."""
 Pair = tuple[np.ndarray, np.ndarray]
 """Logits (n, classes) and labels (n,), checked."""
 
@@ -222,9 +224,10 @@ def estimate_prior(
 def em_prior(
     probs: np.ndarray, old: np.ndarray, *, sample_weight: np.ndarray | None = None, start: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return the maximum-likelihood class frequencies for probabilities calibrated for `old`, by accelerated EM.
+    """Return the maximum-likelihood class frequencies for probabilities calibrated for `old`.
 
-    The log-likelihood is concave, so there is one maximum. SQUAREM extrapolates a step if that raises the likelihood.
+    The log-likelihood is concave, so there is one maximum. Up to `_MAX_CLASSES_FOR_NEWTON` classes, projected Newton
+    steps find it; EM is slow where a frequency is near 0. With more classes, EM is accelerated by SQUAREM.
 
     Parameters
     ----------
@@ -251,6 +254,8 @@ def em_prior(
 
     prior = np.maximum(old if start is None else start, 1e-6)
     prior = prior / prior.sum()
+    if len(prior) <= _MAX_CLASSES_FOR_NEWTON:
+        return _newton_prior(ratio[share > 0], share[share > 0], prior)
     for _ in range(500):
         one, before = step(prior)
         two, _ = step(one)
@@ -262,6 +267,28 @@ def em_prior(
         after, value = step(ahead / ahead.sum())
         prior = after if value >= before else two
     return prior
+
+
+def _newton_prior(ratio: np.ndarray, share: np.ndarray, prior: np.ndarray) -> np.ndarray:
+    """Maximise Σ share · log(ratio @ prior) − Σ prior over prior ≥ 0, whose maximum sums to 1."""
+    for _ in range(100):
+        density = ratio @ prior
+        scaled = ratio * (np.sqrt(share) / density)[:, None]
+        gradient = ratio.T @ (share / density) - 1
+        free = (prior > 0) | (gradient > 0)
+        hessian = scaled[:, free].T @ scaled[:, free]
+        step = np.zeros_like(prior)
+        step[free] = np.linalg.solve(hessian + 1e-10 * np.trace(hessian) * np.eye(len(hessian)), gradient[free])
+        new, length, value = prior, 1.0, -math.inf
+        while value < 1e-4 * float(gradient @ (new - prior)) and length > 1e-10:
+            new = np.maximum(prior + length * step, 0.0)
+            with np.errstate(divide="ignore"):
+                value = float(share @ np.log(ratio @ new / density)) - float((new - prior).sum())
+            length /= 2
+        change, prior = float(np.abs(new - prior).max()), new
+        if change < 1e-10:
+            break
+    return prior / prior.sum()
 
 
 def _em_estimate(

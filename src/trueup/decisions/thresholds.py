@@ -194,7 +194,7 @@ class Threshold:
                 ("Flag", "flagged", "are not") if self.event is not None else ("Answer", "answered", "go to review")
             )
             observed = f"{self.observed:.4g}" if self.risk == "cost" else format_percent(self.observed, 2)
-            lines = [f"{verb} when the {score} is at least {self.threshold:.4g}: {promise}."]
+            lines = [f"{verb} when the {score} is at least {format_score(self.threshold)}: {promise}."]
             lines.append(f"{format_percent(self.coverage, 1)} of the rows are {done};")
             lines.append(f"of 1,000 rows {round(1000 * self.review)} {rest}.")
             lines.append(f"The observed risk is {observed} ({self.rows:,} labelled rows).")
@@ -609,6 +609,16 @@ class _Problem(NamedTuple):
 def _min_rows_to_assess(rows: int) -> float:
     """Return the smallest number of rows above a threshold at which its risk counts."""
     return min(rows, max(20.0, 0.02 * rows))
+
+
+def format_score(score: float) -> str:
+    """Format a score with four digits, or more where it would round to 1.
+
+    >>> format_score(0.89312), format_score(0.9999962)
+    ('0.8931', '0.9999962')
+    """
+    digits = 1 - math.floor(math.log10(1 - score)) if score < 1 else 4
+    return f"{score:.{max(digits, 4)}g}"
 
 
 def round_up(rows: int) -> int:

@@ -38,24 +38,32 @@ class PerformanceEstimate:
     """Estimated performance of a network on unlabelled rows, with prediction intervals for the observed performance."""
 
     values: Mapping[str, Interval]
-    """Estimate of each metric."""
+    """Estimate of each metric for the network's own predictions, as deployed."""
     rows: int
     """Number of unlabelled rows."""
     level: float
     """Level of the intervals."""
     calibration_rows: int
     """Number of labelled rows used for calibration; 0 if the probabilities were taken as calibrated."""
-    shifted: bool
-    """Whether new class frequencies were estimated."""
+    corrected: Mapping[str, Interval] | None = None
+    """Estimate of each metric for predictions corrected for new class frequencies; None without `shift`."""
 
     def __getitem__(self, metric: str) -> Interval:
         return self.values[metric]
 
+    @property
+    def shifted(self) -> bool:
+        """Whether new class frequencies were estimated."""
+        return self.corrected is not None
+
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON; what is not defined is None."""
+        """Plain data, ready for JSON; undefined values are None."""
         names = ("rows", "level", "calibration_rows", "shifted")
-        values = {name: plain_record(asdict(one)) for name, one in self.values.items()}
-        return {"schema": 1, **{name: getattr(self, name) for name in names}, "metrics": values}
+        parts = {
+            part: None if values is None else {name: plain_record(asdict(one)) for name, one in values.items()}
+            for part, values in (("metrics", self.values), ("corrected", self.corrected))
+        }
+        return {"schema": 1, **{name: getattr(self, name) for name in names}, **parts}
 
     def __str__(self) -> str:
         head = f"Estimated without labels on {self.rows:,} rows"
@@ -63,7 +71,12 @@ class PerformanceEstimate:
         source = labelled if self.calibration_rows else "assuming calibrated probabilities"
         shifted = ", with new class frequencies" if self.shifted else ""
         table = [["metric", "estimate", f"{format_percent(self.level)} interval"]]
-        table += [[k, format_number(i.value), format_interval(i.low, i.high)] for k, i in self.values.items()]
+        parts = [(self.values, "")]
+        if self.corrected is not None:
+            parts = [(self.values, ", as deployed"), (self.corrected, ", corrected")]
+        for values, kind in parts:
+            for name, one in values.items():
+                table.append([name + kind, format_number(one.value), format_interval(one.low, one.high)])
         return "\n\n".join([f"{head}, {source}{shifted}", text_table(table), ASSUMPTION])
 
 
@@ -120,6 +133,9 @@ def estimate_performance(
     is the accuracy on `val`. The intervals come from fits to resamples of `val` and labels drawn from their
     probabilities, so they predict what labels would show.
 
+    The estimates are for the predictions of `logits`. With `shift=True`, `corrected` has those for the predictions
+    corrected for the new class frequencies by the calibrator of `estimate_prior`.
+
     Parameters
     ----------
     logits
@@ -170,61 +186,68 @@ def estimate_performance(
     if shift and pair is None:
         raise ValueError("shift=True needs val, labelled rows of the old population")
     rng = np.random.default_rng(seed)
-    dispersion, labelled = 1.0, 0
+    predicted, labelled = z.argmax(axis=1), 0
     if pair is None:
-        p = softmax(z)
-        predicted = p.argmax(axis=1)
-        draws: Iterable[np.ndarray] = repeat(p, n_resamples)
+        result = _Calibrated(softmax(z), softmax(z), None, 1.0)
+        draws: Iterable[np.ndarray] = repeat(result.probs, n_resamples)
     else:
         labelled = len(pair[0])
         refits = Refits(calibrate or (CALIBRATION if shift else "temperature"), *pair)
-        fitted = partial(_calibrate, refits, z, shift)
-        p, predicted, prior, dispersion = fitted(Resample(refits.calibrator, np.arange(labelled)))
-        draws = (fitted(refits.draw(rng), prior, rng).probs for _ in range(n_resamples))
-    rows = np.arange(len(p))
-    predictions = _Predictions(p[rows, predicted] >= options.threshold, predicted == number, p[:, number])
-    values = {name: predictions.score(name, p[rows, predicted], p[:, number]) for name in names}
-    means: dict[str, list[float]] = {name: [] for name in names}
-    noise: dict[str, list[float]] = {name: [] for name in names}
-    for drawn in draws:
-        labels = _draw_labels(drawn, rng)
-        right, happens = (labels == predicted).astype(np.float64), (labels == number).astype(np.float64)
-        for name in names:
-            means[name].append(predictions.score(name, drawn[rows, predicted], drawn[:, number]))
-            noise[name].append(predictions.score(name, right, happens) - means[name][-1])
+        fit = partial(_calibrate, refits, z, shift)
+        result = fit(Resample(refits.calibrator, np.arange(labelled)))
+        draws = (fit(refits.draw(rng), result.prior, rng).probs for _ in range(n_resamples))
+    scored = [_Predictions.of(result.deployed, predicted, options.threshold, number)]
+    if shift:
+        scored.append(_Predictions.of(result.probs, result.probs.argmax(axis=1), options.threshold, number))
+    means, noise = (np.zeros((n_resamples, len(scored), len(names))) for _ in range(2))
+    for k, probs in enumerate(draws):
+        labels = np.eye(z.shape[1])[_draw_labels(probs, rng)]
+        for i, j in np.ndindex(means.shape[1:]):
+            means[k, i, j] = scored[i].score(names[j], probs)
+            noise[k, i, j] = scored[i].score(names[j], labels) - means[k, i, j]
     # The interval uses the standard deviation of the draws: percentiles of some hundred draws are too close together.
     # Student's quantile accounts for the number of draws.
     t_quantile = float(stdtrit(max(n_resamples - 1, 1), 0.5 + level / 2))
-    intervals = {}
-    for name, value in values.items():
-        error = math.nan
-        if not (math.isnan(value) or np.isnan(noise[name]).all()):
-            variance = np.nanvar(means[name]) + dispersion * np.nanvar(noise[name])
+
+    def interval(i: int, j: int) -> Interval:
+        value, error = scored[i].score(names[j], result.probs), math.nan
+        if not (math.isnan(value) or np.isnan(noise[:, i, j]).all()):
+            variance = np.nanvar(means[:, i, j]) + result.dispersion * np.nanvar(noise[:, i, j])
             error = t_quantile * math.sqrt(variance * n_resamples / max(n_resamples - 1, 1))
-        intervals[name] = Interval(value, max(value - error, 0.0), min(value + error, 1.0), level)
-    return PerformanceEstimate(intervals, len(z), level, labelled, shift)
+        return Interval(value, max(value - error, 0.0), min(value + error, 1.0), level)
+
+    values = [{name: interval(i, j) for j, name in enumerate(names)} for i in range(len(scored))]
+    return PerformanceEstimate(values[0], len(z), level, labelled, values[1] if shift else None)
 
 
 class _Predictions(NamedTuple):
-    """The network's predictions, which labels and probabilities are compared with."""
+    """Predictions that are scored by the probabilities of the classes."""
 
+    event: int
+    """Class of the event."""
+    predicted: np.ndarray
+    """Predicted class of each row."""
     kept: np.ndarray
     """Which rows are at or above the threshold."""
-    positive: np.ndarray
-    """Which rows are predicted as the event."""
     event_score: np.ndarray
     """Predicted probability of the event."""
 
-    def score(self, metric: str, right: np.ndarray, happens: np.ndarray) -> float:
-        """Compute a metric from whether each row is right and is the event: 0 and 1, or probabilities."""
+    @classmethod
+    def of(cls, probs: np.ndarray, predicted: np.ndarray, threshold: float, event: int) -> _Predictions:
+        kept = probs[np.arange(len(probs)), predicted] >= threshold
+        return cls(event, predicted, kept, probs[:, event])
+
+    def score(self, metric: str, probs: np.ndarray) -> float:
+        """Compute the expected metric under these probabilities of the classes, or under labels, one-hot."""
+        right, happens = probs[np.arange(len(probs)), self.predicted], probs[:, self.event]
         if metric == "accuracy":
             return float(right.mean())
         if metric == "error_above":
             return float(1 - right[self.kept].mean()) if self.kept.any() else math.nan
         if metric == "f1":
-            both = float(happens[self.positive].sum())
-            either = float(self.positive.sum()) + float(happens.sum())
-            return 2 * both / either if either > 0 else math.nan
+            positive = self.predicted == self.event
+            either = float(positive.sum()) + float(happens.sum())
+            return 2 * float(happens[positive].sum()) / either if either > 0 else math.nan
         return soft_roc_auc(self.event_score, happens)
 
 
@@ -247,10 +270,11 @@ class _Calibrated(NamedTuple):
     """Calibrated probabilities of the unlabelled rows."""
 
     probs: np.ndarray
-    predicted: np.ndarray
-    """Predicted class of each row."""
+    """Probabilities of the classes; with a shift, corrected for the new class frequencies."""
+    deployed: np.ndarray
+    """Probabilities before that correction."""
     prior: np.ndarray | None
-    """Class frequencies that the probabilities were corrected for."""
+    """New class frequencies."""
     dispersion: float
     """Overdispersion of the labels, Σ(right − c)² / Σc(1 − c) on labelled rows, at least 1.
 
@@ -268,23 +292,22 @@ def _calibrate(
 ) -> _Calibrated:
     """Calibrate; with a generator, resample the rows from which new class frequencies are estimated."""
     val_z, val_y = refits.pair
-    labelled = softmax(fitted.calibrator(val_z))[fitted.rows]
-    predicted = labelled.argmax(axis=1)
-    right = predicted == val_y[fitted.rows]
+    labelled, predicted = softmax(fitted.calibrator(val_z))[fitted.rows], val_z.argmax(axis=1)[fitted.rows]
+    right, rows = predicted == val_y[fitted.rows], np.arange(len(predicted))
     # Temperature scaling can leave the mean confidence off by some tenths of a percent, which would bias the estimate.
-    intercept = match_mean(_log_odds(labelled.max(axis=1)), float((right.sum() + 0.5) / (len(right) + 1)))
-    labelled = _shift_confidence(labelled, intercept)
-    top = labelled[np.arange(len(predicted)), predicted]
-    dispersion = max(float(((right - top) ** 2).sum()) / max(float((top * (1 - top)).sum()), 1e-12), 1.0)
-    fresh = softmax(fitted.calibrator(z))
-    p = _shift_confidence(fresh, intercept)
+    accuracy = float((right.sum() + 0.5) / (len(right) + 1))
+    intercept = match_mean(_log_odds(labelled[rows, predicted]), accuracy)
+    labelled = _shift_confidence(labelled, predicted, intercept)
+    confidence = labelled[rows, predicted]
+    variance = max(float((confidence * (1 - confidence)).sum()), 1e-12)
+    dispersion = max(float(((right - confidence) ** 2).sum()) / variance, 1.0)
+    p = _shift_confidence(softmax(fitted.calibrator(z)), z.argmax(axis=1), intercept)
     if not shift:
-        return _Calibrated(p, fresh.argmax(axis=1), None, dispersion)
+        return _Calibrated(p, p, None, dispersion)
     old = labelled.mean(axis=0)
     weights = None if rng is None else rng.multinomial(len(z), np.full(len(z), 1 / len(z))).astype(np.float64)
     prior = em_prior(p, old, sample_weight=weights, start=start)
-    p = softmax(shift_prior(prior, old)(np.log(np.maximum(p, 1e-300))))
-    return _Calibrated(p, p.argmax(axis=1), prior, dispersion)
+    return _Calibrated(softmax(shift_prior(prior, old)(np.log(np.maximum(p, 1e-300)))), p, prior, dispersion)
 
 
 def match_mean(odds: np.ndarray, mean: float) -> float:
@@ -309,20 +332,15 @@ def _log_odds(confidence: np.ndarray) -> np.ndarray:
     return odds
 
 
-def _shift_confidence(p: np.ndarray, intercept: float) -> np.ndarray:
+def _shift_confidence(p: np.ndarray, predicted: np.ndarray, intercept: float) -> np.ndarray:
     """Shift the log-odds of the predicted class; the other probabilities keep their ratios."""
-    rows, best = np.arange(len(p)), p.argmax(axis=1)
-    confidence = p[rows, best]
-    moved = expit(_log_odds(confidence) + intercept)
-    others = p.copy()
-    others[rows, best] = 0
-    total = others.sum(axis=1, keepdims=True)
-    if not total.all():  # where the confidence is 1, the other classes share alike
-        others = np.where(total > 0, others, 1.0)
-        others[rows, best] = 0
-        total = others.sum(axis=1, keepdims=True)
-    out: np.ndarray = others * ((1 - moved)[:, None] / total)
-    out[rows, best] = moved
+    rows = np.arange(len(p))
+    moved = expit(_log_odds(p[rows, predicted]) + intercept)
+    # The small constant matters where the confidence is 1: the other classes then share alike.
+    others = np.maximum(p, 1e-300)
+    others[rows, predicted] = 0
+    out: np.ndarray = others * ((1 - moved) / others.sum(axis=1))[:, None]
+    out[rows, predicted] = moved
     return out
 
 

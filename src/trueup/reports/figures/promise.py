@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trueup._core.types import ArrayLike
-from trueup.decisions.thresholds import threshold
+from trueup.decisions.thresholds import format_score, threshold
 from trueup.metrics.hypothesis_tests import detectable_error
 from trueup.reports import style
 from trueup.reports.audit import RAW, Audit
@@ -141,7 +141,7 @@ def numbers(record: Promise) -> Table:
     head = ["Errors allowed", "Confidence at least", "Rows answered", "Errors observed"]
     columns = zip(record.allowed, record.threshold, record.coverage, record.observed, strict=True)
     return head, [
-        [percent(share), f"{limit:.4f}" if np.isfinite(limit) else "–", percent(kept), percent(seen, 2)]
+        [percent(share), format_score(limit) if np.isfinite(limit) else "–", percent(kept), percent(seen, 2)]
         for share, limit, kept, seen in columns
     ]
 
@@ -152,6 +152,6 @@ def sentence(record: Promise, i: int) -> str:
     if not np.isfinite(record.threshold[i]):
         return f"At most {allowed} wrong: cannot be promised from {record.rows:,} rows."
     return (
-        f"At most {allowed} wrong: answer if the confidence is at least {record.threshold[i]:.4g}, "
+        f"At most {allowed} wrong: answer if the confidence is at least {format_score(record.threshold[i])}, "
         f"{percent(record.coverage[i])} of the rows."
     )

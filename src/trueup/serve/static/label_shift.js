@@ -5,7 +5,9 @@ const MOST = 20;
 
 export function showLabelShift({ id, new: rows, text, prior, performance }) {
   const { accuracy } = performance.metrics;
-  const expected = `The expected accuracy on these ${rows.rows.toLocaleString("en")} rows is ${percent(accuracy.value)}${prior.p_value < 0.05 ? " after correction for the new frequencies" : ""}: with 95\u00a0% confidence, labels would show ${percent(accuracy.low)} to ${percent(accuracy.high)}. This assumes that the model is calibrated; a change in the appearance of the classes shows only with labels.`;
+  const range = (one) => `${percent(one.value)} (with 95\u00a0% confidence, labels would show ${percent(one.low)} to ${percent(one.high)})`;
+  const corrected = performance.corrected ? ` After correction for the new frequencies it is ${range(performance.corrected.accuracy)}.` : "";
+  const expected = `The expected accuracy of the model as deployed on these ${rows.rows.toLocaleString("en")} rows is ${range(accuracy)}.${corrected} This assumes that the model is calibrated; a change in the appearance of the classes shows only with labels.`;
   $("shift-text").replaceChildren(...[text[0], expected, ...text.slice(1), ...rows.notes].map((sentence) => {
     const paragraph = document.createElement("p");
     paragraph.textContent = sentence.replace(/ %/g, "\u00a0%");
