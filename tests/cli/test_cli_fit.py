@@ -108,3 +108,5 @@ def test_apply_refuses_classes_in_another_order(folder, command):
     command("apply", "cal.safetensors", "named.csv", "-o", "out.csv", "--logits", "cat,dog,bird")
     refused = command("apply", "cal.safetensors", "named.csv", "-o", "out.csv", "--logits", "dog,cat,bird", code=2)
     assert "must be those of the fit in their order (cat, dog, bird), got dog, cat, bird" in refused.stderr
+    assert "list the columns of the classes in that order with --logits" in refused.stderr
+    assert Path("out.csv").read_text().startswith("cat,dog,bird,label\n")

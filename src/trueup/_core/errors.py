@@ -39,6 +39,7 @@ class Hint(StrEnum):
     FORECAST = "forecasts of a number are read by load_forecasts"
     LEVELS = "levels= gives them"
     CLASSES = "class_names= names the classes of labels that are texts"
+    COLUMN_ORDER = "list the columns of the classes in that order with logits=[…]"
     LOAD_CALIBRATOR = "load(path) reads a calibrator"
     LOAD_CLAMPED = "load(path, model=network) reads a clamped network"
     LOAD_REPAIRED = "load(path, model=network) reads a repaired network"

@@ -56,6 +56,7 @@ HINTS = {
     Hint.FORECAST: "read forecasts of a number with --mean COLUMN --std COLUMN --target COLUMN",
     Hint.LEVELS: "list them with --levels",
     Hint.CLASSES: "list the classes of text labels with --class-names",
+    Hint.COLUMN_ORDER: "list the columns of the classes in that order with --logits",
     Hint.LOAD_CALIBRATOR: "`trueup apply` reads it",
     Hint.LOAD_MONITOR: "`trueup monitor --state` reads it",
     Hint.LOAD_CLAMPED: "",

@@ -17,6 +17,7 @@ import hashlib
 import inspect
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
@@ -75,7 +76,9 @@ class Header(NamedTuple):
     content: Any
 
     def check_class_names(self, class_names: Sequence[str] | None, file: StrPath | None = None) -> None:
-        """Reject predictions whose classes have other names or another order, if both are known.
+        """Reject predictions whose classes have other names or another order than those of the fit.
+
+        Predictions without names, or with numbered columns in their order, fit any names.
 
         Parameters
         ----------
@@ -84,9 +87,25 @@ class Header(NamedTuple):
         file
             The file to name in the error.
         """
-        if self.class_names is not None and class_names is not None and tuple(class_names) != self.class_names:
-            expected, got = (", ".join(each[:8]) for each in (self.class_names, class_names))
-            raise InputError("classes", f"be those of the fit in their order ({expected})", got, file=file)
+        fitted, given = _column_order(self.class_names), _column_order(class_names)
+        unnamed_fits = not (fitted and given) and isinstance((fitted or given or ("",))[0], str)
+        if fitted != given and not unnamed_fits:
+            expected, got = (", ".join(names[:8]) if names else "unnamed" for names in (self.class_names, class_names))
+            requirement = f"be those of the fit in their order ({expected})"
+            raise InputError("classes", requirement, got, Hint.COLUMN_ORDER, file=file)
+
+
+def _column_order(names: Sequence[str] | None) -> tuple[int | str, ...]:
+    """Return the numbers that end names such as `logit_1`, or else the names; () for 0, 1, … in order.
+
+    >>> _column_order(["logit_1", "logit_0"]), _column_order(["logit_0", "logit_1"]), _column_order(["cat", "dog"])
+    ((1, 0), (), ('cat', 'dog'))
+    """
+    matches = [re.fullmatch(r"(?:.*_)?(\d+)", name) for name in names or ()]
+    numbers = tuple(int(match[1]) for match in matches if match)
+    if sorted(numbers) != list(range(len(names or ()))):
+        return tuple(names or ())
+    return () if list(numbers) == sorted(numbers) else numbers
 
 
 def kind_of(value: Any) -> str | None:

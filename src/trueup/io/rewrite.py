@@ -35,9 +35,9 @@ def rewrite(
     """Write a file's rows with `function` of their logits and all other columns; return numbers of rows and classes.
 
     Columns keep their order, names and values; rows without a label stay. Logits become `logits` or `logit_0` …, or
-    with `probs` their softmax `probs` or `prob_0` …. A stated confidence stays, and the new one follows as
-    `<name>_calibrated`. Formats of arrays drop columns that they cannot hold, with a warning. The file is either
-    complete or absent.
+    with `probs` their softmax `probs` or `prob_0` …. In tables, columns of classes given by name keep it. A stated
+    confidence stays, and the new one follows as `<name>_calibrated`. Formats of arrays drop columns that they cannot
+    hold, with a warning. The file is either complete or absent.
     """
     _, write = FORMATS[suffix_of(target)]
     is_array = suffix_of(target) in ARRAYS
@@ -66,6 +66,9 @@ def rewrite(
             total, classes = total + len(chunk.logits), after.shape[axis]
             numbers = _softmax(after, axis) if probs else after
             kept = numbers if fields.confidence is None or is_array else np.empty(len(after))
+            if not is_array and not isinstance(fields.logits, str):
+                columns = {**_class_columns(fields.logits, numbers), **columns}
+                kept = np.empty(len(after))
             yield Chunk(kept, labels, columns, "probs" if probs else "logits")
 
     with errors_name_file(file.name):
@@ -80,6 +83,15 @@ def _softmax(logits: np.ndarray, axis: int) -> np.ndarray:
     """Compute probabilities in double precision and return them in the type of the logits."""
     odds = np.exp(np.subtract(logits, logits.max(axis=axis, keepdims=True), dtype=np.float64))
     return (odds / odds.sum(axis=axis, keepdims=True)).astype(logits.dtype)
+
+
+def _class_columns(names: Sequence[str], numbers: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the columns of the classes; absent options are empty cells."""
+    cells = numbers
+    if (absent := np.isneginf(numbers)).any():
+        cells = numbers.astype(object)
+        cells[absent] = None
+    return {name: cells[:, k] for k, name in enumerate(names)}
 
 
 def _calibrated_confidence(
