@@ -16,6 +16,7 @@ from trueup import evaluate, load, metrics, save
 from trueup.convert import as_event
 from trueup.io import load_artifact
 from trueup.monitor import Monitor, MonitorSizes
+from trueup.monitor.betting import GLOBAL_BETS, SLOPE_BETS
 
 
 def drawn(n, temperature=1.0, seed=0, classes=4):
@@ -348,3 +349,52 @@ def test_rows_without_weight_are_in_no_group():
     monitor = Monitor(4)
     monitor.update(z, y, sample_weight=(np.arange(100) < 60) * 2.0, groups=np.where(np.arange(100) < 50, "a", "b"))
     assert {row.name: row.rows for row in monitor.by_group().rows} == {"a": 50, "b": 10}
+
+
+def reversed_risks(rng, n):
+    """Rare events whose predicted probabilities have the reversed order."""
+    p = rng.uniform(0.001, 0.06, n)
+    return 0.061 - p, rng.random(n) < p
+
+
+def reversed_confidences(rng, n):
+    """A network with confidences of .935 to .999 in the reversed order."""
+    p = rng.uniform(0.935, 0.999, n)
+    return 1.934 - p, rng.random(n) < p
+
+
+@pytest.mark.parametrize("world", [reversed_risks, reversed_confidences])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_reversed_ranking_raises_the_alarm_within_5000_rows(world, seed):
+    predicted, happened = world(np.random.default_rng(seed), 5000)
+    monitor = Monitor(2, level=0.99, top_label=world is reversed_confidences)
+    logits = np.log(np.stack([1 - predicted, predicted], axis=1))
+    labels = happened.astype(int)
+    assert "calibrated" not in repr(monitor.status())
+    status = monitor.update(logits, labels)
+    assert status.alarm is not None
+    assert status.alarm.row <= 5000
+    assert "calibrated" not in repr(status).replace("miscalibrated", "")
+
+
+def test_a_reversed_ranking_of_several_classes_raises_the_alarm():
+    rng = np.random.default_rng(0)
+    predicted, right = reversed_confidences(rng, 5000)
+    logits = np.log(np.stack([predicted, *[(1 - predicted) / 3] * 3], axis=1))
+    labels = np.where(right, 0, rng.integers(1, 4, 5000))
+    assert Monitor(4, level=0.99).update(logits, labels).alarm is not None
+
+
+def test_checkpoints_from_before_the_bets_on_the_slope_go_on(tmp_path):
+    z, y = drawn(500)
+    monitor = Monitor(4)
+    monitor.update(z, y)
+    save(monitor, tmp_path / "new.safetensors")
+
+    def without_slopes(header, arrays):
+        arrays["wealth"] = np.delete(arrays["wealth"], range(len(GLOBAL_BETS), len(GLOBAL_BETS) + len(SLOPE_BETS)))
+
+    rewrite_artifact(tmp_path / "new.safetensors", without_slopes)
+    old = load(tmp_path / "new.safetensors")
+    assert old.status().evidence == pytest.approx(monitor.status().evidence, rel=0.1)
+    assert old.update(z, y).rows == 1000

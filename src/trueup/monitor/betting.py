@@ -35,6 +35,9 @@ def _beliefs(slopes: tuple[float, ...], shifts: tuple[float, ...]) -> np.ndarray
 
 GLOBAL_BETS = _beliefs((0.5, 0.7, 0.85, 1.0, 1.18, 1.43, 2.0), (-0.6, -0.2, 0.0, 0.2, 0.6))
 """(s, b) of the bettors on every row: s < 1 if the model is overconfident, s > 1 if it is underconfident."""
+SLOPE_BETS = np.array([(s, (1 - s) * center) for s in (-0.5, 0.0) for center in range(-6, 7)])
+"""(s, b) of the bettors on every row who believe that the ranking is reversed or uninformative: the log-odds are
+multiplied by s around a center, which is near the mean for one of them."""
 LOCAL_BETS = _beliefs((1.0,), (-0.8, -0.3, 0.3, 0.8))
 """(s, b) of the bettors in each confidence bin."""
 CLASS_BETS = _beliefs((0.67, 1.0, 1.5), (-0.4, 0.0, 0.4))
@@ -43,21 +46,27 @@ CLASS_BETS = _beliefs((0.67, 1.0, 1.5), (-0.4, 0.0, 0.4))
 
 def bettor_shares(n_classes: int) -> np.ndarray:
     """Divide the initial wealth among the bettors; those on classes, if any, get half of it."""
-    bettors = [len(GLOBAL_BETS), LOCAL_BINS * len(LOCAL_BETS), n_classes * len(CLASS_BETS)]
-    wealth = [0.25, 0.25, 0.5] if n_classes else [0.5, 0.5, 0.0]
-    return np.repeat(np.divide(wealth, np.maximum(bettors, 1)), bettors)
+    bettors = [len(GLOBAL_BETS), len(SLOPE_BETS), LOCAL_BINS * len(LOCAL_BETS), n_classes * len(CLASS_BETS)]
+    wealth = np.array([0.225, 0.025, 0.25, 0.5]) if n_classes else np.array([0.45, 0.05, 0.5, 0.0])
+    return np.repeat(wealth / np.maximum(bettors, 1), bettors)
 
 
 _MIN_CHANGE_OF_MEAN = 0.01
 """Smallest change of the mean probability for which a direction is reported."""
+_MAX_SHIFT_OF_RANKING = 0.75
+"""Largest change of the mean's log-odds for which a ranking is reported as reversed or uninformative."""
+_ON_EVERY_ROW = np.concatenate([GLOBAL_BETS, SLOPE_BETS])
 
 
 def describe_bettor(bettor: int, mean: float, *, event: bool) -> str:
     """Say in words what the winning bettor believes; the direction is evaluated at the mean prediction."""
-    if bettor < len(GLOBAL_BETS):
-        slope, shift = GLOBAL_BETS[bettor]
-        change = float(expit(slope * log_odds(np.array([mean]))[0] + shift)) - mean
-        if abs(change) < _MIN_CHANGE_OF_MEAN and slope != 1:
+    if bettor < len(_ON_EVERY_ROW):
+        slope, shift = _ON_EVERY_ROW[bettor]
+        odds = float(log_odds(np.array([mean]))[0])
+        change = float(expit(slope * odds + shift)) - mean
+        if slope <= 0 and abs(slope * odds + shift - odds) <= _MAX_SHIFT_OF_RANKING:
+            problem = "Reversed ranking" if slope < 0 else "Uninformative ranking"
+        elif abs(change) < _MIN_CHANGE_OF_MEAN and slope != 1:
             problem = "Too extreme" if slope < 1 else "Not extreme enough"
         elif event:
             problem = "Probabilities too high" if change < 0 else "Probabilities too low"
@@ -65,7 +74,7 @@ def describe_bettor(bettor: int, mean: float, *, event: bool) -> str:
             problem = "Overconfident" if change < 0 else "Underconfident"
         added = f" and adding {shift:+.1f}" if shift else ""
         return f"{problem}: multiplying the log-odds by {slope:.2f}{added} would fit the data."
-    bettor -= len(GLOBAL_BETS)
+    bettor -= len(_ON_EVERY_ROW)
     if bettor < LOCAL_BINS * len(LOCAL_BETS):
         part, belief = divmod(bettor, len(LOCAL_BETS))
         direction = "less" if LOCAL_BETS[belief][1] < 0 else "more"
@@ -103,9 +112,9 @@ def log_payoffs(odds: np.ndarray, happened: np.ndarray, beliefs: np.ndarray) -> 
 
 
 def log_payoffs_of_rows(confidence: np.ndarray, correct: np.ndarray, classes: Classes | None = None) -> np.ndarray:
-    """Sum the log payoffs over these rows, per bettor: GLOBAL_BETS, then by confidence bin, then by class."""
+    """Sum the log payoffs over these rows, per bettor: on every row, then by confidence bin, then by class."""
     odds = log_odds(confidence)
-    on_every_row = log_payoffs(odds, correct, GLOBAL_BETS).sum(axis=0)
+    on_every_row = log_payoffs(odds, correct, _ON_EVERY_ROW).sum(axis=0)
     part = np.minimum((confidence * LOCAL_BINS).astype(np.int64), LOCAL_BINS - 1)
     local = np.zeros((LOCAL_BINS, len(LOCAL_BETS)))
     np.add.at(local, part, log_payoffs(odds, correct, LOCAL_BETS))
@@ -126,7 +135,7 @@ def log_payoffs_of_clusters(
     local = np.zeros((len(rows), LOCAL_BINS, len(LOCAL_BETS)))
     part = np.minimum((confidence * LOCAL_BINS).astype(np.int64), LOCAL_BINS - 1)
     local[rows, part] = log_payoffs(odds, correct, LOCAL_BETS)
-    columns = [log_payoffs(odds, correct, GLOBAL_BETS), local.reshape(len(rows), -1)]
+    columns = [log_payoffs(odds, correct, _ON_EVERY_ROW), local.reshape(len(rows), -1)]
     if classes is not None:
         probabilities, labels = classes
         for k, of_class in enumerate(log_odds(probabilities).T):
@@ -173,6 +182,10 @@ class Evidence:
     def initial(cls, bettors: int, block: int) -> Evidence:
         """Make the wealth before the first row."""
         return cls(block, 0, 1, 1, np.full(bettors, -np.log(2)))
+
+    def with_new_bettors(self, index: int, count: int) -> Evidence:
+        """Insert bettors who have not bet so far: they hold the wealth of all starts."""
+        return replace(self, wealth=np.insert(self.wealth, [index] * count, np.log1p(-1.0 / (self.begun + 1.0))))
 
     def update(self, payoffs: np.ndarray, rows: int) -> Evidence:
         """Add the log payoffs of `rows` rows, at most up to the end of a block; there all bettors start again.

@@ -13,7 +13,7 @@ from trueup._core.bins import Bins, equal_width
 from trueup.io.artifacts import rename_arguments
 from trueup.io.atomic import shorten
 from trueup.metrics.groups import GroupTally
-from trueup.monitor.betting import Evidence
+from trueup.monitor.betting import GLOBAL_BETS, SLOPE_BETS, Evidence
 from trueup.monitor.monitor import MAX_GROUPS, Alarm, Monitor
 from trueup.monitor.promise import PromiseCheck, Unlabelled
 from trueup.monitor.windows import WeightedTally, Window
@@ -73,16 +73,19 @@ def _build(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Monitor:
     if sums.shape[1:] != (3, settings["bins"]) or (settings["classwise"] and settings["n_classes"] > wealth.size):
         raise ValueError("its arrays do not fit its settings")
     monitor = Monitor.from_settings(settings)
-    if wealth.shape != monitor.evidence.wealth.shape:
-        raise ValueError("its arrays do not fit its settings")
     rows = _check(arrays, seen, monitor.evidence.block)
+    evidence = Evidence(monitor.evidence.block, **seen, wealth=wealth)
+    if wealth.size == monitor.evidence.wealth.size - len(SLOPE_BETS):  # a file from before these bettors
+        evidence = evidence.with_new_bettors(len(GLOBAL_BETS), len(SLOPE_BETS))
+    if evidence.wealth.shape != monitor.evidence.wealth.shape:
+        raise ValueError("its arrays do not fit its settings")
     monitor.alarm = None if alarm is None else _alarm(_plain(header, "alarm"), seen["rows"])
     edges = equal_width(monitor.bins)
     each = zip(sums, nll, rows, strict=True)
     tallies = [WeightedTally(Bins(edges, *s), float(loss), float(n)) for s, loss, n in each]
     monitor.total, monitor.fading, *pieces = tallies
     monitor.recent = Window(monitor.recent.size, tuple(pieces))
-    monitor.evidence = Evidence(monitor.evidence.block, **seen, wealth=wealth)
+    monitor.evidence = evidence
     monitor.peak = float(arrays["peak"][0])
     if monitor.promise is not None:
         monitor.promise = _promise(monitor.promise, _plain(header, "promise"), seen["rows"])
