@@ -53,7 +53,7 @@ def test_compare_and_report_are_by_cluster(visits, asked, command):
     command("report", "visits.npz", "--clusters", "patient", "-m", "temperature", "-o", "r.html", "-q")
     with open("r.html", encoding="utf-8") as file:
         page = file.read()
-    assert "The 300 rows are of 20 clusters (patient) and not independent" in page
+    assert "The 300 rows belong to 20 clusters (patient) and are not independent" in page
     assert "What can I promise?" not in page
 
 

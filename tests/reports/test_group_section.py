@@ -138,3 +138,14 @@ def test_a_factor_in_all_weights_changes_nothing_on_the_page():
     np.testing.assert_allclose(one.sample_weight, two.sample_weight)
     for metric in one.scores.metrics:
         assert one.scores["raw", metric].value == pytest.approx(two.scores["raw", metric].value, abs=1e-9)
+
+
+def test_the_worst_group_has_the_largest_error_of_those_shown_to_be_wrong():
+    # The large group is wrong most certainly, the small one by most; one of five rows proves nothing.
+    rows = [("large", 4000, 0.10), ("small", 300, 0.20), ("tiny", 5, 0.45)]
+    groups = np.repeat([name for name, _, _ in rows], [n for _, n, _ in rows])
+    outcomes = np.concatenate([np.arange(n) < round((0.5 + error) * n) for _, n, error in rows]).astype(float)
+    table = evaluate_groups(np.full(len(groups), 0.5), outcomes, groups)
+    assert table.worst.group == "small"
+    assert "The worst group is small" in table.verdict()
+    assert "The worst is small" in summary(group_errors(table))

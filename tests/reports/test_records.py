@@ -286,3 +286,47 @@ def test_classes_stand_in_one_order_before_and_after():
     names = [chart(panel.record, **panel.options).layout.yaxis.ticktext for panel in section.panels]
     assert len(names) == 2
     assert names[0] == names[1]
+
+
+def concentrated(kind):
+    """Draw a file whose predictions share a bin: rare events with reversed risks, or confidences of .935 to .999."""
+    rng = np.random.default_rng(0)
+    p = rng.uniform(0.001, 0.06, 20_000) if kind == "rare" else 1 - rng.uniform(0.001, 0.065, 20_000)
+    y = (rng.random(20_000) < p).astype(int)
+    shown = 0.061 - p if kind == "rare" else 1.934 - p
+    return np.stack([np.log1p(-shown), np.log(shown)], axis=1), y
+
+
+@pytest.mark.parametrize("kind", ["rare", "sure"])
+def test_concentrated_predictions_are_drawn_over_their_range(kind):
+    z, y = concentrated(kind)
+    record = reliability(z, y)
+    assert record.is_logit
+    assert len(record.count) == 15
+    assert record.count.min() > 0.8 * record.count.max()
+    assert record.outside.sum() >= 8  # equal-width bins show one bin, inside the band
+    assert reliability(z, y, quantiles=False).outside.sum() == 0
+    assert "adaptive ECE" in summary(record)
+    ax = draw(record)
+    assert [label.get_text() for label in ax.get_xticklabels()] == [label.get_text() for label in ax.get_yticklabels()]
+    assert all("%" in label.get_text() for label in ax.get_xticklabels())
+    figure = chart(record)
+    assert figure.layout.xaxis.ticktext == figure.layout.yaxis.ticktext
+    assert len(figure.layout.xaxis.ticktext) >= 3
+
+
+def test_a_narrow_range_in_the_middle_has_a_linear_axis():
+    rng = np.random.default_rng(0)
+    p = rng.uniform(0.47, 0.53, 5000)
+    record = reliability(np.stack([np.log1p(-p), np.log(p)], axis=1), (rng.random(5000) < p).astype(int))
+    assert record.quantiles
+    assert not record.is_logit
+    low, high = draw(record).get_xlim()
+    assert 0.3 < low < 0.47
+    assert 0.53 < high < 0.7
+
+
+def test_spread_predictions_keep_bins_of_equal_width():
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(5000, 3)) * 3
+    assert not reliability(z, (z + rng.gumbel(size=z.shape)).argmax(axis=1)).quantiles

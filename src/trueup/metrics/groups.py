@@ -98,9 +98,9 @@ class GroupTable:
 
     @property
     def worst(self) -> GroupRow | None:
-        """The group whose interval is farthest from 0; None if all intervals contain 0."""
+        """The group with the largest error among those whose interval excludes 0; None if all intervals contain 0."""
         shown = [row for row in self.rows if row.stands_out]
-        return max(shown, key=lambda row: max(row.difference.low, -row.difference.high), default=None)
+        return max(shown, key=lambda row: abs(row.difference.value), default=None)
 
     def verdict(self) -> str:
         """Summarise the table in one or two sentences."""

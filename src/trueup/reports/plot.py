@@ -118,6 +118,8 @@ class Axis:
     """Whether the scale is logarithmic."""
     ticks: np.ndarray | Sequence[float] | None = None
     """Positions of the ticks."""
+    tick_labels: Sequence[str] | None = None
+    """Labels of the ticks, if they differ from the positions."""
     rows: Sequence[str] | None = None
     """Names of the rows at 0, 1, …, from the top."""
     notes: Sequence[str] = ()
@@ -250,10 +252,10 @@ def _set_axis(ax: Axes, axis: Axis, which: str) -> None:
     if axis.range is not None:
         ax.set(**{f"{which}lim": axis.range})
     if axis.ticks is not None:
-        line.set_ticks(axis.ticks)
+        line.set_ticks(axis.ticks, labels=axis.tick_labels)
     elif axis.log:
         style.plain_log_ticks(ax, np.asarray(ax.get_xlim()))
-    if axis.log or axis.percent:
+    if (axis.log or axis.percent) and axis.tick_labels is None:
         unit = 100 if axis.percent else 1
         line.set_major_formatter(lambda value, _: f"{unit * value:.4g}{' %' if axis.percent else ''}")
         ax.minorticks_off()
@@ -314,7 +316,7 @@ def _plotly_axis(axis: Axis) -> dict[str, Any]:
         if axis.percent and axis.range == (0, 1):
             look |= {"range": [0, 1.01], "dtick": 0.2}  # room for the label at the end
     if axis.ticks is not None:
-        look["tickvals"] = list(axis.ticks)
+        look |= {"tickvals": list(axis.ticks), "ticktext": axis.tick_labels}
     elif axis.log:
         look["tickvals"] = [a * 10.0**k for k in range(-3, 4) for a in (1, 2, 5)]
         look["ticktext"] = [f"{value:g}" for value in look["tickvals"]]

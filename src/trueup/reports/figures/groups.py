@@ -201,11 +201,11 @@ def summary(record: GroupErrors) -> str:
     wrong = record.too_high | record.too_low
     n_groups = len(record.names)
     if wrong.any():
-        sure = np.where(wrong, np.maximum(record.low, -record.high), -np.inf)
-        k = int(sure.argmax())
+        k = int(np.where(wrong, np.abs(record.difference), -np.inf).argmax())
+        error = max(record.low[k], -record.high[k])
         count = "The one group" if n_groups == 1 else f"{int(wrong.sum()):,} of {n_groups:,} groups"
         text = f"{count} {'is' if wrong.sum() == 1 else 'are'} shown to be wrong on average. "
-        text += f"The worst is {record.names[k]}: {_rates(record, k)}, off by at least {percent(sure[k])}."
+        text += f"The worst is {record.names[k]}: {_rates(record, k)}, off by at least {percent(error)}."
     elif n_groups == 1:
         text = f"The one group is not shown to be wrong on average: {_rates(record, 0)}."
     else:

@@ -5,10 +5,12 @@ With two classes it is the observed frequency of class 1 against its predicted p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
+from scipy.special import expit, logit
 
 from trueup._core.bins import BINS, equal_width
 from trueup._core.tally import Tally
@@ -48,11 +50,23 @@ class Reliability:
     level: float
     """Probability with which a calibrated network's accuracy in one bin lies in the band."""
     ece: float
-    """Expected calibration error."""
+    """Expected calibration error over these bins."""
     rows: int
     """Number of rows."""
     event: bool = False
     """Whether confidence is the probability of class 1, and accuracy its observed frequency."""
+    quantiles: bool = False
+    """Whether bins have equal numbers of rows; the diagram then shows only the range of the predictions."""
+
+    @property
+    def is_logit(self) -> bool:
+        """Whether the diagram has log-odds axes, because the predictions are concentrated near 0 or 1."""
+        return self.quantiles and not 0.1 <= float(np.median(self.confidence)) <= 0.9
+
+    @property
+    def ece_name(self) -> str:
+        """Name of the calibration error."""
+        return "adaptive ECE" if self.quantiles else "ECE"
 
     @property
     def outside(self) -> np.ndarray:
@@ -66,6 +80,7 @@ def reliability(
     *,
     bins: int = BINS,
     top_label: bool = False,
+    quantiles: bool | None = None,
     sample_weight: ArrayLike | None = None,
     clusters: ArrayLike | None = None,
     **resampling: Unpack[ResamplingOptions],
@@ -83,9 +98,12 @@ def reliability(
     labels
         Classes, shape (n,).
     bins
-        Number of bins of equal width.
+        Number of bins.
     top_label
         Whether to use the predicted class also with two classes.
+    quantiles
+        Whether bins have equal numbers of rows instead of equal widths. By default they have if 99 % of the rows share
+        two bins of equal width, which then hide most errors. Not available with `clusters`.
     sample_weight
         Weights of the rows, shape (n,).
     clusters
@@ -110,9 +128,17 @@ def reliability(
     """
     tally = Tally.of(logits, labels, bins=bins, top_label=top_label, sample_weight=sample_weight, clusters=clusters)
     simulation = Resampling(**resampling)
-    test, top = consistency_of_tally(tally, simulation), tally.score_bins
+    top, edges = tally.score_bins, equal_width(bins)
+    if quantiles is None:
+        largest = float(np.sort(top.count)[-2:].sum())
+        quantiles = clusters is None and bins >= 5 and tally.n >= 20 * bins and largest >= 0.99 * top.n
+    if quantiles:
+        top = tally.grid.binned(tally.grid.equal_mass_of_cell())
+        edges, mean = top.edges.copy(), top.mean_confidence
+        edges[[0, -1]] = max(2 * mean[0] - edges[1], 0.0), min(2 * mean[-1] - edges[-2], 1.0)  # about its mean
+    test = consistency_of_tally(tally, simulation, metric="aece" if quantiles else "ece")
     columns = top.count, top.mean_confidence, top.accuracy, test.low, test.high
-    return Reliability(equal_width(bins), *columns, simulation.level, top.ece(), tally.n, tally.is_event)
+    return Reliability(edges, *columns, simulation.level, top.ece(), tally.n, tally.is_event, quantiles)
 
 
 def plot_reliability(
@@ -158,6 +184,13 @@ _EVENT_TEXT = (
 )
 
 
+_QUANTILE_TEXT = (
+    " The predictions lie in a narrow range, so the bins have equal numbers of rows and the axes show only that range. "
+    "Near 0 or 1 the axes have a log-odds scale."
+)
+_STRIP_TEXT = " The strip below shows the number of rows in each bin on a log scale."
+
+
 def section(audit: Audit) -> Section:
     """Return the section: the diagram before and after calibration."""
     scores, event = audit.scores, audit.scores.is_event
@@ -165,26 +198,35 @@ def section(audit: Audit) -> Section:
     options |= {"sample_weight": audit.sample_weight, "clusters": audit.clusters}
     words = words_for(event)
     dots = ("dot", f"{words.outcome}; the larger, the more rows"), ("outside", "outside the band")
+    records = [reliability(*stage.arrays, **options) for stage in stages(audit)]
+    kinds = {record.quantiles for record in records}
+    scale = (_QUANTILE_TEXT if True in kinds else "") + (_STRIP_TEXT if False in kinds else "")
     return Section(
         name="reliability",
         title="Are its probabilities right?" if event else "Is its confidence right?",
         text=f"{_EVENT_TEXT.format(scores.event_name) if event else _TEXT} Dots inside the grey band are compatible "
-        f"with {'calibrated predictions' if event else 'a calibrated network'}; those outside are diamonds. The strip "
-        "below shows the number of rows in each bin on a log scale.",
+        f"with {'calibrated predictions' if event else 'a calibrated network'}; those outside are diamonds.{scale}",
         legend=(*dots, ("over", words.over), ("under", words.under), ("band", band_title(scores.level))),
-        panels=panels("reliability", audit, [reliability(*stage.arrays, **options) for stage in stages(audit)]),
+        panels=panels("reliability", audit, records),
     )
 
 
 def plot(record: Reliability) -> Plot:
     """Plot dots for the accuracies, bars for the gaps, the band, and a strip with the numbers of rows."""
-    full = record.count > 0
-    middle, width = (record.edges[1:] + record.edges[:-1])[full] / 2, np.diff(record.edges)[full]
-    confidence, accuracy, count = record.confidence[full], record.accuracy[full], record.count[full]
-    low, high, outside, gap = record.low[full], record.high[full], record.outside[full], accuracy - confidence
+    full, (start, end) = record.count > 0, _range(record)
+
+    def coordinate(share: np.ndarray) -> np.ndarray:
+        return logit(np.clip(share, start, end)) if record.is_logit else share
+
+    edges = coordinate(np.clip(record.edges, start, end))
+    middle, width = (edges[1:] + edges[:-1])[full] / 2, np.diff(edges)[full]
+    count, outside, shares = record.count[full], record.outside[full], (record.confidence, record.accuracy)
+    confidence, accuracy, low, high = (coordinate(x[full]) for x in (*shares, record.low, record.high))
+    gap = accuracy - confidence
     words, band = words_for(record.event), band_title(record.level)
+    ends = coordinate(np.array([start, end]))
     marks: list[Mark] = [
-        Line(x=[0, 1], y=[0, 1], color=style.MUTED, dash="dot", width=1),
+        Line(x=ends, y=ends, color=style.MUTED, dash="dot", width=1),
         Bars(at=middle, size=high - low, base=low, width=width, color=style.BAND, name=band),
     ]
     for name, members, colour in ((words.over, gap < 0, style.GAP_OVER), (words.under, gap > 0, style.GAP_UNDER)):
@@ -192,33 +234,69 @@ def plot(record: Reliability) -> Plot:
             bars = {"at": middle[members], "size": gap[members], "base": confidence[members]}
             marks.append(Bars(**bars, width=0.8 * width[members], color=colour, name=name))
     size = 6 + 8 * np.sqrt(count / max(count.max(initial=1.0), 1.0))
-    hover = f"{words.score} %{{x:.1%}}, {words.outcome} %{{y:.1%}}<br>"
-    hover += "if calibrated %{customdata[1]:.1%} to %{customdata[2]:.1%}<br>%{customdata[0]:,.0f} rows"
-    dots: dict[str, Any] = {"name": words.outcome, "hover": hover, "data": np.stack([count, low, high], axis=1)}
+    digits = 2 if record.quantiles else 1
+    values = [f"%{{customdata[{k}]:.{digits}%}}" for k in range(4)]
+    hover = f"{words.score} {values[0]}, {words.outcome} {values[1]}<br>if calibrated {values[2]} to {values[3]}<br>"
+    data = np.stack([*shares, record.low, record.high, record.count], axis=1)[full]
+    dots: dict[str, Any] = {"name": words.outcome, "hover": hover + "%{customdata[4]:,.0f} rows", "data": data}
     marks.append(Dots(x=confidence, y=accuracy, size=size, color=style.BLUE, **dots))
     if outside.any():
         dots = {"x": confidence[outside], "y": accuracy[outside], "size": 1.25 * size[outside]}
         marks.append(Dots(**dots, color=style.VERMILION, marker="diamond", name="outside the band"))
-    largest = record.count.max(initial=1.0)
+    axes: dict[str, Any] = {"percent": True, "range": (float(ends[0]), float(ends[1]))}
+    if record.is_logit:
+        ticks = _logit_ticks(start, end)
+        axes |= {"ticks": logit(ticks), "tick_labels": [f"{100 * tick:.6g} %" for tick in ticks]}
+    x, y = (Axis(title=title.capitalize(), **axes) for title in (words.score, words.outcome))
+    if not record.quantiles:
+        marks += _strip(record, middle, width)
+        y = replace(y, range=(_STRIP[0], 1.02), ticks=np.linspace(0, 1, 6))
+    return Plot(
+        title="Reliability",
+        marks=marks,
+        x=x,
+        y=y,
+        height=390,
+        legend_title=f"{record.ece_name} {record.ece:.4f}, {record.rows:,} rows",
+        empty="" if record.rows else "no rows",
+    )
+
+
+def _range(record: Reliability) -> tuple[float, float]:
+    """Return the ends of the axes: of the predictions, accuracies and band with quantile bins, else 0 and 1."""
+    if not record.quantiles:
+        return 0.0, 1.0
+    shares = np.concatenate([record.confidence, record.accuracy, record.low, record.high])
+    if not record.is_logit:
+        low, high = float(np.nanmin(shares)), float(np.nanmax(shares))
+        margin = 0.05 * (high - low)
+        return max(low - margin, 0.0), min(high + margin, 1.0)
+    # Log-odds of 0 and 1 are infinite: those accuracies are drawn at the end of the axis.
+    odds = logit(shares[(shares > 0) & (shares < 1)])
+    return float(expit(odds.min() - 0.3)), float(expit(odds.max() + 0.3))
+
+
+def _logit_ticks(start: float, end: float) -> np.ndarray:
+    """Return at most six round probabilities between two ends, for a log-odds axis."""
+    tails = np.outer(10.0 ** np.arange(-9, -1), (1, 2, 5)).ravel()
+    ticks = np.concatenate([tails, [0.1, 0.2, 0.5, 0.8, 0.9], 1 - tails[::-1]])
+    ticks = ticks[(ticks >= start) & (ticks <= end)]
+    return ticks[:: max(math.ceil(len(ticks) / 6), 1)]
+
+
+def _strip(record: Reliability, middle: np.ndarray, width: np.ndarray) -> list[Mark]:
+    """Return the strip with the number of rows in each bin, below the accuracies."""
+    count, largest = record.count[record.count > 0], record.count.max(initial=1.0)
     bottom, top = _STRIP
     share = np.log1p(count) / np.log1p(largest)  # a log scale, because one bin often has nearly all rows
     labels = [shorten_count(rows) for rows in count] if len(count) <= _MAX_BINS_WITH_LABELS else []
     bars = {"at": middle, "size": (top - bottom) * share, "base": np.full(len(count), bottom), "width": 0.8 * width}
     caption = f"rows in each bin, log scale, at most {largest:,.0f}" if record.rows else "rows in each bin"
-    marks += [
+    return [
         Bars(**bars, color=style.MUTED, hover="%{customdata:,.0f} rows", data=count, labels=labels),
         Rule(at=0.0, horizontal=True, color=style.MUTED),
         Text(x=0.012, y=-0.04, text=caption, color=style.MUTED),
     ]
-    return Plot(
-        title="Reliability",
-        marks=marks,
-        x=Axis(title=words.score.capitalize(), range=(0, 1), percent=True),
-        y=Axis(title=words.outcome.capitalize(), range=(bottom, 1.02), percent=True, ticks=np.linspace(0, 1, 6)),
-        height=390,
-        legend_title=f"ECE {record.ece:.4f}, {record.rows:,} rows",
-        empty="" if record.rows else "no rows",
-    )
 
 
 def shorten_count(rows: float) -> str:
@@ -243,9 +321,10 @@ def summary(record: Reliability) -> str:
     words = words_for(record.event)
     side = words.over if gap[most] > 0 else words.under
     return (
-        f"Over {record.rows:,} rows, {words.score} and {words.outcome} differ by {record.ece:.3f} on average (ECE). "
-        f"Outside the band of a calibrated network: {int(record.outside.sum()) or 'none'} of {int(full.sum())} bins. "
-        f"The bin that adds most to the ECE has {words.score} {percent(record.confidence[most])} and {words.outcome} "
+        f"Over {record.rows:,} rows, {words.score} and {words.outcome} differ by {record.ece:.3f} on average "
+        f"({record.ece_name}). Outside the band of a calibrated network: {int(record.outside.sum()) or 'none'} of "
+        f"{int(full.sum())} bins. "
+        f"The bin that adds most to it has {words.score} {percent(record.confidence[most])} and {words.outcome} "
         f"{percent(record.accuracy[most])}: {side}."
     )
 
