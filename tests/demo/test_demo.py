@@ -135,7 +135,7 @@ def test_the_camera_damages_and_clamping_and_repair_mend_it(found):
 def test_shifted_scores_are_those_of_the_networks(network, found):
     data = digits()
     for each, setting in zip(found, ("(x − ½)·0.4 + ½", "x + 0.4"), strict=True):
-        assert each.setting == setting
+        assert each.setting == f"Every pixel x becomes {setting}, clipped to 0 … 1."
         pixels = data.test[0]
         seen = (pixels - 0.5) * 0.4 + 0.5 if each.corruption == "contrast" else (pixels + 0.4).clamp(max=1)
         with torch.no_grad():

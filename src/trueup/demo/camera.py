@@ -33,9 +33,10 @@ class ShiftResult:
 
     @property
     def setting(self) -> str:
-        """Formula of the shift for a pixel x."""
+        """Sentence with the formula of the shift."""
         amount = CORRUPTIONS[self.corruption].settings[self.severity - 1]
-        return f"(x − ½)·{amount:g} + ½" if self.corruption == "contrast" else f"x + {amount:g}"
+        formula = f"(x − ½)·{amount:g} + ½" if self.corruption == "contrast" else f"x + {amount:g}"
+        return f"Every pixel x becomes {formula}, clipped to 0 … 1."
 
 
 def evaluate_shift(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
@@ -77,16 +77,15 @@ def training(epochs: int, train: int, val: int, test: int) -> str:
 
 def evaluation(scores: Scores) -> str:
     """State the verdict on the uncalibrated network."""
-    verdict = scores.verdict()
-    return paragraph(f"On the test digits {verdict[:1].lower()}{verdict[1:]}")
+    return paragraph("On the test digits:", scores.verdict())
 
 
-def comparison_intro(methods: int, val: int, test: int, *, n_folds: int, level: float) -> str:
+def comparison_intro(methods: int, val: int, test: int, n_folds: int) -> str:
     """Describe the table of methods."""
     return paragraph(
         f"{methods} methods are fitted to the {val} calibration digits. They are ordered and chosen by their loss in",
         f"{n_folds}-fold cross-validation (cv nll); the other columns are for the {test} test digits. A star",
-        f"marks a statistically significant difference from raw: its paired {format_percent(level)} bootstrap interval",
+        f"marks a statistically significant difference from raw: its paired {format_percent(LEVEL)} bootstrap interval",
         "excludes 0.",
     )
 
@@ -105,7 +104,7 @@ def comparison_table(audit: Audit) -> str:
     for name in names:
         mark = "> " if name == audit.chosen else "  "
         loss = format_number(audit.losses[name][0]) if name in audit.losses else "–"
-        rows.append([mark + name, loss, *(_star(audit.scores, name, metric) for metric in METRICS)])
+        rows.append([mark + name, loss, *_stars(audit.scores, name, METRICS)])
     return text_table(rows)
 
 
@@ -120,21 +119,14 @@ def choice(audit: Audit) -> str:
 
 def shift_summary(shift: ShiftResult) -> str:
     """Describe the shift, with the table of calibrations and the verdicts."""
-    setting = paragraph(f"{shift.corruption.capitalize()}.", shift_setting(shift))
+    setting = paragraph(f"{shift.corruption.capitalize()}.", shift.setting)
     return "\n\n".join([setting, text_table(shift_rows(shift)), *map(paragraph, shift_verdicts(shift))])
-
-
-def shift_setting(shift: ShiftResult) -> str:
-    """State the formula of the shift."""
-    return f"Every pixel x becomes {shift.setting}, clipped to 0 … 1."
 
 
 def shift_rows(shift: ShiftResult) -> list[Row]:
     """Make one row per calibration; stars mark significant differences from temperature scaling."""
-    rows: list[Row] = [["calibration", *(f"{metric} " for metric in SHIFT_METRICS)]]
-    for name, role in ROLES.items():
-        rows.append([role, *(_star(shift.scores, name, metric) for metric in SHIFT_METRICS)])
-    return rows
+    head = ["calibration", *(f"{metric} " for metric in SHIFT_METRICS)]
+    return [head, *([role, *_stars(shift.scores, name, SHIFT_METRICS)] for name, role in ROLES.items())]
 
 
 def shift_verdicts(shift: ShiftResult) -> list[str]:
@@ -159,10 +151,11 @@ def shift_verdict(shift: ShiftResult, way: str) -> str:
     return f"{title} instead of temperature scaling: {', '.join(parts)}."
 
 
-def _star(scores: Scores, method: str, metric: str) -> str:
-    change = scores.changes.get(method, {}).get(metric)
-    star = "*" if change is not None and _is_significant(change) else " "
-    return format_number(scores[method, metric].value) + star
+def _stars(scores: Scores, method: str, metrics: Sequence[str]) -> list[str]:
+    """Format scores, with a star after each that differs significantly."""
+    changes = scores.changes.get(method, {})
+    stars = ("*" if metric in changes and _is_significant(changes[metric]) else " " for metric in metrics)
+    return [format_number(scores[method, metric].value) + star for metric, star in zip(metrics, stars, strict=True)]
 
 
 def _is_significant(change: Interval) -> bool:
@@ -172,18 +165,16 @@ def _is_significant(change: Interval) -> bool:
 def closing(folder: Path, files: Mapping[str, str]) -> str:
     """List the files that were written, and show how to use the calibrator."""
     width = max(map(len, files))
-    return "\n".join(
-        [
-            f"Written to {folder}:",
-            *(f"    {name.ljust(width)}  {what}" for name, what in files.items()),
-            "\nThe calibrator in three lines of Python:",
-            *(f"    {line}" for line in usage(folder)),
-            "\nMore from the command line:",
-            f"    trueup rank {folder / 'val.npz'} {folder / 'test.npz'}",
-            "    trueup --help",
-            f"\nThe report: {folder / 'report.html'}",
-        ]
-    )
+    lines = [
+        f"Written to {folder}:",
+        *(f"    {name.ljust(width)}  {description}" for name, description in files.items()),
+        "\nThe calibrator in three lines of Python:",
+        *(f"    {line}" for line in usage(folder)),
+        "\nMore from the command line:",
+        f"    trueup rank {folder / 'val.npz'} {folder / 'test.npz'}",
+        f"    trueup --help\n\nThe report: {folder / 'report.html'}",
+    ]
+    return "\n".join(lines)
 
 
 def usage(folder: Path) -> list[str]:

@@ -125,7 +125,7 @@ def section_html(shifts: Sequence[ShiftResult], images: Sequence[ImageRow], png:
         head, *rows = messages.shift_rows(shift)
         head = [head[0].capitalize(), *map(style.label, messages.SHIFT_METRICS)]
         name = shift.corruption.capitalize()
-        parts += [f"<h3>{escape(name)}</h3>", paragraph(messages.shift_setting(shift)), table(name, head, rows)]
+        parts += [f"<h3>{escape(name)}</h3>", paragraph(shift.setting), table(name, head, rows)]
         parts += map(paragraph, messages.shift_verdicts(shift))
     return "".join(parts)
 

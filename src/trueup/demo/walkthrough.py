@@ -57,7 +57,7 @@ def run_demo(
     write(messages.evaluation(evaluate(*test, seed=seed)))
 
     write(messages.heading(2, "Calibrate its confidence"))
-    write(messages.comparison_intro(len(methods), *sizes[1:], n_folds=FOLDS, level=messages.LEVEL) + "\n")
+    write(messages.comparison_intro(len(methods), *sizes[1:], n_folds=FOLDS) + "\n")
     clamped = clamp(network, loader(data.val), seed=seed, progress=not quiet)
     extra = {"clamping": collect(clamped, loader(data.test), progress=False)}
     page = _compare(val, test, methods, extra=extra, seed=seed, progress=not quiet)
@@ -88,7 +88,7 @@ def run_stored(folder: Path, *, quiet: bool = False, methods: Sequence[str] = CO
     write(messages.evaluation(evaluate(*test)))
     write(messages.heading(2, "Calibrate its confidence"))
     sizes = len(val.labels), len(test.labels)
-    write(messages.comparison_intro(len(methods), *sizes, n_folds=FOLDS, level=messages.LEVEL) + "\n")
+    write(messages.comparison_intro(len(methods), *sizes, n_folds=FOLDS) + "\n")
     page = _compare(val, test, methods, progress=not quiet)
     write(messages.comparison(page.audit))
     write(messages.heading(3, "Use the calibrator"))
