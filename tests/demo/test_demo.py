@@ -305,7 +305,7 @@ def test_what_is_missing_is_told_before_anything_is_done(monkeypatch, tmp_path):
 
 def test_a_file_in_the_folders_place_is_refused(tmp_path):
     (tmp_path / "demo").write_text("")
-    with pytest.raises(ValueError, match="folder must be a folder or a new path, got the file"):
+    with pytest.raises(ValueError, match="demo: must be a folder, but .* is a file"):
         demo.run(tmp_path / "demo")
 
 

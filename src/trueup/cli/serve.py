@@ -66,10 +66,7 @@ def demo(
     $ trueup demo -o first-look --seed 1
     """
     from trueup.demo import run
-    from trueup.io.atomic import require_writable_folder
 
-    if folder is not None:
-        require_writable_folder(folder)
     page = run(**o.drop_unset(folder=folder, seed=seed), quiet=output.quiet or output.as_json)
     if output.as_json:
         print_json("demo", output=page)

@@ -6,6 +6,8 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
+from trueup.io.atomic import require_writable_folder
+
 NEEDS = {"sklearn": "sklearn", "matplotlib": "report", "plotly": "report"}
 """Modules that the demo needs, with the extra that installs each; scikit-learn is needed only with torch."""
 
@@ -38,9 +40,7 @@ def run(folder: str | os.PathLike[str] = "demo", *, seed: int = 0, quiet: bool =
         raise ImportError(f"the demo needs {', '.join(missing)}: pip install 'trueup[{extras}]'")
     if seed and not torch:
         raise ImportError("another seed needs another network, which torch trains: pip install 'trueup[torch]'")
-    path = Path(folder)
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"folder must be a folder or a new path, got the file {path}")
+    path = require_writable_folder(Path(folder))
     path.mkdir(parents=True, exist_ok=True)
     if not quiet:
         print("Is a network's confidence honest, and can it be made so?", flush=True)

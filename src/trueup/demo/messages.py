@@ -63,8 +63,7 @@ def paragraph(*sentences: str) -> str:
 
 def heading(number: int, text: str) -> str:
     """Underline the title of a part."""
-    line = f"{number}. {text}"
-    return f"\n{line}\n{'─' * len(line)}"
+    return f"\n{number}. {text}\n{'─' * len(f'{number}. {text}')}"
 
 
 def training(epochs: int, train: int, val: int, test: int) -> str:
