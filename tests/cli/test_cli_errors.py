@@ -66,10 +66,14 @@ def test_probabilities_without_probs_are_rejected(folder, command):
     logits, labels = trueup.load("test.npz")
     p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     np.savez("p.npz", logits=p, labels=labels)
+    np.savez("less.npz", logits=p - 1, labels=labels)
     refused = line_of(command("evaluate", "p.npz", "--quiet", code=2))
     assert "p.npz: logits must not be probabilities" in refused
     assert "read probabilities with --probs" in refused
+    assert "insist on logits with --no-probs" in refused
     assert command("evaluate", "p.npz", "--probs").stderr == command("evaluate", "test.npz").stderr == ""
+    insisted = command("evaluate", "p.npz", "--no-probs", "--metric", "nll").stdout
+    assert insisted == command("evaluate", "less.npz", "--metric", "nll").stdout
 
 
 def test_probabilities_in_shards_or_without_labels_are_rejected(folder, command):

@@ -116,7 +116,7 @@ def test_an_event_by_name_or_number(folder, asked, command):
         ([*SAID, "--groups", "regoin"], "did you mean region?"),
         ([*SAID, "--sample-weight", "region"], "region must be numbers, got 'eu'"),
         ([*SAID, "--event", "7"], "--event must be a class, 0..1"),
-        ([*SAID, "--event", "cat"], "--event must be the number of a class, got 'cat'"),
+        ([*SAID, "--event", "cat"], "--event must be a class number, or with --class-names a name, got 'cat'"),
         (["--correct", "right"], "--correct goes with --confidence"),
         ([*SAID, "--probs"], "--confidence replaces"),
         ([], "the file must have logits and labels, got 'id', 'stated', 'right', 'region', 'w'"),

@@ -40,7 +40,7 @@ def test_a_pool_may_read_them(shards, asked):
 
 def test_what_shards_cannot_do_is_told(shards, command):
     assert "shards take one of the methods temperature" in command("fit", "parts", "-o", "c.safetensors", code=2).stderr
-    assert "--scheduler is for shards" in command("evaluate", "whole.npz", "--scheduler", "local", code=2).stderr
+    assert "--scheduler is for a folder" in command("evaluate", "whole.npz", "--scheduler", "local", code=2).stderr
     (shards / "parts" / "1.npz").write_bytes(b"PK nothing")
     assert "1.npz" in command("evaluate", "parts", code=2).stderr
     result = command("evaluate", "parts", "--skip-bad")

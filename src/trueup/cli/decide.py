@@ -16,7 +16,7 @@ class Files:
 
     val: Path = o.argument("VAL", "Logits and labels that were used neither for training nor for calibration.")
     new: Path | None = o.argument(
-        "NEW", "Logits without labels, to estimate their class frequencies and accuracy.", default=None
+        "NEW", "Logits without labels: estimate their class frequencies and accuracy.", default=None
     )
     out: Path | None = o.output_file("FILE", "With NEW: save a calibrator for its class frequencies.")
 
@@ -25,14 +25,10 @@ class Files:
 class Promise:
     """The guarantee, and its confidence level."""
 
-    risk: str | None = o.option(
-        "NAME", "Risk to bound: error, false_discovery_rate or false_positive_rate (default error)."
-    )
+    risk: str | None = o.option("NAME", "Bound the error, false_discovery_rate or false_positive_rate (default error).")
     max_risk: float | None = o.option("SHARE", "The largest risk allowed (default 0.02).")
     level: float | None = o.option("SHARE", "Confidence level of the guarantee (default 0.95).")
-    method: str | None = o.option(
-        "NAME", "Calibrate first: fit on half of the rows, and certify on the other half.", "--method", "-m"
-    )
+    method: str | None = o.option("NAME", "Calibrate first, on half of the rows.", "--method", "-m")
 
 
 def decide(
@@ -70,9 +66,7 @@ def decide(
 
     val, new, out = files.val, files.new, files.out
     if reader.clusters is not None and reader.event is not None:
-        raise ValueError(
-            "--clusters does not work with --event: the intervals of the net benefit assume independent rows"
-        )
+        raise ValueError("--clusters does not work with --event: the net benefit assumes independent rows")
     if promise.method is not None:
         o.require_name("method", METHODS, promise.method)
     if out is not None:

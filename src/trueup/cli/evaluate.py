@@ -95,9 +95,7 @@ def compare(
       $ trueup compare old.csv new.csv --probs --event 1 --clusters patient
     """
     if len(files) < 2:
-        raise ValueError(
-            f"two files are needed, one per model, got {files[0]} alone; `trueup evaluate` scores one file"
-        )
+        raise ValueError(f"two files are needed, one per model, got {files[0]} alone; `trueup evaluate` scores it")
     from trueup.metrics import table
 
     names = [Path(file).stem for file in files]

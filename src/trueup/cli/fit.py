@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 def fit(
     val: Annotated[
         str,
-        o.argument(
-            "VAL", "Logits and labels that the network was not trained on; or a folder, pattern or address of shards."
-        ),
+        o.argument("VAL", "Logits and labels of held-out rows; or a folder, pattern or address of shards."),
     ],
     out: Annotated[Path, o.output_file("FILE", "The calibrator, .safetensors.")],
     *,
@@ -202,10 +200,12 @@ def apply(
                 header.check_class_names(opened.class_names, source)
                 if not is_address(target):
                     Path(target).parent.mkdir(parents=True, exist_ok=True)
-                storage: Any = reader.storage_options
-                n, n_classes = rewrite(
-                    opened, target, function, split=split.split, probs=output_probs, storage_options=storage
-                )
+                options: dict[str, Any] = {
+                    "split": split.split,
+                    "probs": output_probs,
+                    "storage_options": reader.storage_options,
+                }
+                n, n_classes = rewrite(opened, target, function, **options)
             rows += n
     if output.as_json:
         print_json(

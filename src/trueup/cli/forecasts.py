@@ -122,9 +122,7 @@ def fit(
     rows = len(table.targets)
     if recalibrator is None:
         best = min((name for name in losses if name != RAW), key=losses.__getitem__)
-        raise ValueError(
-            f"no recalibration predicts held-out rows better than the raw forecasts; -m {best} fits one anyway"
-        )
+        raise ValueError(f"no recalibration improves the forecasts of held-out rows; -m {best} fits one anyway")
     save(recalibrator, out, summary={"method": chosen, "fitted to": Path(val).name, "rows": rows})
     if output.as_json:
         print_json(

@@ -23,9 +23,7 @@ FIGURES = ("accuracy", "confidence", "nll", "ece")
 class Settings:
     """The settings of a new monitor."""
 
-    level: float | None = o.option(
-        "SHARE", "Probability that a calibrated network never raises an alarm (default 0.99)."
-    )
+    level: float | None = o.option("SHARE", "Probability of no alarm for a calibrated network (default 0.99).")
     window: int | None = o.option("ROWS", "Number of recent rows (default 10000).")
     bins: int | None = o.option("N", "Number of bins of the calibration errors (default 15).")
     threshold: float | None = o.option("SHARE", "With --max-risk: the confidence above which rows are answered.")

@@ -64,9 +64,7 @@ class Recipe:
 
     recipe: str | None = o.option("NAME", "How to fit (default subspace).")
     loss: str | None = o.option("ce|focal", "Loss to minimise (default ce).")
-    gamma: list[float] | None = o.option(
-        "X", "γ of the focal loss; if repeated, the γ with the smallest ECE is chosen."
-    )
+    gamma: list[float] | None = o.option("X", "γ of the focal loss; of several, the one with the smallest ECE.")
     penalty: str | None = o.option("X|auto|R1|R2", "Weight of the penalty on the shift (default auto).")
     input_map: str | None = o.option("shift|affine", "Map of the inputs (default shift).")
     box: tuple[float, float] | None = o.option("LOW HIGH", "Clip shifted inputs to this range.")
@@ -76,18 +74,14 @@ class Recipe:
 class Search:
     """The repairs to try."""
 
-    parts: list[str] | None = o.option(
-        "NAME", "Repair only this part: input, batch_norm or head; may be repeated.", "--part"
-    )
+    parts: list[str] | None = o.option("NAME", "Repair only input, batch_norm or head; may be repeated.", "--part")
     maps: list[str] | None = o.option(
         "NAME",
         "Try only this family of input maps, such as affine, gamma, colour or kernel; may be repeated. "
         "An unknown name lists all families.",
         "--map",
     )
-    method: str | None = o.option(
-        "METHOD", "Calibration method to try after the temperature, such as auto.", "--method", "-m"
-    )
+    method: str | None = o.option("METHOD", "Method to try after the temperature, such as auto.", "--method", "-m")
     mean: str | None = o.option("X,X,X", "Mean that was subtracted from pixels to make `inputs`, one per channel.")
     std: str | None = o.option("X,X,X", "Standard deviation by which they were then divided.")
     no_crop: bool = o.switch("Do not augment with shifted crops, for a network trained without them.")
@@ -99,16 +93,10 @@ class Unlabelled:
     """Repair without labels."""
 
     no_labels: bool = o.switch("Adapt without labels, with the network as its own teacher; the file may lack labels.")
-    temperature: float | None = o.option(
-        "X", "Without labels: the temperature that was fitted before the shift (default 1.0)."
-    )
+    temperature: float | None = o.option("X", "Without labels: temperature fitted before the shift (default 1.0).")
     entropy: bool = o.switch("Without labels: also minimise the entropy of the predictions.")
-    reference: Path | None = o.option(
-        "FILE", "Without labels: inputs from before the shift, .npz, to test which statistics moved."
-    )
-    labelled: Path | None = o.option(
-        "FILE", "Without labels: a few labelled samples, .npz, that decide which repairs are kept."
-    )
+    reference: Path | None = o.option("FILE", "Without labels: inputs from before the shift, .npz.")
+    labelled: Path | None = o.option("FILE", "Without labels: a few labelled samples, .npz, to select repairs.")
 
 
 @dataclass(frozen=True)
@@ -287,9 +275,7 @@ def _normalisation(are_images: bool, data: str, mean: str | None, std: str | Non
     if mean is None and std is None:
         return nn.Identity() if are_images and not has_inputs else None
     if not has_inputs:
-        raise InputError(
-            "--mean", "be left out, because the network takes images as pixels in [0, 1]", str(mean or std)
-        )
+        raise InputError("--mean", "be left out for images, which are pixels in [0, 1]", str(mean or std))
     if mean is None or std is None:
         raise InputError("--mean", "come with --std", "only one of them")
     return _numbers("--mean", mean), _numbers("--std", std)

@@ -120,7 +120,7 @@ def _parameter(described: Field[Any], name: str, kind: Any, help: str | None = N
 def flag_of(record: Any, name: str) -> str:
     """Return the flag of a record's field, such as `--class-names`."""
     _, flags, _ = next(f for f in fields(record) if f.name == name).metadata[PARAMETER]
-    return flags[0] if flags else f"--{name.replace('_', '-')}"
+    return flags[0].partition("/")[0] if flags else f"--{name.replace('_', '-')}"
 
 
 def drop_unset(**options: Any) -> dict[str, Any]:
@@ -168,9 +168,7 @@ class Output:
 class Scoring:
     """Options of the scores."""
 
-    metric: list[str] | None = option(
-        "NAME", "A metric to show; may be repeated. `trueup metrics` lists them.", complete=METRICS
-    )
+    metric: list[str] | None = option("NAME", "A metric of `trueup metrics`; may be repeated.", complete=METRICS)
     bins: int | None = option("N", "Number of bins of the calibration errors (default 15).")
     level: float | None = option("SHARE", "Coverage of the intervals (default 0.95).")
     n_resamples: int | None = option("N", "Number of bootstrap resamples (default 1000).", "--resamples")
@@ -183,7 +181,7 @@ class Methods:
     """Calibration methods by name."""
 
     method: list[str] | None = option(
-        "NAME", "A method; may be repeated. `trueup methods` lists them.", "--method", "-m", complete=METHODS
+        "NAME", "A method of `trueup methods`; may be repeated.", "--method", "-m", complete=METHODS
     )
 
 
@@ -192,9 +190,7 @@ class Sharding:
     """Options for halves of a file and for shards."""
 
     split: str | None = option("val|test", "Half of a file that holds val_logits and test_logits.")
-    scheduler: str | None = option(
-        "WHERE", "Read shards in parallel: processes[:N], local[:N] or tcp://host:port (Dask)."
-    )
+    scheduler: str | None = option("WHERE", "Read shards in processes[:N], local[:N] or tcp://host:port (Dask).")
     skip_bad: bool = switch("Skip unreadable shards, and count them.")
 
 
@@ -202,20 +198,18 @@ class Sharding:
 class Reader:
     """Load predictions from files; the fields are the options that describe the files."""
 
-    probs: bool = switch("The file holds probabilities, not logits.")
+    probs: bool | None = option(
+        None, "The file holds probabilities, not logits; --no-probs insists on logits.", "--probs/--no-probs"
+    )
     logits: str | None = option("NAME", "The array of logits, or its columns separated by commas (default logits).")
     labels: str | None = option("NAME", "The array or column of labels (default labels).")
     confidence: str | None = option("COLUMN", "A column of stated confidences in [0, 1], instead of logits.")
-    correct: str | None = option(
-        "COLUMN", "With --confidence: column saying whether each answer was right, 1 or 0; `correct` if unset."
-    )
+    correct: str | None = option("COLUMN", "With --confidence: 1 if the answer was right, else 0; `correct` if unset.")
     event: str | None = option("CLASS", "Evaluate the probability of this class, given by number or name.")
     class_names: str | None = option("NAMES", "Class names: separated by commas, or a file with one name per line.")
     sample_weight: str | None = option("COLUMN", "A column of weights, one per row.")
     groups: list[str] | None = option("COLUMN", "Also evaluate each group of this column; may be repeated.")
-    clusters: str | None = option(
-        "COLUMN", "Column of clusters: rows with the same value are correlated, such as visits of a patient."
-    )
+    clusters: str | None = option("COLUMN", "Rows with the same value are correlated, such as visits of a patient.")
     class_axis: str | None = option("first|last", "Class axis of tokens or pixels: (n, K, …) or (n, …, K).")
     ignore_index: int | None = option("N", "Leave out tokens, pixels or tags with this label; -100 if unset.")
     multilabel: bool = switch("Multi-label data: log-odds (n, labels) and labels 0 or 1 (n, labels).")
@@ -230,7 +224,7 @@ class Reader:
             raise ValueError("--multilabel takes no --class-axis and no --confidence")
         if self.correct is not None and self.confidence is None:
             raise ValueError("--correct goes with --confidence: name that column too")
-        if self.confidence is not None and (self.probs or self.logits or self.labels):
+        if self.confidence is not None and (self.probs is not None or self.logits or self.labels):
             raise ValueError("--confidence replaces --logits, --labels and --probs: leave them out")
 
     @property
@@ -260,9 +254,7 @@ class Reader:
         if event.isdecimal() and event not in known:
             return int(event)
         if not known:
-            raise ValueError(
-                f"--event must be the number of a class, got {event!r}; with --class-names it may be a name"
-            )
+            raise ValueError(f"--event must be a class number, or with --class-names a name, got {event!r}")
         return known.index(require_name("class", known, event))
 
     def load(self, path: str | Path, split: str | None = None) -> PredictionTable:
@@ -310,9 +302,7 @@ class Reader:
 
         several = is_sharded(source)
         if scheduler is not None and not several:
-            raise ValueError(
-                f"--scheduler is for shards: a folder, a pattern or an address, got the single file {source}"
-            )
+            raise ValueError(f"--scheduler is for a folder, a pattern or an address, got the single file {source}")
         if several and (self.class_axis or self.multilabel):
             flag = "--class-axis" if self.class_axis else "--multilabel"
             raise ValueError(f"{flag} takes one file, got {source}, which means several")
@@ -355,11 +345,10 @@ class Reader:
     def _fields(self) -> dict[str, Any]:
         """Return the options that describe a file, as `load` takes them."""
         columns = tuple((self.logits or "").split(","))
-        plain = (f.name for f in fields(self) if f.name not in ("event", "storage", "probs"))
+        plain = (f.name for f in fields(self) if f.name not in ("event", "storage"))
         return set_options(self, *plain) | drop_unset(
             logits=columns if len(columns) > 1 else None,
             class_names=self.class_list,
-            probs=self.probs or None,
             storage_options=self.storage_options,
         )
 
@@ -374,11 +363,9 @@ class ForecastColumns:
     mean: str | None = option("COLUMN", "Forecasts of a number: column of means (default mean).")
     std: str | None = option("COLUMN", "Forecasts: column of standard deviations (default std).")
     target: str | None = option("COLUMN", "Forecasts: column of outcomes (default targets).")
-    quantiles: str | None = option(
-        "COLUMNS", "Forecasts: columns of quantiles, separated by commas, or a pattern such as 'q*'."
-    )
+    quantiles: str | None = option("COLUMNS", "Forecasts: columns of quantiles, by commas or a pattern such as 'q*'.")
     levels: str | None = option(
-        "NUMBERS", "Quantiles: their levels, separated by commas (default: the numbers that end the column names)."
+        "NUMBERS", "Levels of the quantiles, separated by commas, if the column names lack them."
     )
 
     def __bool__(self) -> bool:

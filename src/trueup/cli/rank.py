@@ -51,7 +51,7 @@ class Halves:
 
     val: str = o.argument("VAL", "Logits and labels to fit the methods to.")
     test: str | None = o.argument(
-        "TEST", "Logits and labels to score the methods on (default: held-out rows of VAL).", default=None
+        "TEST", "Logits and labels for the scores (default: held-out rows of VAL).", default=None
     )
 
 

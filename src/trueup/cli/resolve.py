@@ -112,9 +112,7 @@ def _load_npz(path: Path, seed: int) -> tuple[Dataset[Any], Dataset[Any]]:
     with errors_name_file(path):
         if not {"val", "test"} <= set(parts):
             if set(parts) != {"train"}:
-                raise ValueError(
-                    f"there must be val_{inputs} and test_{inputs}, or {inputs} alone, got {', '.join(parts)}"
-                )
+                raise ValueError(f"expected val_{inputs} and test_{inputs}, or {inputs} alone, got {', '.join(parts)}")
             val, test = split_indices(len(parts["train"].labels), share=0.5, seed=seed)
             parts = {"val": select(parts["train"], val), "test": select(parts["train"], test)}
         for key in ("val", "test"):

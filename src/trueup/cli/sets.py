@@ -94,13 +94,9 @@ def sets(
         return
     each = ", one threshold per class" if rule.by_class else ", one threshold per group" if groups is not None else ""
     rows_of_val = f"rows like the {len(val.labels):,} of {files.val}"
-    print(
-        f"{fitted.score.upper()}{each}: sets contain the true class in at least {100 * coverage:g} % of {rows_of_val}."
-    )
+    print(f"{fitted.score.upper()}{each}: sets contain the truth in at least {100 * coverage:g} % of {rows_of_val}.")
     if val.clusters is not None:
-        print(
-            f"The threshold uses one row per {val.cluster_name}, because rows of one {val.cluster_name} are correlated."
-        )
+        print(f"The threshold uses one row per {val.cluster_name}, because rows of a cluster are correlated.")
     print(f"\n{scores}" if scores is not None else f"\nOn those rows they have {size:.2f} classes on average.")
     if by_group:
         print()

@@ -50,7 +50,7 @@ HINTS = {
     Hint.NOT_PROBABILITIES: "leave out --probs for logits",
     Hint.EXACT_ZEROS: "use --probs for probabilities with exact zeros",
     Hint.PROBS: "read probabilities with --probs",
-    Hint.PROBABILITIES_IN_FILE: "read probabilities with --probs; from real logits subtract 1, which changes nothing",
+    Hint.PROBABILITIES_IN_FILE: "read probabilities with --probs, or insist on logits with --no-probs",
     Hint.SPLIT: "choose --split {}",
     Hint.STATED: "read a stated confidence with --confidence COLUMN --correct COLUMN",
     Hint.FORECAST: "read forecasts of a number with --mean COLUMN --std COLUMN --target COLUMN",

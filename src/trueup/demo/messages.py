@@ -79,7 +79,7 @@ def evaluation(scores: Scores) -> str:
     return paragraph("On the test digits:", scores.verdict())
 
 
-def comparison_intro(methods: int, val: int, test: int, n_folds: int) -> str:
+def comparison_intro(methods: int, val: int, test: int, *, n_folds: int) -> str:
     """Describe the table of methods."""
     return paragraph(
         f"{methods} methods are fitted to the {val} calibration digits. They are ordered and chosen by their loss in",
