@@ -1,4 +1,4 @@
-"""Networks as people write them: repaired as any other, or left alone in words that say why."""
+"""Networks of many kinds: repaired as any other, or left as they are with a note."""
 
 from __future__ import annotations
 
@@ -320,19 +320,59 @@ def test_another_default_type_makes_no_difference() -> None:
     assert ours.repair_record.words == usual.repair_record.words != ()
 
 
-def test_images_of_whole_numbers_are_no_tokens() -> None:
-    class Positions(Trained):
+class OfBytes(Trained):
+    """It normalises images of bytes itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.float() / 255)
+
+
+def test_images_of_bytes_are_repaired_as_their_pixels() -> None:
+    x, y = moved()
+    x = (255 * x).byte()
+    options: dict[str, Any] = {"augment": None, "parts": ("input",), "maps": ("gamma", "affine")}
+    pixels = repair_with(Trained(), [(x / 255, y)], normalise=nn.Identity(), **options)
+    inside = repair_with(OfBytes(), [(x, y)], **options)
+    assert inside.repair_record.words == pixels.repair_record.words != ()
+    torch.testing.assert_close(inside(x), pixels(x / 255), rtol=1e-3, atol=1e-3)
+    clamped = trueup.clamp(OfBytes(), [(x, y)], progress=False)
+    assert clamped.fit_record.forwards > 0
+    assert clamped(x).shape == (len(x), CLASSES)
+
+
+def test_images_of_integers_are_no_tokens() -> None:
+    class Positions(OfBytes):
         def __init__(self) -> None:
             super().__init__()
             self.positions = nn.Embedding(4, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x.float() / 255)
 
     x, y = moved()
     for call in (repair_with, trueup.clamp):
         with pytest.raises(ValueError, match="images must be floating-point numbers, got uint8"):
             call(Positions(), loader((255 * x).byte(), y), progress=False)
+
+
+def test_a_pixel_without_a_number_is_an_error_about_inputs() -> None:
+    x, y = moved()
+    x[3, 0, 0, 0] = float("nan")
+    for call in (repair_with, trueup.clamp):
+        with pytest.raises(InputError, match="inputs must be finite, got NaN or infinity in 1 of the first"):
+            call(Trained(), loader(x, y), progress=False)
+
+
+@pytest.mark.parametrize("name", ["image", "pixel_values", "inputs"])
+def test_usual_names_reach_a_network_with_one_argument(name: str) -> None:
+    class Single(Trained):
+        def forward(self, features: Tensor) -> Tensor:
+            return super().forward(features)
+
+    x, y = moved()
+    named = [{name: x, "label": y, "id": torch.arange(len(y))}]
+    options: dict[str, Any] = {**PIXELS, "parts": ("input",), "maps": ("affine",)}
+    expected, fitted = (repair_with(Single(), batches, **options) for batches in ([(x, y)], named))
+    assert fitted.repair_record.words == expected.repair_record.words != ()
+    torch.testing.assert_close(trueup.collect(Single(), named, progress=False).logits, Single()(x).detach())
+    assert len(trueup.clamp(Single(), named, progress=False)(x)) == len(x)
 
 
 def test_bytes_beside_tokens_are_taken() -> None:

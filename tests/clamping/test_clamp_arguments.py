@@ -251,10 +251,20 @@ def test_inputs_without_features_are_named(recipe):
         clamp(Constant(), [(x[:, :0], y)], recipe=SHORT[recipe], progress=False)
 
 
-@pytest.mark.parametrize("model", [nn.Sequential(nn.Conv2d(3, 4, 4), nn.Flatten()), nn.Flatten()])
-def test_images_of_integers_are_named(model):
-    images = torch.zeros(20, 3, 4, 4, dtype=torch.uint8)
-    with pytest.raises(ValueError, match="inputs are integers.*images must be floating-point numbers, got uint8"):
+@pytest.mark.parametrize(
+    ("model", "dtype", "message"),
+    [
+        (
+            nn.Sequential(nn.Conv2d(3, 4, 4), nn.Flatten()),
+            torch.uint8,
+            "floating-point numbers for this model, got uint8",
+        ),
+        (nn.Flatten(), torch.int64, "inputs are integers.*images must be floating-point numbers, got int64"),
+    ],
+)
+def test_images_of_integers_are_named(model, dtype, message):
+    images = torch.zeros(20, 3, 4, 4, dtype=dtype)
+    with pytest.raises(ValueError, match=message):
         clamp(model, [(images, torch.arange(20) % 4)], progress=False)
 
 

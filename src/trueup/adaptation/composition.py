@@ -124,6 +124,7 @@ class PixelSpace(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map inputs (n, …) of the network."""
+        x = x if x.is_floating_point() else x.to(self.low.dtype)
         mapped = self._around(x, self.inner)
         # A colour matrix gives channels-last tensors, and networks that call `view` need contiguous ones.
         return mapped.contiguous() if x.is_contiguous() else mapped
@@ -179,7 +180,9 @@ def _absorb(new: InputMap, inside: Sequence[InputMap]) -> Tensor:
 def pixel_range(network: Network, normalise: Any) -> tuple[Tensor, Tensor]:
     """Return the network's inputs for pixels of 0 and 1; without `normalise`, the extremes of each channel."""
     shape = network.shape
-    if normalise is None:
+    if normalise is None and network.has_bytes:
+        low, high = torch.zeros(1), torch.full((1,), 255.0)
+    elif normalise is None:
         low, high = extent(network, 0.0)
         if len(shape) > 1:
             axes = tuple(range(1, len(shape)))

@@ -147,10 +147,11 @@ def prepare(
     training = any(module.training for module in inner.modules() if isinstance(module, _BatchNorm | _DropoutNd))
     target = device_of(inner) if options.device is None else torch.device(options.device)
     with torch.inference_mode(False), frozen(inner), progress_line(progress, "repairing") as show:
-        samples = Network(inner, CalibrationSet.read(loader, device=target, limit=MAX_BYTES_KEPT))
+        samples = Network(inner, CalibrationSet.read(loader, device=target, limit=MAX_BYTES_KEPT, model=inner))
         samples.check_inputs("loader")
         low, high = pixel_range(samples, normalise)
-        families = _parse_maps(options.maps, samples.shape, known=normalise is not None) if "input" in parts else ()
+        known = normalise is not None or samples.has_bytes
+        families = _parse_maps(options.maps, samples.shape, known=known) if "input" in parts else ()
         obstacle = samples.why_not_differentiable() if families else ""
         if obstacle and parts == ("input",):
             raise NotDifferentiable(obstacle)
@@ -186,7 +187,8 @@ def other_samples(name: str, loader: Iterable[Any] | None, samples: Network) -> 
     """Read further samples for the same network."""
     if loader is None:
         return None
-    others = Network(samples.model, CalibrationSet.read(loader, device=samples.device, limit=MAX_BYTES_KEPT))
+    model, device = samples.model, samples.device
+    others = Network(model, CalibrationSet.read(loader, device=device, limit=MAX_BYTES_KEPT, model=model))
     if others.shape != samples.shape:
         raise InputError(name, f"have inputs of shape {samples.shape}, like the loader", f"{others.shape}")
     others.check_inputs(name)

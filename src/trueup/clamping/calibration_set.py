@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, SequentialSampler
 
 from trueup.models._distributed import all_gather_object, all_reduce_sum, raise_on_all_ranks, rank
@@ -55,15 +55,19 @@ class CalibrationSet:
     """Batch size of samples in memory."""
     index: Tensor | None = None
     """Numbers of the samples in the loader; None for all."""
+    model: nn.Module | None = None
+    """Model for the names of arguments."""
 
     @classmethod
-    def read(cls, loader: Iterable[Any], *, device: Device, limit: int = MEMORY) -> CalibrationSet:
+    def read(
+        cls, loader: Iterable[Any], *, device: Device, limit: int = MEMORY, model: nn.Module | None = None
+    ) -> CalibrationSet:
         """Read a loader once, and keep its data if it has at most `limit` bytes."""
         with raise_on_all_ranks():
             kept: list[Batch] | None = []
             labels, held, size = [], 0, 1
             shared: set[Position] = set()
-            for batch in batches(loader, device=device):
+            for batch in batches(loader, device=device, model=model):
                 labels.append(batch.labels.cpu())
                 size = max(size, len(batch.labels))
                 shared |= {position for position, n in _lengths((batch.args, batch.kwargs)) if n != len(batch.labels)}
@@ -81,7 +85,8 @@ class CalibrationSet:
         y = torch.cat(labels) if labels else torch.empty(0, dtype=torch.int64)
         # An argument may look shared on one rank only.
         common = frozenset[Position]().union(*all_gather_object(shared))
-        return cls(loader if kept is None else _merge(kept, common), y, device, kept is not None, common, size)
+        chunks = loader if kept is None else _merge(kept, common)
+        return cls(chunks, y, device, kept is not None, common, size, model=model)
 
     @property
     def n(self) -> int:
@@ -127,7 +132,8 @@ class CalibrationSet:
         if samples is not None:
             numbers = torch.arange(self.n) if self.index is None else self.index
             parts = torch.split(torch.randperm(self.n, generator=generator), size)
-            drawn = batches(samples([numbers[index].tolist() for index in parts]), device=self.device)
+            read = samples([numbers[index].tolist() for index in parts])
+            drawn = batches(read, device=self.device, model=self.model)
             for index, batch in zip(parts, drawn, strict=True):
                 self._check_labels(batch, self.labels[index])
                 yield batch
@@ -144,7 +150,7 @@ class CalibrationSet:
         """Read the loader once more, and check that the labels are the same."""
         index = torch.arange(self.n) if self.index is None else self.index
         start = 0
-        for batch in batches(self.chunks, device=self.device):
+        for batch in batches(self.chunks, device=self.device, model=self.model):
             at = (index >= start) & (index < start + len(batch.labels))
             rows = index[at] - start
             start += len(batch.labels)

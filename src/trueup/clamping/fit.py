@@ -118,7 +118,8 @@ def clamp(
     target = device_of(inner) if device is None else torch.device(device)
     # Inference mode of the caller would forbid gradients.
     with torch.inference_mode(False), frozen(inner), progress_line(progress) as show_progress:
-        network = Network(inner, CalibrationSet.read(loader, device=target), box=input_map.box, finite=True)
+        samples = CalibrationSet.read(loader, device=target, model=inner)
+        network = Network(inner, samples, box=input_map.box, finite=True)
         check_box(network)
         pool, start = objective.gammas, input_map.start_function(seed)
         loss, kind = Loss(pool[0]), input_map.kind

@@ -128,7 +128,7 @@ def scale_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _working(x: Tensor) -> torch.dtype:
-    return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+    return torch.float32 if x.dtype in (torch.float16, torch.bfloat16, torch.uint8) else x.dtype
 
 
 def _end(end: Any, delta: Tensor) -> Tensor:

@@ -115,8 +115,11 @@ class Network:
         with raise_on_all_ranks():
             local = self._one_point()
         kinds = [kind for kind in all_gather_object(local) if kind is not None]
-        self.shape, self.dtype, _ = kinds[0]
+        self.shape, dtype, _ = kinds[0]
         """Shape of δ: that of one input, or of one token's embedding."""
+        self.has_bytes = not dtype.is_floating_point
+        """Whether the inputs are images of bytes, from 0 to 255."""
+        self.dtype = torch.get_default_dtype() if self.has_bytes else dtype
         self._refuse_masks(any(masked for _, _, masked in kinds))
 
     @property
@@ -231,8 +234,16 @@ class Network:
             tokens = input_position(self.model, batch.args, batch.kwargs) is None
             if tokens:
                 _check_tokens(self.model, batch)
-            z = as_tensors(self._first_call(batch), batch.labels)[0]
+            try:
+                logits = self._first_call(batch)
+            except RuntimeError as error:
+                if not any(tensor.dtype == torch.uint8 for _, tensor in tensors_in((batch.args, batch.kwargs))):
+                    raise
+                raise ValueError(f"images must be floating-point numbers for this model, got uint8: {error}") from error
             (point,) = self.points([batch])
+            if n_bad := int((~torch.isfinite(point)).reshape(len(point), -1).any(dim=1).sum()):
+                raise InputError("inputs", "be finite", f"NaN or infinity in {n_bad} of the first {len(point)}")
+            z = as_tensors(logits, batch.labels)[0]
             shape = tuple(point.shape[-1:] if tokens else point.shape[1:])
             if not shape or 0 in shape:
                 expected = "the model's input must have shape (n, features) or (n, channels, …)"

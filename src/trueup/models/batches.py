@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -10,13 +11,17 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 Device: TypeAlias = torch.device | str | int
 
 LABELS = ("labels", "label", "targets", "target", "y")
 """Under which names a batch may hold its labels; the first that is there is taken."""
+
+
+INPUTS = ("image", "images", "pixel_values", "inputs", "input", "x")
+"""Names of inputs in a batch for a model whose only positional argument has another name."""
 
 
 class Batch(NamedTuple):
@@ -28,7 +33,12 @@ class Batch(NamedTuple):
 
 
 def batches(
-    loader: Iterable[Any], *, device: Device | None = None, any_shape: bool = False, numbers: bool = False
+    loader: Iterable[Any],
+    *,
+    device: Device | None = None,
+    any_shape: bool = False,
+    numbers: bool = False,
+    model: nn.Module | None = None,
 ) -> Iterator[Batch]:
     """Parse what a loader gives, moving tensors to `device` where one is named.
 
@@ -44,8 +54,19 @@ def batches(
     for number, batch in enumerate(loader):
         with errors_name_batch(number):
             args, kwargs, labels = _parts(batch)
+            args, kwargs = _positional(model, args, kwargs)
             labels = _numbers(labels) if numbers else _labels(labels, any_shape)
         yield Batch(*_to_device((args, kwargs, labels), device))
+
+
+def _positional(model: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """Pass a named input by position if the model has one argument, of another name; other entries are dropped."""
+    name = next((name for name in INPUTS if name in kwargs), None)
+    if model is None or name is None:
+        return args, kwargs
+    parameters = list(inspect.signature(model.forward).parameters.values())
+    is_single = len(parameters) == 1 and parameters[0].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return ((kwargs[name],), {}) if is_single and parameters[0].name not in kwargs else (args, kwargs)
 
 
 @contextmanager

@@ -49,7 +49,8 @@ def outputs(
     device = device_of(model) if device is None else device
     with frozen(model), torch.no_grad():  # not inference mode: what a model caches must stay trainable
         steps = track(loader, label="collecting logits", enabled=progress and rank() == 0)
-        for number, (args, kwargs, y) in enumerate(batches(steps, device=device, any_shape=class_axis is not None)):
+        parsed = batches(steps, device=device, any_shape=class_axis is not None, model=model)
+        for number, (args, kwargs, y) in enumerate(parsed):
             output = model(*args, **kwargs)
             with errors_name_batch(number):
                 # A copy, for a model or a loader may use the same memory for the next batch.
@@ -324,7 +325,8 @@ class Calibrated(ModelWrapper):
             handle.remove()
 
     def _map_input(self, point: Tensor) -> Tensor:
-        return cast(nn.Module, self.before)(point).to(point.dtype)
+        mapped: Tensor = cast(nn.Module, self.before)(point)
+        return mapped.to(point.dtype) if point.is_floating_point() else mapped
 
 
 def calibrate(
@@ -380,6 +382,11 @@ def input_position(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     """
     tensors = list(tensors_in((args, kwargs)))
     positions = [position for position, tensor in tensors if tensor.is_floating_point()]
+    if not positions and not any(isinstance(module, nn.Embedding) for module in model.modules()):
+        # Bytes of more than two dimensions are images; the map gives floating-point numbers from 0 to 255.
+        positions = [position for position, tensor in tensors if tensor.dtype == torch.uint8 and tensor.ndim > 2]
+        if positions:
+            return positions[0]
     tokens = any(not tensor.dtype.is_floating_point and tensor.dtype != torch.bool for _, tensor in tensors)
     if tokens:
         positions = [position for position in positions if not _is_mask(model, position)]
