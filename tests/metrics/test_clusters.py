@@ -14,7 +14,9 @@ from trueup._core.clusters import MAX_BLOCKS, as_clusters, degrees_of_freedom
 from trueup._core.errors import InputError
 from trueup.metrics import Tally
 from trueup.metrics.groups import evaluate_groups
+from trueup.metrics.hypothesis_tests import consistency_of_tally
 from trueup.metrics.intervals import ScoredRows, intervals
+from trueup.metrics.resampling import Resampling
 
 
 def test_the_interval_of_a_mean_is_students_over_the_images():
@@ -194,10 +196,11 @@ def test_a_cluster_without_weight_does_not_count():
     assert (three.low, three.high) == pytest.approx((alone.low, alone.high))
 
 
-def test_the_adaptive_test_cannot_take_clusters():
-    z, y, image = images(5, 20)
+def test_the_adaptive_test_with_clusters_needs_the_rows():
+    z, y, image = images(30, 20)
+    assert 0 < metrics.consistency(z, y, metric="aece", clusters=image).p_value <= 1
     with pytest.raises(InputError, match="metric must be one of ece"):
-        metrics.consistency(z, y, metric="aece", clusters=image)
+        consistency_of_tally(metrics.Tally.of(z, y, clusters=image), Resampling(), metric="aece")
 
 
 def test_simulations_run(monkeypatch):
@@ -219,6 +222,6 @@ def test_few_clusters_with_many_rows_are_too_few():
     rows = [np.repeat(x, 10, axis=0) for x in (z, y, np.arange(40))]
     scores = trueup.evaluate(rows[0], rows[1], clusters={"image": rows[2]})
     assert "400 rows in 40 clusters (image) carry as much information as about " in scores.verdict()
-    assert "too few to tell whether it is calibrated (consistency test by image p = " in scores.verdict()
+    assert "too few to tell whether it is calibrated (5 tests by image, corrected p = " in scores.verdict()
     apart = trueup.evaluate(np.tile(z, (10, 1)), np.tile(y, 10), clusters=np.arange(400))
     assert apart.too_few_rows() == ""

@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+from scipy.special import logit
 
 from trueup._core.arrays import as_arrays, as_weights
 from trueup._core.bins import (
@@ -207,7 +208,9 @@ _ROW_COLUMNS = {"accuracy": "correct", "predicted": "score", "observed": "outcom
 
 
 def row_values(rows: RowScores, metric: str) -> np.ndarray:
-    """Return one number per row whose mean is a metric of `MEAN_METRICS`, or `calibration_gap`."""
+    """Return one number per row whose mean is a metric of `MEAN_METRICS`, or another of `ClusterSums.NAMES`."""
+    if metric == "slope_gap":
+        return (rows.outcome - rows.score) * logit(np.clip(rows.score, 1e-15, 1 - 1e-15))
     if metric == "calibration_gap":
         return (rows.outcome - rows.score) * (1 - 2 * rows.score)
     return getattr(rows, _ROW_COLUMNS.get(metric, metric))
@@ -226,7 +229,7 @@ class ClusterSums:
     gap: np.ndarray
     """(blocks, bins): sums of outcome − score."""
 
-    NAMES: ClassVar[tuple[str, ...]] = (*MEAN_METRICS, "calibration_gap")
+    NAMES: ClassVar[tuple[str, ...]] = (*MEAN_METRICS, "calibration_gap", "slope_gap")
 
     @classmethod
     def of(
@@ -370,7 +373,7 @@ class Tally:
         w, squared = sample_weight, None if sample_weight is None else sample_weight**2
         score, variance = rows.score, rows.score * (1 - rows.score)
         same = {"predicted": "confidence", "observed": "accuracy"} if score is rows.confidence else {}
-        names = [name for name in ClusterSums.NAMES if name not in same]
+        names = [name for name in (*MEAN_METRICS, "calibration_gap") if name not in same]
         means: dict[str, Any] = {name: Mean.of(row_values(rows, name), w) for name in names}
         means |= {name: means[other] for name, other in same.items()}
         return cls(

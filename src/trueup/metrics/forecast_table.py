@@ -85,7 +85,14 @@ class ForecastScores(ScoreTable):
         too_few = f"{count_rows(self.rows)} {'is' if self.rows == 1 else 'are'}" if is_few else ""
         detectable = f"{ENOUGH_ROWS} rows, a median that lies above 60 % of the targets"
         problem = f"It is miscalibrated: {' and '.join(words) or shape}"
-        return Findings(summary, "forecast would show a PIT error", too_few, detectable, problem)
+        return Findings(
+            summary,
+            "forecast would show a PIT error",
+            f"consistency test{self._by_cluster()}",
+            too_few,
+            detectable,
+            problem,
+        )
 
     def _gaps(self, name: str) -> dict[float, float]:
         """Level of a central interval in per cent → how many standard errors its coverage lies above it."""

@@ -71,8 +71,10 @@ class ScoredRows:
     sample_weight: np.ndarray | None
     odds: np.ndarray | None
     """Log-odds of an event, which are more exact than its probability."""
-    clusters: Clusters | None = None
+    clusters: Clusters | None
     """Clusters of the rows with weight."""
+    logits: np.ndarray
+    labels: np.ndarray
 
     @classmethod
     def of(
@@ -107,7 +109,7 @@ class ScoredRows:
         if of_row is not None:
             sums = ClusterSums.of(rows, of_row.block, int(of_row.block.max(initial=0)) + 1, bins, unit, w)
             tally = replace(tally, clusters=sums)
-        return cls(rows, tally, unit, w, odds, of_row)
+        return cls(rows, tally, unit, w, odds, of_row, z, y)
 
     @cached_property
     def points(self) -> Points:
@@ -130,9 +132,9 @@ class ScoredRows:
         """Compute one metric of the table."""
         if metric in EVENT_METRICS:
             return float(EVENT_METRICS[metric](self.points))
-        return self._adaptive_bins()[0].ece() if metric == "aece" else self.tally.value(metric)
+        return self.adaptive_bins()[0].ece() if metric == "aece" else self.tally.value(metric)
 
-    def _adaptive_bins(self) -> tuple[Bins, np.ndarray]:
+    def adaptive_bins(self) -> tuple[Bins, np.ndarray]:
         """Return the bins of equal mass, and the bin of each row."""
         index, edges = self.bin_of_row(adaptive=True)
         claims = self.rows.score, self.rows.outcome
@@ -141,9 +143,9 @@ class ScoredRows:
     def cluster_bins(self, adaptive: bool, resampling: Resampling) -> BootstrapBins:
         """Return bins of equal width or (adaptive) equal mass, with the noise of clusters."""
         if not adaptive:
-            return _cluster_bins(self.tally, resampling)
+            return cluster_bins(self.tally, resampling)
         assert self.clusters is not None
-        bins, index = self._adaptive_bins()
+        bins, index = self.adaptive_bins()
         gap, w = self.rows.outcome - self.rows.score, self.sample_weight
         size, block = len(bins.count), self.clusters.block
         shape = int(block.max()) + 1, size
@@ -246,7 +248,7 @@ def intervals(
     def noisy_bins(adaptive: bool) -> BootstrapBins:
         if sums is None:
             return BootstrapBins.of_grid(tally.grid, adaptive, resampling)
-        return _cluster_bins(tally, resampling) if scored is None else scored.cluster_bins(adaptive, resampling)
+        return cluster_bins(tally, resampling) if scored is None else scored.cluster_bins(adaptive, resampling)
 
     @cache
     def binned_interval(name: str) -> tuple[float, float]:
@@ -373,7 +375,7 @@ _EVENT_CELLS = 256
 """Number of cells in which the scores of an event are resampled."""
 
 
-def _cluster_bins(tally: Tally, resampling: Resampling) -> BootstrapBins:
+def cluster_bins(tally: Tally, resampling: Resampling) -> BootstrapBins:
     """Return bins of equal width with the noise of clusters."""
     assert tally.clusters is not None
     return BootstrapBins.of_blocks(tally.score_bins, tally.clusters.count, tally.clusters.gap, resampling)

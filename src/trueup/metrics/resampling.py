@@ -180,7 +180,12 @@ def gap_noise(gap: np.ndarray, weight: np.ndarray, resampling: Resampling) -> np
 def normal_draws(clusters: int, df: float, n_resamples: int, seed: int) -> np.ndarray:
     """Draw a factor per cluster and resample, (n_resamples, clusters), so that sums have Student's tails."""
     rng = np.random.default_rng(seed)
-    return rng.standard_normal((n_resamples, clusters)) * np.sqrt(df / rng.chisquare(df, size=(n_resamples, 1)))
+    return rng.standard_normal((n_resamples, clusters)) * student_factors(df, n_resamples, rng)
+
+
+def student_factors(df: float, n_resamples: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw factors (n_resamples, 1) that turn normal numbers into Student's t."""
+    return np.sqrt(df / rng.chisquare(df, size=(n_resamples, 1)))
 
 
 class Classwise(NamedTuple):

@@ -12,7 +12,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from scipy.special import ndtri
 
 from trueup._core.arrays import as_arrays
 from trueup._core.bins import BINS
@@ -34,7 +33,7 @@ DEFAULT = ("accuracy", "confidence", "nll", "brier", "entropy", "ece", "mce", "r
 """Default rows of the table."""
 EVENT_DEFAULT = (
     *("predicted", "observed", "nll", "event_brier", "miscalibration", "discrimination", "uncertainty"),
-    *("ece", "auroc", "calibration_intercept", "calibration_slope", "ici"),
+    *("ece", "aece", "auroc", "calibration_intercept", "calibration_slope", "ici"),
 )
 """Default rows of the table of an event's probability."""
 
@@ -46,6 +45,8 @@ class Findings(NamedTuple):
     """The mean prediction next to the outcome, as a sentence; may be empty."""
     reference: str
     """Words before the expected error: "network would show an ECE"."""
+    test: str
+    """Name of the test, before the p-value."""
     too_few: str
     """Number of rows with a verb, if they are too few; else empty."""
     detectable: str
@@ -78,6 +79,9 @@ class ScoreTable:
         """Return the notes below the table."""
         raise NotImplementedError
 
+    def _by_cluster(self) -> str:
+        return "" if self.clusters is None else f" by {self.cluster_name}"
+
     def verdict(self, method: str | None = None) -> str:
         """Say in one or two sentences whether a method is calibrated.
 
@@ -95,9 +99,8 @@ class ScoreTable:
         test = self.tests[name]
         if math.isnan(test.p_value):
             return "There are no rows to score."
-        summary, reference, too_few, detectable, problem = self._findings(name)
-        by = "" if self.clusters is None else f" by {self.cluster_name}"
-        p_value = f"consistency test{by} p {'=' if test.p_value > 0.001 else '≤'} {test.p_value:.3f}"
+        summary, reference, test_name, too_few, detectable, problem = self._findings(name)
+        p_value = f"{test_name} p {'=' if test.p_value > 0.001 else '≤'} {max(test.p_value, 0.001):.3f}"
         if test.n_resamples < 19:
             return f"{summary}A test at 5 % needs at least 19 resamples, got {test.n_resamples}."
         if test.p_value > 0.05 and too_few:
@@ -279,23 +282,19 @@ class Scores(ScoreTable):
 
     def _findings(self, name: str) -> Findings:
         """Compare the mean prediction with the outcome, check for too few rows, and name the kind of miscalibration."""
-        test, values, summary = self.tests[name], self.values[name], ""
+        test = self.tests[name]
+        predicted, right = (format_percent(mean, 1) for mean in self.means[name])
         if self.is_event:
-            predicted, right = (format_percent(mean, 1) for mean in self.means[name])
             end = ". " if test.p_value > 0.05 or test.n_resamples < 19 else ": "
             summary = f"It predicts {predicted} on average and the event happens {right} of the time{end}"
             quantity, problem = "predicted rate", f"{event_direction(test)}. It is miscalibrated"
         else:
-            if "confidence" in values and "accuracy" in values:
-                confidence, right = (format_percent(values[metric].value, 1) for metric in ("confidence", "accuracy"))
-                summary = f"It says {confidence} on average and is right {right} of the time. "
-            # The sign of Spiegelhalter's z would change where confidences are below ½.
-            side = " and overconfident" if test.overconfidence_z > 0 else " and underconfident"
-            quantity = "confidence"
-            problem = f"It is miscalibrated{side if abs(test.overconfidence_z) > 1.96 else ''}"
+            summary, quantity = f"It says {predicted} on average and is right {right} of the time. ", "confidence"
+            problem = f"It is miscalibrated{_confidence_direction(test)}"
         reference = f"{'forecast' if self.is_event else 'network'} would show an ECE"
+        test_name = f"{len(test.components)} tests{self._by_cluster()}, corrected"
         detectable = f"{_enough_rows(self.means[name][0]):,} rows, a mean {quantity} that is 10 points off"
-        return Findings(summary, reference, self.too_few_rows(name), detectable, problem)
+        return Findings(summary, reference, test_name, self.too_few_rows(name), detectable, problem)
 
     def too_few_rows(self, method: str | None = None) -> str:
         """Return the number of rows with a verb if a mean that is 10 points off could go unnoticed; else an empty text.
@@ -311,24 +310,13 @@ class Scores(ScoreTable):
             Words such as "40 rows are", or nothing.
         """
         name = method or self.methods[0]
-        independent = self._independent_rows(name)
+        independent = self.tests[name].independent_rows
         if independent >= _enough_rows(self.means[name][0]):
             return ""
         if self.clusters is None:
             return f"{count_rows(self.rows)} {'is' if self.rows == 1 else 'are'}"
         clustered = f"{self.rows:,} rows in {self.clusters:,} clusters ({self.cluster_name})"
         return f"{clustered} carry as much information as about {independent:,.0f} independent ones, which are"
-
-    def _independent_rows(self, name: str) -> float:
-        """Return the number of independent rows of equal weight with the same information."""
-        rows = self.effective_rows or self.rows
-        if self.clusters is None:
-            return rows
-        rate = self.values[name].get("observed" if self.is_event else "accuracy")
-        if rate is None or not (rate.high > rate.low and 0 < rate.value < 1):
-            return min(rows, self.clusters)
-        error = (rate.high - rate.low) / (2 * float(ndtri(0.5 + rate.level / 2)))
-        return min(rows, rate.value * (1 - rate.value) / error**2)
 
     def _subject(self) -> tuple[dict[str, Any], str]:
         """Return the classes, the bins and the event."""
@@ -622,14 +610,28 @@ def default_metrics(classes: int, top_label: bool) -> tuple[str, ...]:
 
 def event_direction(test: CalibrationTests) -> str:
     """Describe how the probability of an event is wrong, by its mean and its calibration slope."""
-    is_slope_wrong = abs(test.slope - 1) > 1.96 * test.slope_error  # False for NaN
-    slope, extreme = f"calibration slope {test.slope:.2f}", "too extreme" if test.slope < 1 else "not extreme enough"
+    slope = _slope_direction(test)
     if abs(test.overconfidence_z) > 1.96:
         words = f"it {'over' if test.overconfidence_z > 0 else 'under'}estimates the probability"
-        return f"{words} ({slope}: {extreme})" if is_slope_wrong else words
-    if is_slope_wrong:
-        return f"right on average, but its predictions are {extreme} ({slope})"
+        return f"{words} (calibration slope {test.slope:.2f}: {slope})" if slope else words
+    if slope:
+        return f"right on average, but its predictions are {slope} (calibration slope {test.slope:.2f})"
     return "right on average, but too high in some places and too low in others"
+
+
+def _confidence_direction(test: CalibrationTests) -> str:
+    if abs(test.overconfidence_z) > 1.96:  # the sign of Spiegelhalter's z would change where confidences are below ½
+        return f" and {'over' if test.overconfidence_z > 0 else 'under'}confident"
+    slope = _slope_direction(test)
+    return f": right on average, but its confidences are {slope}" if slope else ""
+
+
+def _slope_direction(test: CalibrationTests) -> str:
+    if not abs(test.slope - 1) > 1.96 * test.slope_error:  # also for NaN
+        return ""
+    if test.slope + 1.96 * test.slope_error < 0:
+        return "in the wrong order"
+    return "too extreme" if test.slope < 1 else "not extreme enough"
 
 
 def _value(metric: str, z: Any, y: Any, top_label: bool, sample_weight: Any) -> float:
