@@ -222,7 +222,9 @@ def told(said, right, before, after, *, chosen="temperature", p=(0.001, 0.9), hi
     intervals = {name: {m: Interval(v, v, v) for m, v in each.items()} for name, each in values.items()}
     change = {"ece": Interval(after - before, -1.0, high), "nll": Interval(-0.1, -0.2, high)}
     base = some_scores()
-    tests = dict(zip(values, (replace(base.tests[RAW], p_value=each) for each in p), strict=True))
+    tests = dict(
+        zip(values, (replace(base.tests[RAW], p_value=each, independent_rows=float(rows)) for each in p), strict=True)
+    )
     scores = replace(base, rows=rows, values=intervals, tests=tests, changes={"temperature": change})
     return Audit.verdict(SimpleNamespace(scores=scores, chosen=chosen, calibrators={"temperature": None}))
 
