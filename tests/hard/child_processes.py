@@ -62,22 +62,28 @@ def die_soon(seconds):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def serve_monitors(folder, port, descriptors, settings):
-    """A server of monitors with these settings that may open so many files, and tells its port."""
+def serve_monitors(folder, port, descriptors, settings, full_disk=False):
+    """Serve monitors with these settings and this many descriptors; `port` gets the port.
+
+    With `full_disk`, files can become at most 500 bytes long, half of the time.
+    """
     import resource
     import threading
-    import time
+    from urllib.parse import urlsplit
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
-    from trueup.serve.server import make_server
+    from trueup.serve.server import run
     from trueup.serve.settings import Settings
 
-    server = make_server(port=0, settings=Settings(monitors_folder=folder, **settings))
+    def fill_disk_at_times():
+        for turn in count():
+            limit = 500 if turn % 2 else resource.RLIM_INFINITY
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+            time.sleep(0.02)
 
-    def tell():
-        while not server.started:
-            time.sleep(0.01)
-        port.value = server.servers[0].sockets[0].getsockname()[1]
+    def tell(address):
+        port.value = urlsplit(address).port
+        if full_disk:
+            threading.Thread(target=fill_disk_at_times, daemon=True).start()
 
-    threading.Thread(target=tell, daemon=True).start()
-    server.run()
+    run(port=0, settings=Settings(monitors_folder=folder, **settings), require_token=False, on_listening=tell)

@@ -4,6 +4,7 @@ files, and kills between updates of its monitors. `make server-trial` runs all o
 import io
 import os
 import socket
+import stat
 import tempfile
 import threading
 import time
@@ -23,10 +24,10 @@ ROWS = 5
 
 
 @contextmanager
-def running(folder, **settings):
+def running(folder, full_disk=False, **settings):
     """A server in a process of its own, and its port; it is killed at the end."""
     port = FORKS.Value("i", 0)
-    process = FORKS.Process(target=serve_monitors, args=(folder, port, DESCRIPTORS, settings))
+    process = FORKS.Process(target=serve_monitors, args=(folder, port, DESCRIPTORS, settings, full_disk))
     process.start()
     try:
         while not port.value:
@@ -217,4 +218,106 @@ def test_kills_between_updates(tmp_path, effort, tell):
         "faults",
         f"{clients} clients, {total:,} rows acknowledged in updates of {ROWS}, {kills} kills: "
         "each is there after the restart, none in part, no draft left",
+    )
+
+
+def test_full_disks_and_kills(tmp_path, effort, tell):
+    """Rows are sent while the disk is full half of the time (RLIMIT_FSIZE) and the server is killed (SIGKILL)."""
+    trials, acknowledged, refused = 3 + 6 * (effort - 1), 0, 0
+    id, folder = None, tmp_path / "monitors"
+    for trial in range(trials + 1):
+        with running(folder, full_disk=0 < trial < trials) as (_, port), client_of(port) as client:
+            if trial == 0:
+                id = client.post("/api/monitors", json={"name": "kept", "n_classes": 3}).json()["id"]
+            (kept,) = client.get("/api/monitors").json()
+            assert kept["status"]["rows"] == acknowledged, f"trial {trial}"
+            for _ in range(40):
+                rows = {"logits": [[1.0, 0.0, 0.5]] * ROWS, "labels": [0] * ROWS}
+                answer = client.post(f"/api/monitors/{id}/update", json=rows)
+                assert answer.status_code in (200, 507), answer.text
+                acknowledged += ROWS * (answer.status_code == 200)
+                refused += answer.status_code == 507
+    assert refused > 0, "the disk was never full"
+    assert not list(folder.glob("*.damaged"))
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.iterdir())}
+    assert modes.pop("monitors") == 0o700
+    assert set(modes.values()) == {0o600}, modes
+    tell(
+        "faults",
+        f"{trials} kills: {acknowledged:,} acknowledged rows, all there after each restart; {refused} updates refused "
+        "by 507, none of them counted; the folder and its files are readable by their owner only",
+    )
+
+
+def connect_without_reading(port, token):
+    """A connection that requests a large file many times and never reads."""
+    wire = socket.socket()
+    wire.settimeout(600)
+    wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    wire.connect(("127.0.0.1", port))
+    head = f"GET /static/plotly.js HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n"
+    with suppress(OSError):  # it may have been closed already
+        wire.sendall(head.encode() * 20)
+    return wire
+
+
+@counted
+def test_clients_that_do_not_read(tmp_path, effort, tell):
+    """Connections with and without the token request large files and never read them."""
+    number, seconds, wires = 200 * effort, [], []
+    token = "a-token-that-nobody-guesses"
+    with running(tmp_path, idle_seconds=2.0, memory_bytes=256 << 20, token=token) as (process, port):
+        for i in range(number):
+            wires.append(connect_without_reading(port, token if i % 4 == 0 else "x" * 8000))
+            if i % 20 == 19:
+                time.sleep(0.1)
+                start = time.monotonic()
+                with client_of(port) as client:
+                    answer = client.get("/api/limits", headers={"Authorization": f"Bearer {token}"})
+                assert answer.status_code == 200
+                seconds.append(time.monotonic() - start)
+        held = memory(process)
+        time.sleep(5)
+        after = open_files(process)
+        for wire in wires:
+            wire.close()
+    assert np.median(seconds) < 1
+    assert held < 1.5 * (256 << 20)
+    assert after < DESCRIPTORS / 2
+    tell(
+        "faults",
+        f"{number:,} connections that never read, a quarter with the token: a new client is served in "
+        f"{np.median(seconds):.2f} s (median), at most {max(seconds):.2f} s; {held / 2**20:.0f} MB of memory; "
+        f"{after} files open after 5 s",
+    )
+
+
+@counted
+def test_wrong_bodies(tmp_path, effort, tell):
+    """The largest requests, in which every element is wrong, from several clients at once."""
+    bodies = []
+    for cell in ('["x"]', "[]"):
+        cells = ",".join([cell] * ((8 << 20) // (len(cell) + 1) - 100))
+        bodies.append(f'{{"logits":[{cells}],"labels":[]}}'.encode())
+    with running(tmp_path) as (process, port), ThreadPoolExecutor(2) as threads, client_of(port) as client:
+        id = client.post("/api/monitors", json={"name": "wrong", "n_classes": 3}).json()["id"]
+
+        def send(body):
+            with client_of(port) as mine:
+                headers = {"Content-Type": "application/json"}
+                return mine.post(f"/api/monitors/{id}/update", content=body, headers=headers)
+
+        largest, jobs = 0, [threads.submit(send, body) for body in bodies * effort]
+        while not all(job.done() for job in jobs):
+            largest = max(largest, memory(process))
+            time.sleep(0.02)
+        answers = [job.result() for job in jobs]
+    assert {answer.status_code for answer in answers} == {422}
+    longest = max(len(answer.content) for answer in answers)
+    assert longest < 1000
+    assert largest < 1.5 * (2 << 30)
+    tell(
+        "faults",
+        f"{len(answers)} requests of 8 MB, two at a time: refused in at most {longest} bytes; "
+        f"at most {largest / 2**20:,.0f} MB of memory",
     )

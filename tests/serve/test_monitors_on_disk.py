@@ -177,3 +177,29 @@ def test_other_files_are_no_checkpoints(client, tmp_path):
     for body in (b"", b"junk", (tmp_path / "cal.safetensors").read_bytes(), of(stream(10))):
         assert error(client.post("/api/monitors/restore", params={"name": "forged"}, content=body), 422)
     assert "name" in error(client.post("/api/monitors/restore", content=b""), 422)
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "", "   ", "x" * 101, 7, None, ["a"], "\u202ereversed\x00"])
+def test_a_name_on_disk_is_checked_like_one_of_a_request(name, tmp_path, caplog):
+    save(Monitor(3), tmp_path / "kept.safetensors")
+    (tmp_path / "kept.json").write_text(json.dumps({"name": name}))
+    with served(monitors_folder=tmp_path) as client:
+        assert [one["name"] for one in client.get("/api/monitors").json()] == ["kept"]
+    assert any("kept.json is damaged" in record.getMessage() for record in caplog.records)
+
+
+def test_a_flipped_bit_sets_a_checkpoint_aside(tmp_path):
+    monitor = Monitor(3)
+    monitor.update(*stream(40))
+    rng = np.random.default_rng(0)
+    for number in range(60):
+        save(monitor, tmp_path / f"m{number}.safetensors")
+        content = bytearray((tmp_path / f"m{number}.safetensors").read_bytes())
+        content[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
+        (tmp_path / f"m{number}.safetensors").write_bytes(content)
+    with served(monitors_folder=tmp_path, monitors=100) as client:
+        loaded = client.get("/api/monitors").json()
+    for one in loaded:  # a bit that means nothing, such as one in a space
+        assert one["status"] == monitor.status().to_dict()
+    assert len(loaded) <= 3
+    assert len(list(tmp_path.glob("*.damaged"))) == 60 - len(loaded)
