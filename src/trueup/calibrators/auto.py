@@ -16,10 +16,11 @@ from trueup._core.namespace import NUMPY
 from trueup._core.optimize import FitError
 from trueup._core.progress import track
 from trueup._core.registry import METHODS
-from trueup._core.splits import is_significant_gain, k_fold, stratified_folds
+from trueup._core.splits import is_significant_gain, stratified_folds
 from trueup._core.types import ArrayLike, WeightsLike
 from trueup.calibrators.base import Calibrator, row_count
 from trueup.calibrators.compose import Fit, chain, record_choice, simplest, weighted_mean
+from trueup.calibrators.folds import k_fold, merge_copies
 from trueup.calibrators.pool import HeldOut, Mixture, UniformMixture
 
 FEW_ROWS, FEW_ROWS_OF_CLASS = 500, 5
@@ -192,6 +193,8 @@ def auto(
         raise ValueError(f'score must be "nll" or "brier", got {score!r}')
     z, y, w = as_weighted(logits, labels, sample_weight, min_rows=2 * n_folds)
     blocks = weighted_clusters(clusters, sample_weight, len(to_array(labels, "labels")), min_clusters=2)
+    if blocks is None:
+        z, y, w = merge_copies(z, y, w)
     _warn_about_empty_classes(z, y, w)
     with silence_warnings():  # fits on folds may warn; their held-out loss decides
         size = _problem_size(z, y, w)

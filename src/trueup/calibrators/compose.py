@@ -21,9 +21,9 @@ from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import FitError
 from trueup._core.registry import METHODS
 from trueup._core.row_scores import event_class, score_rows
-from trueup._core.splits import k_fold
 from trueup._core.types import ArrayLike, WeightsLike
 from trueup.calibrators.base import Calibrator, if_all_parts
+from trueup.calibrators.folds import k_fold, merge_copies
 
 Fit = Callable[..., Calibrator]
 """A method: a function `(logits, labels, **options)` that returns a fitted calibrator."""
@@ -490,6 +490,8 @@ def choose(
     ) -> Calibrator:
         z, y, w = arrays.as_weighted(logits, labels, sample_weight, min_rows=2 * n_folds)
         blocks = weighted_clusters(clusters, sample_weight, len(arrays.to_array(labels, "labels")), min_clusters=2)
+        if blocks is None:
+            z, y, w = merge_copies(z, y, w)
         losses, reasons = {}, {}
         for name, method in methods.items():
             try:

@@ -22,10 +22,11 @@ from trueup._core.errors import InputError
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import FitError
 from trueup._core.registry import METHODS
-from trueup._core.splits import is_significant_gain, k_fold
+from trueup._core.splits import is_significant_gain
 from trueup._core.types import ArrayLike, WeightsLike
 from trueup.calibrators.base import Calibrator, if_all_parts
 from trueup.calibrators.compose import Fit
+from trueup.calibrators.folds import k_fold
 from trueup.metrics.groups import as_groups, encode_groups
 
 STRENGTHS = (10_000.0, 3000.0, 1000.0, 300.0, 100.0, 30.0, 10.0, 3.0)

@@ -12,10 +12,10 @@ from trueup._core.arrays import as_logits, as_weighted, find_absent, match_kind,
 from trueup._core.bins import tie_ends
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.row_scores import scores_and_outcomes
-from trueup._core.splits import k_fold
 from trueup._core.types import ArrayLike, ArrayT, WeightsLike
 from trueup.calibrators.base import TopLabel, break_ties, clip_frequencies, row_count
 from trueup.calibrators.curves import PADDING, ClassCurves, Knots, each_class, one_vs_rest, order_weight, pad_curves
+from trueup.calibrators.folds import k_fold
 from trueup.calibrators.temperature import Temperature
 
 

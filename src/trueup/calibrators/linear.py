@@ -12,9 +12,9 @@ import numpy as np
 from trueup._core.arrays import as_weighted
 from trueup._core.namespace import Namespace
 from trueup._core.optimize import lbfgs
-from trueup._core.splits import k_fold
 from trueup._core.types import ArrayLike, WeightsLike
 from trueup.calibrators.base import Calibrator, row_count
+from trueup.calibrators.folds import k_fold, merge_copies
 from trueup.calibrators.likelihood import MATRIX_PENALTY, VECTOR_PENALTY, Penalty, Problem, Solution, matrix_problem
 from trueup.calibrators.temperature import finite_inverse_temperature, near_inverse_temperature
 
@@ -450,6 +450,8 @@ class Structured(Linear):
         n_folds: int = 1,
     ) -> Self:
         z, y, w = as_weighted(logits, labels, w, min_rows=2 * n_folds if len(penalties) > 1 else 1)
+        if len(penalties) > 1:
+            z, y, w = merge_copies(z, y, w)
         n, classes = row_count(z, w), z.shape[1]
         beta = finite_inverse_temperature(z, y, w)
         path = [

@@ -10,9 +10,10 @@ from trueup._core import native
 from trueup._core.arrays import as_weighted, fill_absent, find_absent, take_weighted
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import Certificate, Stage, lbfgs
-from trueup._core.splits import is_significant_gain, k_fold
+from trueup._core.splits import is_significant_gain
 from trueup._core.types import ArrayLike, WeightsLike
 from trueup.calibrators.base import Calibrator
+from trueup.calibrators.folds import k_fold
 from trueup.calibrators.likelihood import loss_and_residual, mask_scores
 from trueup.calibrators.linear import Structured
 

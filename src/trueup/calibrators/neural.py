@@ -14,11 +14,12 @@ import numpy as np
 from trueup._core.arrays import MASKED_LOGIT, as_arrays, as_weighted, find_absent, take_weighted, weight_kwargs
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.registry import METHODS
-from trueup._core.splits import k_fold, stratified_folds
+from trueup._core.splits import stratified_folds
 from trueup._core.types import ArrayLike, WeightsLike
 from trueup.calibrators.base import Calibrator, if_all_parts
 from trueup.calibrators.compose import Fit
 from trueup.calibrators.diagonal import centre_rows
+from trueup.calibrators.folds import k_fold
 from trueup.calibrators.temperature import Temperature
 
 _HIDDEN = 32

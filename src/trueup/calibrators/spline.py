@@ -14,10 +14,10 @@ from trueup._core.bins import tie_ends
 from trueup._core.errors import InputError
 from trueup._core.namespace import Namespace
 from trueup._core.row_scores import scores_and_outcomes
-from trueup._core.splits import k_fold
 from trueup._core.types import ArrayLike, WeightsLike
 from trueup.calibrators.base import Calibrator, TopLabel, check_margin
 from trueup.calibrators.curves import Knots, interpolate, pad_curves
+from trueup.calibrators.folds import k_fold
 from trueup.calibrators.logistic import class_blocks, class_targets, cross_entropy, log_normalise, log_odds
 
 KNOTS = 6
