@@ -138,7 +138,8 @@ def _check_range(p: np.ndarray, tolerance: float, name: str, *, of_event: bool =
     low, high = float(p.min()), float(p.max())
     if low < -tolerance or high > 1 + tolerance:
         event_hint = Hint.PER_CENT if low >= 0 and 1 < high <= 100 else Hint.LOG_ODDS
-        hint = event_hint if of_event else Hint.NOT_PROBABILITIES
+        in_per_cent = low >= 0 and np.abs(p.reshape(len(p), -1).sum(axis=1) - 100).max() <= 2
+        hint = event_hint if of_event else Hint.PER_CENT if in_per_cent else Hint.NOT_PROBABILITIES
         raise InputError(name, "lie in [0, 1]", f"{low:.6g}..{high:.6g}", hint)
 
 
@@ -184,6 +185,40 @@ def warn_of_zeros(zeros: int, numbers: int, floor: float) -> None:
 def warn_of_certain(certain: int, rows: int, floor: float) -> None:
     """Warn that probabilities of an event of exactly 0 or 1 were shifted."""
     arrays.warn_users(f"{certain} of {rows} confidences are exactly 0 or 1; they were moved by {floor:.4g}")
+
+
+def number_labels(labels: ArrayLike, class_names: Sequence[str]) -> np.ndarray:
+    """Convert labels that are names of classes to class numbers.
+
+    Parameters
+    ----------
+    labels
+        Names of classes, shape (n,). Numbers are returned unchanged.
+    class_names
+        Names of the classes, in the order of the logits.
+
+    Returns
+    -------
+    ndarray
+        Class of each row, shape (n,).
+
+    Examples
+    --------
+    >>> number_labels(["dog", "cat", "dog"], ["cat", "dog"])
+    array([1, 0, 1])
+    """
+    values: Any = labels if arrays.is_tensor(labels) else np.asarray(labels)
+    if arrays.is_tensor(labels) or values.dtype.kind not in "USOT":
+        return values
+    number = {str(name): k for k, name in enumerate(class_names)}
+    numbers = [number.get(str(value), -1) for value in values.ravel().tolist()]
+    if -1 in numbers:
+        row = numbers.index(-1)
+        missing = values.ravel()[row] is None or values.ravel()[row] != values.ravel()[row]
+        hint = "leave out rows without a label" if missing else None
+        got = f"{values.ravel().tolist()[row]!r} in row {row} and {numbers.count(-1)} such in all"
+        raise InputError("labels", f"be classes ({', '.join(list(number)[:8])})", got, hint)
+    return np.array(numbers, dtype=np.int64).reshape(values.shape)
 
 
 def from_topk(log_probs: ArrayT, *, floor: float = DEFAULT_FLOOR, name: str = "log_probs") -> ArrayT:
@@ -387,7 +422,7 @@ def as_event(
     >>> np.exp(z), y
     (array([[0.5, 0.5]]), array([1]))
     """
-    z, y = as_arrays(logits, labels)
+    z, y = as_arrays(logits, labels if class_names is None else number_labels(labels, class_names))
     number = event_class(event, z.shape[1], class_names)
     return match_kind(_two_columns(z, number), logits), match_kind((y == number).astype(np.int64), logits)
 

@@ -189,8 +189,11 @@ REFUSED = {
         Z.astype(object),
         Y,
     ),
-    "labels must be an array of real numbers, got an ndarray of Python objects; number the": (Z, Y.astype(object)),
-    "labels must be an array of real numbers, got texts; number the classes by their columns": (Z, Y.astype(str)),
+    "labels must be an array of real numbers, got an ndarray of Python objects; .astype(int)": (Z, Y.astype(object)),
+    "labels must be an array of real numbers, got texts; convert.number_labels(labels, class_names) numbers": (
+        Z,
+        Y.astype(str),
+    ),
     "logits must be an array of real numbers, got a DataFrame of dtype object": (pd.DataFrame({0: ["a"], 1: [1.0]}), Y),
     "logits must be an array of real numbers, got dtype datetime64[s]": (Z.astype("M8[s]"), Y),
     "logits must be an array of real numbers, got dtype complex128": (Z + 0j, Y),

@@ -39,8 +39,15 @@ Y = np.array([0, 1, 3])
         ("come through from_probs", np.where(np.arange(12).reshape(3, 4) % 4 > 0, -np.inf, 0.0), Y),
         ("labels must have shape (3,), got (3, 1)", Z, Y[:, None]),
         ("labels must have 3 entries, one for each row of logits, got 2", Z, Y[:2]),
-        ("labels must be integers, got float64", Z, Y.astype(float)),
-        ("labels must lie in 0..3, got 1..4", Z, Y * 0 + [1, 2, 4]),
+        ("labels must be integers, got 0.5 in row 0", Z, Y + 0.5),
+        ("got 1..4; subtract 1 if classes are numbered from 1", Z, Y + 1),
+        ("(labels > 0).astype(int) turns -1 and 1", Z[:, :2], np.array([-1, 1, 1])),
+        ("labels.squeeze(1) has one dimension", Z, Y[:, None]),
+        ("labels.argmax(axis=1) numbers one-hot labels", Z, np.eye(4)[Y]),
+        ("transpose logits of shape (classes, n)", Z, np.array([0, 1, 0, 1])),
+        ("leave out the 1 rows without a label", Z, ["cat", None, "dog"]),
+        ("convert.number_labels(labels, class_names) numbers the names", Z, ["cat", "dog", "cat"]),
+        ("logits must come first, then labels", Y, Z),
         ("labels must lie in 0..3, got -100..1; flatten leaves out an ignore_index", Z, np.array([0, 1, -100])),
         ("labels must lie in 0..3, got 0..255; flatten leaves out an ignore_index", Z, np.array([0, 1, 255])),
         ("soft labels are defined for nll and brier only", Z, np.full((3, 4), 0.25)),
@@ -48,7 +55,7 @@ Y = np.array([0, 1, 3])
 )
 def test_refusals_name_argument_wish_and_fact(message, logits, labels):
     refused(message, as_pair, logits, labels)
-    if isinstance(logits, np.ndarray) and logits.dtype.kind in "fiuc":
+    if all(isinstance(x, np.ndarray) and x.dtype.kind in "fiuc" for x in (logits, labels)):
         refused(message, as_pair, torch.tensor(logits), torch.tensor(labels))
 
 

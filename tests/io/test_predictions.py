@@ -646,7 +646,7 @@ def test_wrong_shapes_and_values(tmp_path, suffix):
     refused(r"as many rows", logits=np.array(1.0), labels=y)
     refused(r"logits must have shape \(n, classes\), got", logits=y.astype(float), labels=y)
     refused(r"labels must have shape", logits=z, labels=z)
-    refused(r"labels must be integers, got float64", logits=z, labels=y.astype(float))
+    refused(r"labels must be integers, got 0.5 in row 0", logits=z, labels=y + 0.5)
     refused(r"logits must be floating point", logits=z.astype(int), labels=y)
     refused(r"labels must lie in 0\.\.2", logits=z, labels=y + 3)
     refused(r"logits must be finite, got nan", logits=np.where(z == z[0, 0], np.nan, z), labels=y)

@@ -46,6 +46,7 @@ SUM_TOLERANCE = 0.02
 """Relative tolerance for the sums of rows that look like probabilities, which may be rounded."""
 
 _NUMBERS = "be an array of real numbers"
+_ONE_COLUMN = "labels.squeeze(1) has one dimension"
 
 
 def as_pair(
@@ -80,6 +81,8 @@ def as_arrays(
     >>> again[0] is z, again[1] is y
     (True, True)
     """
+    if getattr(logits, "ndim", 0) == 1 and getattr(labels, "ndim", 0) == 2:
+        raise InputError("logits", "come first, then labels", "them in the other order")
     z = as_logits(logits, padding=padding)
     if len(z) < min_rows:
         raise ValueError(f"logits must have at least {min_rows} rows, got {len(z)}")
@@ -184,7 +187,7 @@ def as_logits(logits: Any, name: str = "logits", *, padding: bool = True) -> np.
         hint = {1: of_one, 3: Hint.FLATTEN, 4: Hint.FLATTEN}.get(z.ndim)
         raise InputError(name, "have shape (n, classes)", shape_of(z), hint)
     if z.dtype.kind != "f":
-        raise ValueError(f"{name} must be floating point, got {z.dtype}")
+        raise InputError(name, "be floating point", str(z.dtype), ".astype(float) converts them")
     plain = native.all_within(z, -MIN_PADDING)  # nearly always true, and then the logits are read once
     z, absent = (z, False) if plain else _check_options(z, name, padding=padding)
     if not absent and (total := _sum_of_probabilities(z)):
@@ -490,19 +493,29 @@ def check_finite(x: np.ndarray, name: str) -> np.ndarray:
 def _check_labels(y: np.ndarray, z: np.ndarray) -> np.ndarray:
     n, classes = z.shape
     if y.ndim != 1:
-        hint = "soft labels are defined for nll and brier only" if y.shape == z.shape else None
+        hint: Any = "soft labels are defined for nll and brier only" if y.shape == z.shape else None
+        if y.shape == z.shape and np.isin(y, (0, 1)).all():
+            hint = "labels.argmax(axis=1) numbers one-hot labels"
+        elif y.shape == (n, 1):
+            hint = _ONE_COLUMN
         raise InputError("labels", f"have shape ({n},)", shape_of(y), hint)
     if len(y) != n:
-        raise ValueError(f"labels must have {n} entries, one for each row of logits, got {len(y)}")
-    if y.dtype.kind == "f" and n:  # an empty list becomes float64
+        hint = "transpose logits of shape (classes, n)" if len(y) == classes else None
+        raise InputError("labels", f"have {n} entries, one for each row of logits", f"{len(y)}", hint)
+    if y.dtype.kind == "f":
         if missing := int(np.isnan(y).sum()):
             raise InputError("labels", "be integers", f"{missing} missing", "leave out those rows")
-        raise ValueError(f"labels must be integers, got {y.dtype}")
+        if len(fractions := np.flatnonzero(y % 1)):
+            raise InputError("labels", "be integers", f"{y[fractions[0]]:g} in row {fractions[0]}")
     y = y.astype(np.int64, copy=False)
     if n:
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= classes:
             hint = Hint.IGNORE_INDEX if low < 0 or high == 255 else None  # 255 marks pixels of no class
+            if low == 1 and high == classes:
+                hint = "subtract 1 if classes are numbered from 1"
+            elif classes == 2 and low == -1 and not (y == 0).any():
+                hint = "(labels > 0).astype(int) turns -1 and 1 into 0 and 1"
             raise InputError("labels", f"lie in 0..{classes - 1}", f"{low}..{high}", hint)
         if (mark := _mark_of(z)) is None or mark.absent:
             _check_offered(z[np.arange(n), y] == -np.inf, y)
@@ -520,7 +533,8 @@ def _check_offered(wrong: np.ndarray, y: np.ndarray) -> None:
 
 def _check_soft_labels(y: np.ndarray, z: np.ndarray) -> np.ndarray:
     if y.shape != z.shape:
-        raise ValueError(f"soft labels must have the logits' shape {shape_of(z)}, got {shape_of(y)}")
+        hint = _ONE_COLUMN if y.shape == (len(z), 1) else None
+        raise InputError("soft labels", f"have the logits' shape {shape_of(z)}", shape_of(y), hint)
     y = check_finite(y.astype(np.float64, copy=False), "labels")
     if len(y) and (y.min() < -ROUNDING or (np.abs(y.sum(axis=1) - 1) > ROUNDING).any()):
         raise ValueError("soft labels must be distributions: non-negative rows that sum to 1")
@@ -633,7 +647,12 @@ def _describe(a: np.ndarray) -> str:
 
 def _remedy(a: np.ndarray, name: str) -> str | None:
     if name == "labels" and a.ndim and a.dtype.kind in "USO":
-        return "number the classes by their columns, from 0"
+        values = a.ravel().tolist()
+        if missing := sum(value is None or value != value for value in values):
+            return f"leave out the {missing} rows without a label"
+        if all(isinstance(value, Real) for value in values):
+            return ".astype(int) makes numbers of them"
+        return "convert.number_labels(labels, class_names) numbers the names of classes"
     if a.dtype == object and not a.ndim and hasattr(a.item(), "collect"):
         return ".collect() makes a table of it"
     return ".astype(float) makes numbers of them" if a.ndim and a.dtype == object else None

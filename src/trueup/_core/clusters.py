@@ -111,6 +111,7 @@ def _encode(clusters: Any) -> Clusters:
     if hasattr(values, "to_numpy"):  # a column of pandas
         values = values.to_numpy()
     array = values if isinstance(values, np.ndarray) else np.fromiter(values, dtype=object)
+    array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
     if array.ndim != 1:
         raise InputError("clusters", "have one value for each row", f"shape {array.shape}")
     if array.dtype.kind in "iubSU":

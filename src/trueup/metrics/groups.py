@@ -339,7 +339,8 @@ def as_groups(groups: Any, rows: int) -> dict[str, np.ndarray]:
         ...
     trueup._core.errors.InputError: groups must have 2 entries, one for each row, got 3
     """
-    named = dict(groups) if isinstance(groups, Mapping) else {"": groups}
+    is_table = isinstance(groups, Mapping) or hasattr(groups, "columns")  # a data frame
+    named = {name: groups[name] for name in groups} if is_table else {"": groups}
     if not named:
         raise InputError("groups", "have at least one column", "none")
     columns = {}

@@ -16,11 +16,13 @@ import numpy as np
 from trueup._core.arrays import as_arrays
 from trueup._core.bins import BINS
 from trueup._core.clusters import ClustersLike
+from trueup._core.errors import InputError
 from trueup._core.formatting import Row, format_interval, format_number, format_percent, html_table, text_table
 from trueup._core.registry import METRICS, unknown_name_message
 from trueup._core.row_scores import event_name
 from trueup._core.tally import TABLE_METRICS
 from trueup._core.types import ArrayLike, WeightsLike
+from trueup.convert import as_event, number_labels
 from trueup.metrics.events import EVENT_METRICS
 from trueup.metrics.hypothesis_tests import CalibrationTests
 from trueup.metrics.intervals import Interval, ScoredRows, count_rows, differences, intervals
@@ -526,12 +528,10 @@ def compare(
     values: dict[str, dict[str, Interval]] = {}
     tests, changes, means, group_tables = {}, {}, {}, {}
     for name, pair in named.items():
-        z, y = _pair(name, pair)
+        z, y = _pair(name, pair, class_names)
         if event is not None or z.shape[1] == 2:
             title = title or event_name(event, z.shape[1], class_names)
         if event is not None:
-            from trueup.convert import as_event  # seldom needed
-
             z, y = as_event(z, y, event, class_names=class_names)
         names = names or default_metrics(z.shape[1], top_label)
         tabled = [metric for metric in names if has_interval(metric)]
@@ -641,13 +641,15 @@ def _value(metric: str, z: Any, y: Any, top_label: bool, sample_weight: Any) -> 
     return float(function(z, y, **{k: v for k, v in options.items() if k in inspect.signature(function).parameters}))
 
 
-def _pair(name: str, pair: Any) -> tuple[Any, Any]:
+def _pair(name: str, pair: Any, class_names: Sequence[str] | None) -> tuple[Any, Any]:
     try:
         logits, labels = pair
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be a pair (logits, labels), got {type(pair).__name__}") from None
     try:
-        return as_arrays(logits, labels)
+        return as_arrays(logits, labels if class_names is None else number_labels(labels, class_names))
+    except InputError as error:
+        raise error.replace(argument=f"{name}: {error.argument}") from None
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 

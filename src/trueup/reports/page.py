@@ -26,6 +26,7 @@ from trueup._core.formatting import format_percent
 from trueup._core.row_scores import event_name
 from trueup._core.types import ArrayLike
 from trueup.calibrators.compose import Fit
+from trueup.convert import as_event, number_labels
 from trueup.io.atomic import atomic_write
 from trueup.io.source import file_list, is_address
 from trueup.reports import html as markup
@@ -207,9 +208,13 @@ def report(
         raise InputError("n_folds", "be a whole number of at least 2", repr(n_folds))
     of_event = None
     if event is not None:
-        from trueup.convert import as_event  # rarely needed
-
         of_event = partial(as_event, event=event, class_names=class_names)
+    if class_names is not None:
+        z, y = val
+        val = z, number_labels(y, class_names)
+    if class_names is not None and test is not None:
+        z, y = test
+        test = z, number_labels(y, class_names)
     val_rows = Rows.of(val, sample_weight, clusters, event=of_event, min_rows=2 * n_folds)
     test_rows = None if test is None else Rows.of(test, test_weights, test_clusters, event=of_event, min_rows=1)
     others = {name: pair if of_event is None else of_event(*pair) for name, pair in (extra or {}).items()}
