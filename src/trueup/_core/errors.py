@@ -36,6 +36,7 @@ class Hint(StrEnum):
     PROBABILITIES_IN_FILE = "probs=True reads probabilities, probs=False insists on logits"
     SPLIT = "choose the split {}"
     STATED = "a stated confidence is read by confidence= with correct="
+    COLUMNS = "name the columns by logits=[…] and labels="
     FORECAST = "forecasts of a number are read by load_forecasts"
     LEVELS = "levels= gives them"
     CLASSES = "class_names= names the classes of labels that are texts"

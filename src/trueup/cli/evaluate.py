@@ -55,8 +55,6 @@ def evaluate(
             from trueup.metrics import table
 
             pair = reader.load(file, sharding.split)
-            if not len(pair.labels):
-                raise ValueError(f"{file}: there are no rows")
             options |= o.drop_unset(event=reader.event_number(pair.class_names))
             if reader.multilabel:
                 from trueup.metrics.multilabel import scores_of_labels

@@ -353,7 +353,10 @@ class Reader:
         )
 
     def _load(self, file: PredictionFile, split: str | None) -> PredictionTable:
-        return file.load_table(split, mmap=True)  # logits over a vocabulary may fill most of the memory
+        table = file.load_table(split, mmap=True)  # logits over a vocabulary may fill most of the memory
+        if not len(table.labels):
+            raise ValueError(f"{file.name}: there are no rows")
+        return table
 
 
 @dataclass(frozen=True)

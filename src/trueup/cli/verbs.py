@@ -53,6 +53,7 @@ HINTS = {
     Hint.PROBABILITIES_IN_FILE: "read probabilities with --probs, or insist on logits with --no-probs",
     Hint.SPLIT: "choose --split {}",
     Hint.STATED: "read a stated confidence with --confidence COLUMN --correct COLUMN",
+    Hint.COLUMNS: "name the columns with --logits A,B,C --labels D",
     Hint.FORECAST: "read forecasts of a number with --mean COLUMN --std COLUMN --target COLUMN",
     Hint.LEVELS: "list them with --levels",
     Hint.CLASSES: "list the classes of text labels with --class-names",

@@ -370,6 +370,10 @@ def _numbered_columns(columns: Mapping[str, str], name: str) -> list[str]:
     return [match.string for match in matches]
 
 
+_STATED_WORDS = ("confidence", "risk", "probability")
+"""Parts of names of columns that may hold one probability per row."""
+
+
 def _missing(columns: Mapping[str, str], missing: Sequence[str], probs: bool, split: str | None) -> InputError:
     splits = [name.removesuffix("_labels") for name in columns if name.endswith("_labels")]
     hint: Hint | str | None = _nearest(columns, missing)
@@ -377,10 +381,12 @@ def _missing(columns: Mapping[str, str], missing: Sequence[str], probs: bool, sp
         hint = Hint.SPLIT
     elif not probs and any(_PROBABILITIES.fullmatch(name) for name in columns):
         hint = Hint.PROBS
-    elif "logits" in missing and any("confidence" in name.lower() for name in columns):
+    elif "logits" in missing and any(word in name.lower() for name in columns for word in _STATED_WORDS):
         hint = Hint.STATED
     elif "logits" in missing and {"mean", "std"} <= set(columns):
         hint = Hint.FORECAST
+    elif "logits" in missing and hint is None and len(columns) > 2:
+        hint = Hint.COLUMNS
     choices = splits if hint is Hint.SPLIT else ()
     return InputError("the file", f"have {' and '.join(missing)}", _list(columns), hint, choices=choices)
 

@@ -48,6 +48,7 @@ HINTS = {
     Hint.PROBS: "tick “Probabilities, not logits” to read probabilities",
     Hint.PROBABILITIES: 'send "probs": true if they are probabilities, or false if they are logits',
     Hint.PROBABILITIES_IN_FILE: "tick “Probabilities, not logits”; from real logits subtract 1, which changes nothing",
+    Hint.COLUMNS: "enter the names of the columns under “What is in the file?”",
     Hint.SPLIT: "enter their names under “What is in the file?”",
     Hint.NOT_PROBABILITIES: "untick “Probabilities, not logits” if they are logits",
     Hint.EXACT_ZEROS: "send probabilities with exact zeros as probabilities",
