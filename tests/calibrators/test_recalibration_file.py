@@ -12,6 +12,8 @@ from trueup._core.registry import ARTIFACTS
 from trueup.calibrators import IsotonicQuantiles, Recalibrator, VarianceScaling
 from trueup.io import load_artifact, read_header
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*a file of an older version has no hash:UserWarning")
+
 
 @pytest.fixture
 def forecasts():

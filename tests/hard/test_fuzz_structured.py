@@ -103,6 +103,8 @@ TRAPS = {
 PROGRAM = """
 import resource, sys, trueup
 from trueup.io.load_save import load_logits
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*a file of an older version has no hash:UserWarning")
 trueup.load
 def peak():
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

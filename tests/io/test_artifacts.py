@@ -21,6 +21,8 @@ from trueup.calibrators import Calibrator, Temperature
 from trueup.io import artifacts, load_artifact, read_header
 from trueup.models import as_module
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*a file of an older version has no hash:UserWarning")
+
 
 @pytest.fixture
 def file(tmp_path):

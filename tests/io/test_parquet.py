@@ -1,12 +1,13 @@
 """Parquet files of all honest kinds are read; of a damaged one, an error names the file."""
 
+import tracemalloc
 from itertools import product
 
 import numpy as np
 import pytest
 
 from trueup import load
-from trueup.io import Predictions, stream
+from trueup.io import Predictions, load_table, stream
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
@@ -147,3 +148,21 @@ def test_a_damaged_file_is_named(tmp_path, case):
     for call in (load, lambda path: list(stream(path, rows=4))):
         with pytest.raises(ValueError, match=rf"net\.parquet: .*{message}"):
             call(path)
+
+
+def test_long_names_of_groups_are_not_repeated_in_every_row(tmp_path):
+    n = 400_000
+    name = pa.DictionaryArray.from_arrays(pa.array(np.arange(n) % 2, pa.int32()), pa.array(["a" * 1000, "b" * 1000]))
+    logits = pa.array(np.zeros(n))
+    columns = {"logit_0": logits, "logit_1": logits, "label": pa.array(np.zeros(n, int)), "g": name.cast(pa.string())}
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table(columns), path, compression="zstd")
+    assert path.stat().st_size < 1e5
+    del columns, name
+    tracemalloc.start()
+    table = load_table(path, groups="g", columns="g", clusters="g")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100e6
+    assert [x.nbytes for x in (table.groups["g"], table.columns["g"], table.clusters)] == [8 * n] * 3
+    assert sorted(set(table.groups["g"].tolist())) == ["a" * 1000, "b" * 1000]

@@ -9,6 +9,8 @@ from optional import nn, torch
 from trueup import load
 from trueup.monitor.betting import GLOBAL_BETS, SLOPE_BETS
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*a file of an older version has no hash:UserWarning")
+
 FOLDER = Path(__file__).parents[1] / "data" / "schema1"
 EXPECTED = np.load(FOLDER / "expected.npz")
 LOGITS, MEAN, STD, TARGETS = (EXPECTED[f"input.{name}"] for name in ("k4.new", "mean", "std", "targets_f"))

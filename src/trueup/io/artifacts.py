@@ -29,6 +29,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from trueup._core import __version__
+from trueup._core.arrays import warn_users
 from trueup._core.errors import Hint, InputError
 from trueup._core.registry import ARTIFACTS
 from trueup.io.atomic import StrPath, atomic_write, errors_name_file, require_file
@@ -221,7 +222,7 @@ def read_header(path: StrPath, kind: str | None = None) -> Header:
     """
     file = require_file(Path(path))
     with errors_name_file(file), TensorFile(file) as tensors:
-        return _read_header(tensors, kind, None)
+        return _read_header(tensors, kind)[0]
 
 
 def is_artifact(path: StrPath) -> bool:
@@ -239,13 +240,12 @@ def open_artifact(path: StrPath, kind: str | None = None) -> Iterator[tuple[Head
     file = require_file(Path(path))
     with errors_name_file(file):
         with TensorFile(file) as tensors:
-            arrays = {name: tensors.read(name) for name in tensors.names}
-            header = _read_header(tensors, kind, arrays)
+            header, arrays = _read_header(tensors, kind)
         yield header, arrays
 
 
-def _read_header(tensors: TensorFile, kind: str | None, arrays: Mapping[str, np.ndarray] | None) -> Header:
-    """Read and check the header; check the hash too if the arrays are given."""
+def _read_header(tensors: TensorFile, kind: str | None) -> tuple[Header, dict[str, np.ndarray]]:
+    """Read the header and the arrays, and check them and their hash."""
     title = ARTIFACTS[kind].title if kind else "fitted value"
     key = next((key for key in _METADATA_KEYS if key in tensors.metadata), None)
     if key is None:
@@ -258,6 +258,7 @@ def _read_header(tensors: TensorFile, kind: str | None, arrays: Mapping[str, np.
     schema = header.get("schema")
     if schema == 1:
         header = _upgrade(header, monitor=key == _METADATA_KEYS[1])
+        warn_users(f"{tensors.path}: a file of an older version has no hash, so damage goes unnoticed; save it again")
     elif schema != SCHEMA:
         raise InputError("the schema", f"be 1 or {SCHEMA}", repr(schema), "a newer version of trueup may read it")
     if set(header) != set(_HEADER_ENTRIES):
@@ -268,7 +269,8 @@ def _read_header(tensors: TensorFile, kind: str | None, arrays: Mapping[str, np.
     if kind not in (None, stored_kind):
         hint = Hint[f"LOAD_{stored_kind.upper()}"]
         raise InputError("the file", f"hold a {title}", f"a {ARTIFACTS[stored_kind].title}", hint)
-    if schema == SCHEMA and arrays is not None and sha256 != content_hash(header, arrays):
+    arrays = {name: tensors.read(name) for name in tensors.names}
+    if schema == SCHEMA and sha256 != content_hash(header, arrays):
         raise ValueError("the content does not match its SHA-256 hash: the file is damaged or was changed")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise ValueError("class_names must be a list of names")
@@ -277,7 +279,7 @@ def _read_header(tensors: TensorFile, kind: str | None, arrays: Mapping[str, np.
     stored = content.get("value") if isinstance(content, dict) else None
     class_name = stored.get("class") if isinstance(stored, dict) else None
     names = None if names is None else tuple(names)
-    return Header(stored_kind, class_name, names, classes, versions, unpack(summary, {}), schema, content)
+    return Header(stored_kind, class_name, names, classes, versions, unpack(summary, {}), schema, content), arrays
 
 
 def content_hash(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:

@@ -28,7 +28,7 @@ def atomic_write(*paths: Path) -> Iterator[list[Path]]:
     An interruption leaves the old files whole and no drafts behind. A link keeps pointing to its file, and a file keeps
     its permissions. If the system refuses (no space, no permission), the OSError names the file.
     """
-    targets = [Path(os.path.realpath(path)) for path in paths]
+    targets = [Path(os.path.realpath(check_name(path))) for path in paths]
     for file in targets:
         if not file.parent.is_dir():
             raise FileNotFoundError(f"{file}: there is no folder {file.parent}")
@@ -61,7 +61,7 @@ def atomic_write(*paths: Path) -> Iterator[list[Path]]:
 def require_writable(path: Path) -> Path:
     """Check that a file can be written, before long work begins."""
     with _explain_refusal(path):
-        file = Path(os.path.realpath(path))
+        file = Path(os.path.realpath(check_name(path)))
         if not file.parent.is_dir():
             raise ValueError(f"{path}: there is no folder {path.parent}")
         if file.is_dir():
@@ -73,7 +73,7 @@ def require_writable(path: Path) -> Path:
 def require_writable_folder(path: Path) -> Path:
     """Check that a folder can be written to or created; nothing is created yet."""
     with _explain_refusal(path):
-        folder = Path(os.path.realpath(path))
+        folder = Path(os.path.realpath(check_name(path)))
         while not folder.exists():
             folder = folder.parent
         if not folder.is_dir():
@@ -113,9 +113,19 @@ def shorten(text: str, most: int = 500) -> str:
     return text if len(text) <= most else f"{text[: most - 200]} … {text[-200:]}"
 
 
+def check_name(path: Path) -> Path:
+    """Reject a path that is not UTF-8, which could not be printed or stored after long work."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(path).decode(errors="backslashreplace")
+        raise ValueError(f"{shown}: the name of the file must be UTF-8; rename it") from None
+    return path
+
+
 def require_file(path: Path) -> Path:
     """Check that a file exists and is not empty."""
-    if not path.exists():
+    if not check_name(path).exists():
         raise FileNotFoundError(f"{path}: no such file")
     if not path.is_file():
         raise ValueError(f"{path}: must be a file, but is none")

@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 
 from trueup._core.errors import Hint, InputError
-from trueup.io.source import MISSING, Chunk, LabelParser, Plan, Source, join_chunks, matrix, object_array
+from trueup.io.source import MISSING, Chunk, LabelParser, Plan, Source, as_list, join_chunks, matrix, object_array
+
+MAX_TEXT_ROWS = 1 << 16
+"""Largest number of rows whose texts are read without a dictionary."""
 
 
 def pyarrow() -> tuple[Any, Any]:
@@ -51,7 +54,11 @@ def read_parquet(path: Path) -> Iterator[Source]:
                 if name not in plain:
                     _require_numbers(schema.field(name).type, name, Hint.CLASSES if name == labels else None)
             empty = pa.record_batch({name: pa.array([], schema.field(name).type) for name in names})
-            yield from file.iter_batches(min(rows, n), columns=list(names)) if n else [empty]
+            # A kilobyte of file may repeat a long text in millions of rows, so many texts are read as dictionaries.
+            is_large = rows > MAX_TEXT_ROWS
+            texts = [name for name in names if is_large and pa.types.is_string(schema.field(name).type)]
+            with pq.ParquetFile(path, read_dictionary=texts, **options, **limits) as reader:
+                yield from reader.iter_batches(min(rows, n), columns=list(names)) if n else [empty]
 
         def read(plan: Plan, rows: int) -> Iterator[Chunk]:
             logits, labels, others, parse, gaps, absent = plan
@@ -103,7 +110,7 @@ def _labels(column: Any, name: str, parse: LabelParser | None) -> np.ndarray:
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)
     translated = parse.binary or not parse.takes_numbers
     if text or (whole and translated):
-        return parse.array(object_array(column.to_pylist()))
+        return parse.array(object_array(as_list(column)))
     if whole and column.null_count:
         return np.array(column.cast(pa.int64()).fill_null(MISSING).to_numpy(zero_copy_only=False))
     if pa.types.is_floating(kind):  # data frames write whole numbers with gaps as floats

@@ -103,6 +103,7 @@ def _read_chunks(
     for part in count():
         z, y, n = array("d"), array("q"), 0
         cells: list[list[Any]] = [[] for _ in plan.others]
+        texts: dict[str, str] = {}  # equal texts share one object
         for number, line in islice(lines, rows):
             try:
                 values, label, others = values_of(line)
@@ -114,7 +115,7 @@ def _read_chunks(
                 if plan.labels is not None:
                     y.append(_label(label, parse))
                 for column, value in zip(cells, others, strict=True):
-                    column.append(value)
+                    column.append(texts.setdefault(value, value) if isinstance(value, str) else value)
             except _BAD_LINE as error:
                 raise _with_line(error, number, word) from None
             n += 1

@@ -452,7 +452,7 @@ class PredictionFile:
     def _groups(self, chunk: Chunk, name: str) -> np.ndarray:
         if name in chunk.others:
             return group_values(chunk.others[name])
-        return np.full(len(chunk.logits), self.partitions[name])
+        return np.full(len(chunk.logits), self.partitions[name], dtype=object)
 
 
 def _flatten(

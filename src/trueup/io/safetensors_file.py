@@ -18,6 +18,7 @@ class TensorFile:
     """An open file: its metadata, and its arrays by name."""
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         with safe_open(path, framework="np") as checked:  # checks that sizes and positions fit the file
             self.metadata: dict[str, str] = checked.metadata() or {}
         with open(path, "rb") as file:

@@ -26,6 +26,9 @@ from trueup._core.errors import Hint, InputError
 MISSING = -(2**63)
 """The label of a row without one."""
 
+MAX_INLINE_TEXT = 32
+"""Longest text, in characters, that is stored in every row."""
+
 _PROBABILITIES = re.compile(r"(.*_)?prob(s|_\d+)")
 
 _GAPS = frozenset({"", "nan", "na", "null", "none"})
@@ -260,8 +263,11 @@ def plain_logits(logits: Any) -> np.ndarray:
 
 
 def as_list(column: Any) -> list[Any]:
-    """Return the values of a column as Python objects."""
-    return column.tolist() if isinstance(column, np.ndarray) else column.to_pylist()
+    """Return the values of a column as Python objects; rows with equal dictionary entries share one object."""
+    if not hasattr(column, "dictionary"):
+        return column.tolist() if isinstance(column, np.ndarray) else column.to_pylist()
+    names = [*column.dictionary.to_pylist(), None]
+    return [names[-1 if code is None else code] for code in column.indices.to_pylist()]
 
 
 def object_array(values: Sequence[Any]) -> np.ndarray:
@@ -270,7 +276,9 @@ def object_array(values: Sequence[Any]) -> np.ndarray:
 
 
 def simplify(column: Any) -> np.ndarray:
-    """Convert a column or list to an array of integers, floats or texts if all values are such, else of objects.
+    """Convert a column or list to an array of integers, floats or short texts if all values are such, else of objects.
+
+    An array of texts takes the memory of its longest text in every row, so long texts remain shared objects.
 
     >>> simplify([1, 2]).dtype.kind, simplify(["a", "b"]).dtype.kind, simplify([1, None]).dtype.kind
     ('i', 'U', 'O')
@@ -279,7 +287,7 @@ def simplify(column: Any) -> np.ndarray:
     kinds = {type(value) for value in values}
     if kinds == {int} and all(-(2**63) <= value < 2**63 for value in values):
         return np.array(values, np.int64)
-    if kinds in ({float}, {bool}, {str}) and kinds:
+    if kinds in ({float}, {bool}) or (kinds == {str} and max(map(len, values)) <= MAX_INLINE_TEXT):
         return np.array(values)
     return object_array(values)
 

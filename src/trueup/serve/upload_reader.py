@@ -147,11 +147,12 @@ def _encode(parts: list[sources.Chunk], column: str) -> tuple[np.ndarray, np.nda
     """Return the sorted distinct values of a column, and the code of each row's value."""
     if any(getattr(part.others[column], "ndim", 1) != 1 for part in parts):
         raise InputError(column, "have one value per row", "several")
-    values = sources.simplify([value for part in parts for value in sources.group_values(part.others[column]).tolist()])
-    if values.dtype.kind == "O":  # mixed types would need a pickle in a .npy file
-        values = np.array([str(value) for value in values.tolist()])
-    names, codes = np.unique(values, return_inverse=True)
-    return names, codes.astype(np.int64)
+    values = [value for part in parts for value in sources.group_values(part.others[column]).tolist()]
+    if len({type(value) for value in values}) > 1:  # mixed types would need a pickle in a .npy file
+        values = [str(value) for value in values]
+    names = sorted(set(values))
+    number = {name: k for k, name in enumerate(names)}
+    return np.array(names), np.array([number[value] for value in values], dtype=np.int64)
 
 
 def _split_npy(path: Path) -> None:

@@ -277,6 +277,8 @@ def _table(arrays: Arrays, options: Options) -> PredictionTable:
     pair = (as_logits(values), np.empty(0, np.int64)) if unlabelled else as_pair(values, arrays["labels"])
     # Contiguous copies: a view would keep a larger array alive.
     z, y = (np.ascontiguousarray(array) for array in pair)
-    groups = {column: arrays[f"names{k}"][arrays[f"group{k}"]] for k, column in enumerate(options.groups)}
+    groups = {
+        column: arrays[f"names{k}"].astype(object)[arrays[f"group{k}"]] for k, column in enumerate(options.groups)
+    }
     clusters: Any = {"clusters": arrays.get("clusters"), "cluster_name": options.clusters or "cluster"}
     return PredictionTable(z, y, groups=groups, **clusters)
