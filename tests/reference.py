@@ -618,6 +618,18 @@ def brier_of_mixture(probs, labels, sample_weight):
     return total / len(labels)
 
 
+def loess(scores, hits, span=0.75):
+    """Local quadratic regression with tricube weights over the nearest share of the rows, one row at a time."""
+    fitted = []
+    for at in scores:
+        distance = np.abs(scores - at)
+        width = np.sort(distance)[math.ceil(span * len(scores) - 1e-9) - 1]
+        weight = np.maximum(1 - (distance / width) ** 3, 0.0) ** 3
+        x = np.stack([np.ones(len(scores)), scores - at, (scores - at) ** 2], axis=1) * np.sqrt(weight)[:, None]
+        fitted.append(np.linalg.lstsq(x, np.sqrt(weight) * hits, rcond=None)[0][0])
+    return np.clip(fitted, 0.0, 1.0)
+
+
 def pav(scores, hits):
     """Isotonic regression: blocks of equal scores, merged with the block before while its mean is higher."""
     order = sorted(range(len(scores)), key=lambda i: scores[i])

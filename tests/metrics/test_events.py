@@ -244,11 +244,46 @@ def test_auroc_kuiper_and_percentiles_equal_slow_loops(pair):
     assert metrics.auroc(*pair) == pytest.approx(reference.roc_area(ranks, y), nan_ok=True, abs=1e-12)
     gaps = [0.0, *(sum((y - p)[p <= t * (1 + 1e-15) + 1e-18]) / len(p) for t in p)]
     assert metrics.kuiper(*pair) == pytest.approx(max(gaps) - min(gaps), abs=1e-9)
-    error = np.sort(np.abs(p - reference.pav(p, y)))
-    assert metrics.ici(*pair) == pytest.approx(error.mean(), abs=1e-9)
-    assert metrics.e50(*pair) == pytest.approx(error[math.ceil(0.5 * len(p)) - 1], abs=1e-9)
-    assert metrics.e90(*pair) == pytest.approx(error[math.ceil(0.9 * len(p) - 1e-9) - 1], abs=1e-9)
     assert metrics.event_brier(*pair) == pytest.approx(np.mean((p - y) ** 2), abs=1e-12)
+
+
+@pytest.mark.parametrize("n", [12, 41, 120])
+def test_the_smooth_errors_equal_the_slow_loop(n):
+    rng = np.random.default_rng(n)
+    p = rng.permutation(np.linspace(0.05, 0.95, n) + rng.uniform(-0.01, 0.01, n) / n)
+    y = (rng.random(n) < p**2).astype(int)
+    pair = from_probs(p), y
+    error = np.sort(np.abs(p - reference.loess(p, y)))
+    assert metrics.ici(*pair) == pytest.approx(error.mean(), abs=1e-8)
+    assert metrics.e50(*pair) == pytest.approx(error[math.ceil(0.5 * n) - 1], abs=1e-8)
+    assert metrics.e90(*pair) == pytest.approx(error[math.ceil(0.9 * n - 1e-9) - 1], abs=1e-8)
+
+
+def test_the_smooth_curve_may_fall():
+    """Reversed predictions: the mean error is that of the true line, which an increasing curve would miss."""
+    rng = np.random.default_rng(1)
+    p = rng.uniform(0.001, 0.06, 20000)
+    y = (rng.random(20000) < p).astype(int)
+    scores = evaluate(from_probs(0.061 - p), y, metrics=["ici", "miscalibration"])
+    assert scores["ici"].low < np.mean(np.abs(2 * p - 0.061)) < scores["ici"].high
+    interval = scores["miscalibration"]
+    assert interval.low < interval.value < interval.high
+    assert interval.high - interval.low > 1e-4
+
+
+def test_a_few_distinct_scores_are_smoothed_without_a_singular_fit():
+    for values in ([0.3], [0.3, 0.6], [0.1, 0.3, 0.5, 0.9]):
+        p = np.repeat(values, 50)
+        y = np.tile([0, 1], 25 * len(values))
+        assert metrics.ici(from_probs(p), y) == pytest.approx(np.abs(p - 0.5).mean(), abs=1e-9)
+
+
+def test_equal_methods_do_not_differ_by_rounding():
+    rng = np.random.default_rng(5)
+    p = rng.uniform(0.01, 0.99, 997)
+    y = (rng.random(997) < p).astype(int)
+    change = compare(one=(from_probs(p), y), other=(from_probs(p**1.3), y)).changes["other"]["uncertainty"]
+    assert (change.value, change.low, change.high) == (0.0, 0.0, 0.0)
 
 
 def test_the_range_of_brownian_motion():

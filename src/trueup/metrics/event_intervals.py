@@ -12,11 +12,11 @@ from scipy.special import expit
 
 from trueup._core.clusters import degrees_of_freedom, t_quantile
 from trueup.metrics.events import EVENT_METRICS, Points, Recalibration, event_values, fit_isotonic
-from trueup.metrics.resampling import Resampling, jackknife_error, normal_draws
+from trueup.metrics.resampling import BootstrapBins, Resampling, jackknife_error, normal_draws
 
 NOISE_INCREASES = ("miscalibration", "discrimination", "ici", "e50", "e90")
 """Metrics that noise increases; see `invert_noise`."""
-_TRUE_DEVIATIONS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.3, 1.7)
+_TRUE_DEVIATIONS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.3, 1.7, 2.5)
 """Candidate true deviations, as multiples of the observed one."""
 
 
@@ -35,6 +35,11 @@ class Samples(Points):
             some = count > 0
             fit[some] = fit_isotonic(hits[some] / count[some], count[some])
         return fitted
+
+    @cached_property
+    def smoothed(self) -> np.ndarray:
+        """Smooth curve of each sample."""
+        return self.cells.loess.fit(self.hits, self.count)
 
     @cached_property
     def recalibration(self) -> Recalibration:
@@ -72,9 +77,10 @@ def invert_noise(
     """Invert a simulation for intervals of metrics that noise increases.
 
     Isotonic regression follows noise, so even calibrated predictions show a miscalibration. The interval holds the true
-    values under which the observed value is not extreme. The candidate truths deviate from calibration (for the
-    discrimination: from a constant) in the observed direction, by different amounts. Outcomes are drawn from each truth
-    row by row, or by `draw(truth, draws)`, which returns rows (draws, 2, points).
+    values under which the observed value is not extreme. The candidate truths deviate from calibration along the smooth
+    curve, or for the discrimination from a constant along the isotonic regression, by different amounts. The smooth
+    curve may fall, so reversed predictions have a true value too. Rows and outcomes are drawn from each truth, or by
+    `draw(truth, draws)`, which returns rows (draws, 2, points).
 
     Parameters
     ----------
@@ -98,18 +104,17 @@ def invert_noise(
     n_rows = np.maximum(np.rint(cells.count**2 / cells.squared.sum(axis=0)), 1.0)
     unit = cells.count / n_rows
     observed, result = event_values(cells, names), {}
-    for base, some in (
-        (cells.score, [name for name in names if name != "discrimination"]),
-        (cells.rate, [name for name in names if name == "discrimination"]),
+    for base, curve, some in (
+        (cells.score, cells.smoothed, [name for name in names if name != "discrimination"]),
+        (cells.rate, cells.recalibrated, [name for name in names if name == "discrimination"]),
     ):
         if not some:
             continue
         ends: dict[str, list[np.ndarray]] = {name: [] for name in some}
-        truths = np.clip(base + np.array(_TRUE_DEVIATIONS)[:, None] * (cells.recalibrated - base), 0.0, 1.0)
+        truths = np.clip(base + np.array(_TRUE_DEVIATIONS)[:, None] * (curve - base), 0.0, 1.0)
         for truth in truths:
             if draw is None:
-                hits = generator.binomial(n_rows.astype(np.int64), truth, size=(draws, len(truth)))
-                rows = np.stack([unit * (n_rows - hits), unit * hits], axis=1)
+                rows = unit * generator.poisson(n_rows * np.stack([1 - truth, truth]), size=(draws, 2, len(truth)))
             else:
                 rows = draw(truth, draws)
             for name, values in Samples(cells, rows).values(some).items():
@@ -121,8 +126,14 @@ def invert_noise(
             # The smallest truth that can give a value as high as observed, and the largest that can give one as low.
             lowest = value[0] if high[0] >= observed[name] else np.interp(observed[name], high, value)
             highest = value[0] if low[0] > observed[name] else np.interp(observed[name], low, value)
-            result[name] = float(lowest), max(float(highest), 0.0)
+            result[name] = max(float(lowest), 0.0), max(float(highest), 0.0)
     return result
+
+
+def smoothed_bins(cells: Points, samples: Samples) -> BootstrapBins:
+    """Return the gaps of the smooth curve as bins: their expected error is the integrated calibration index."""
+    gap = cells.count * (cells.smoothed - cells.score)
+    return BootstrapBins(cells.count, gap, cells.count * (samples.smoothed - cells.score) - gap)
 
 
 class ClusteredPoints(NamedTuple):

@@ -283,7 +283,7 @@ class ScoredForecast:
             return (value, *(bins.interval("ece", tail) if len(self.pit) > 1 else (math.nan, math.nan)))
         rows = self.means[metric]
         mean = Mean.of(rows, self.groups.sample_weight)
-        kind = "observed" if metric.startswith("coverage_") else metric
+        kind = "observed" if metric.startswith("coverage_") else "mean"
         low, high = mean_interval(kind, mean, tail, self.groups.of_block(rows))
         low = low if metric == "nll" else max(low, 0.0)  # max(NaN, 0) is NaN
         if metric in _ROOTS:

@@ -31,8 +31,8 @@ from trueup._core.row_scores import RowScores, event_log_odds, is_event, score_r
 from trueup._core.splits import random_groups
 from trueup._core.tally import MEAN_METRICS, TABLE_METRICS, ClusterSums, Mean, Tally, class_cells, row_values
 from trueup._core.types import ArrayLike, WeightsLike
-from trueup.metrics.event_intervals import NOISE_INCREASES, ClusteredPoints, Samples, invert_noise
-from trueup.metrics.events import EVENT_METRICS, Points, event_values, log_odds
+from trueup.metrics.event_intervals import NOISE_INCREASES, ClusteredPoints, Samples, invert_noise, smoothed_bins
+from trueup.metrics.events import EVENT_CELLS, EVENT_METRICS, Points, event_values, log_odds
 from trueup.metrics.resampling import (
     BootstrapBins,
     Classwise,
@@ -45,6 +45,8 @@ from trueup.metrics.resampling import (
     sum_columns,
 )
 
+_SMALLER = {"rmsce": ("ece",), "mce": ("ece", "rmsce")}
+"""Binned errors that are never larger than another."""
 _SHARES = ("accuracy", "observed")
 """Means of 0 and 1, which have Wilson's interval."""
 _DEFAULT_RESAMPLING = Resampling()
@@ -120,7 +122,7 @@ class ScoredRows:
     def cells(self) -> tuple[Points, np.ndarray]:
         """The scores of an event in cells of equal mass, and the cell of each row."""
         score, w = self.rows.score, self.sample_weight
-        cell = np.unique(bin_index(score, equal_mass(score, _EVENT_CELLS, w)), return_inverse=True)[1]
+        cell = np.unique(bin_index(score, equal_mass(score, EVENT_CELLS, w)), return_inverse=True)[1]
         odds = log_odds(score) if self.odds is None else self.odds
         return Points.from_cells(cell, score, odds, self.rows.outcome, np.ones(len(score)) if w is None else w), cell
 
@@ -252,8 +254,9 @@ def intervals(
 
     @cache
     def binned_interval(name: str) -> tuple[float, float]:
-        """Return the interval of a binned error; larger errors use it too."""
-        return noisy_bins(name == "aece").interval("ece" if name == "aece" else name, tail)
+        """Return the interval of a binned error; larger errors use its low end, so theirs has a smaller tail."""
+        bins, low_tail = noisy_bins(name == "aece"), tail / (1 + len(_SMALLER.get(name, ())))
+        return bins.interval("ece" if name == "aece" else name, tail, low_tail)
 
     result = {}
     for name, value in values.items():
@@ -271,8 +274,7 @@ def intervals(
         else:
             low, high = binned_interval(name)
             # True errors keep the order ECE ≤ RMSCE ≤ MCE, and the ECE is the least noisy.
-            smaller = {"rmsce": ("ece",), "mce": ("ece", "rmsce")}.get(name, ())
-            low = max([low, *(binned_interval(other)[0] for other in smaller)])
+            low = max([low, *(binned_interval(other)[0] for other in _SMALLER.get(name, ()))])
             high = max(high, low) if high > 0 else value
         # No metric is negative, but a normal interval with few rows may extend below 0.
         high = high if name in ("nll", "entropy", "brier") else min(high, 1.0)
@@ -365,14 +367,16 @@ def differences(
             low, high = paired_interval(*noisy_bins(name == "aece"), "ece" if name == "aece" else name, tail)
             limit = _max_difference(first, second, name)
             low, high = max(low, -limit), min(high, limit)
+        if abs(value) <= _ROUNDING and max(abs(low), abs(high)) <= _ROUNDING:  # NaN stays
+            value, low, high = 0.0, 0.0, 0.0
         result[name] = Interval(value, low, high, resampling.level)
     return result
 
 
+_ROUNDING = 1e-12
+"""Differences of two methods up to this are rounding errors."""
 _EVENT_BLOCKS = 200
 """Number of blocks of clusters in the jackknife of an event's metrics."""
-_EVENT_CELLS = 256
-"""Number of cells in which the scores of an event are resampled."""
 
 
 def cluster_bins(tally: Tally, resampling: Resampling) -> BootstrapBins:
@@ -396,15 +400,18 @@ def _event_intervals(
         wald["calibration_in_the_large"] = points.in_the_large[1]
     ends = {name: (x - z * wald[name], x + z * wald[name]) for name, x in values.items() if name in wald}
     if points.effective_rows > 1 + 1e-9:
-        cells = points.merge(_EVENT_CELLS)
-        ends |= invert_noise(cells, [name for name in values if name in NOISE_INCREASES], resampling)
-        drawn = [name for name in values if name not in ends and name != "kuiper"]
-        if drawn:
+        cells = points.merge(EVENT_CELLS)
+        noisy = [name for name in values if name in NOISE_INCREASES and name != "ici"]
+        ends |= invert_noise(cells, noisy, resampling)
+        drawn = [name for name in values if name not in (*ends, "kuiper", "ici")]
+        if drawn or "ici" in values:
             some = cells.rows > 0
             rows = np.zeros((resampling.n_resamples, *some.shape))
             rows[:, some] = resample_cells(cells.rows[some], cells.squared[some], resampling)
-            in_cells = event_values(cells, drawn)
-            for name, replicates in Samples(cells, rows).values(drawn).items():
+            samples, in_cells = Samples(cells, rows), event_values(cells, drawn)
+            if "ici" in values:
+                ends["ici"] = smoothed_bins(cells, samples).interval("ece", resampling.tail)
+            for name, replicates in samples.values(drawn).items():
                 low, high = (values[name] + end - in_cells[name] for end in _ends(replicates, resampling.tail))
                 ends[name] = max(low, 0.0), high
     return {name: ends.get(name, (math.nan, math.nan)) for name in values}
@@ -437,14 +444,21 @@ def _event_differences(
     outcomes = [scored.rows.outcome.astype(np.int64) for scored in (first, second)]
     key = ((before_cell * len(after.score) + after_cell) * 2 + outcomes[0]) * 2 + outcomes[1]
     row, _, _, drawn = _draw_cells(key, first.sample_weight, resampling)
-    values = []
+    samples = []
     for (points, cell), outcome in zip((first.cells, second.cells), outcomes, strict=True):
         size = len(points.score)
         rows = sum_columns(drawn, cell[row] + size * outcome[row], 2 * size)
-        values.append(Samples(points, rows.reshape(len(drawn), 2, size)).values(names))
+        samples.append(Samples(points, rows.reshape(len(drawn), 2, size)))
+    names = [name for name in names if name != "ici"]
+    values = [each.values(names) for each in samples]
     ends = {name: _ends(values[1][name] - values[0][name], resampling.tail) for name in names}
     # Noise adds to the difference, and again in the resamples: reflecting the ends removes this bias.
-    return {name: (observed[name] - high, observed[name] - low) for name, (low, high) in ends.items()}
+    result = {name: (observed[name] - high, observed[name] - low) for name, (low, high) in ends.items()}
+    if "ici" in observed:
+        sides = [smoothed_bins(points, each) for points, each in zip((before, after), samples, strict=True)]
+        low, high = paired_interval(sides[0], sides[1], "ece", resampling.tail)
+        result["ici"] = low - observed["ici"], high - observed["ici"]
+    return result
 
 
 def count_rows(count: int) -> str:
@@ -487,7 +501,7 @@ def binomial_bounds(hits: np.ndarray, trials: np.ndarray, alpha: float) -> tuple
 def mean_interval(
     name: str, mean: Mean, tail: float, of_block: tuple[np.ndarray, np.ndarray] | None = None
 ) -> tuple[float, float]:
-    """Return the normal interval, or Wilson's for a share; with sums and weights by block, Student's over clusters."""
+    """Return the normal interval, Wilson's for a share, log-normal for "nll"; with sums by block Student's."""
     z, error, n, p = float(-ndtri(tail)), mean.error, mean.effective_rows, mean.value
     if of_block is not None:
         sums, weight = of_block
@@ -496,6 +510,9 @@ def mean_interval(
         error = max(mean_error(sums, weight), 0.0 if math.isnan(error) else error)
         effective = p * (1 - p) / error**2 if error > 0 else math.inf
         n = min(effective, n) if 0 < p < 1 else float(weight.sum() ** 2 / (weight @ weight))
+    if name == "nll" and p > 0:  # skewed, above all for rare events: the interval is symmetric on a log scale
+        factor = math.exp(min(z * error / p, 700.0))
+        return p / factor, p * factor
     if name not in _SHARES:
         return p - z * error, p + z * error
     if not n:

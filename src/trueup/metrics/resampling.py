@@ -120,17 +120,18 @@ class BootstrapBins(NamedTuple):
         value = self.observed(error)
         return solve(lambda truth: _quantile(self.simulate(error, along, truth), quantile), value, find_last=find_last)
 
-    def interval(self, error: str, tail: float) -> tuple[float, float]:
+    def interval(self, error: str, tail: float, low_tail: float | None = None) -> tuple[float, float]:
         """Return the range of true errors under which the observed one is not extreme.
 
         The noise of clusters moves all bins together and may have changed the sign of the true gaps. So candidate
         truths also include gaps with one sign in all bins, and gaps along the main direction of the noise.
         """
-        if self.blocks is None:
-            return self.truth(error, 1 - tail), self.truth(error, tail, find_last=True)
-        main_direction = np.linalg.svd(self.noise, full_matrices=False)[2][0]
-        directions = self._directions(error, self.gap, self.counts, -self.counts, main_direction, -main_direction)
-        low = min(self.truth(error, 1 - tail, direction=each) for each in directions)
+        low_tail = tail if low_tail is None else low_tail
+        directions = [self.direction(error)]
+        if self.blocks is not None:
+            main_direction = np.linalg.svd(self.noise, full_matrices=False)[2][0]
+            directions = self._directions(error, self.gap, self.counts, -self.counts, main_direction, -main_direction)
+        low = min(self.truth(error, 1 - low_tail, direction=each) for each in directions)
         return low, max(self.truth(error, tail, find_last=True, direction=each) for each in directions)
 
     def without_each(self, error: str) -> np.ndarray:
