@@ -7,7 +7,7 @@ NUMBERS := .venv-numbers
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 BUILD := pyproject.toml studies/pyproject.toml constraints.txt setup.py src/trueup/_core/_native.c
 
-.PHONY: demo test test-numbers test-integrations pythons dist lint docs docs-run pictures reliability server-trial studies bench bench-versions bench-bars bench-shards bench-monitor bench-clamping bench-repair bench-decisions bench-training bench-choice bench-clusters clean
+.PHONY: demo test test-numbers test-integrations pythons dist lint docs docs-run pictures reliability server-trial studies bench bench-versions bench-bars bench-shards bench-monitor bench-clamping bench-repair bench-decisions bench-training bench-choice bench-clusters bench-coverage clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/trueup demo
@@ -107,6 +107,10 @@ bench-choice: $(BENCH)/.ready
 # How often intervals hold where rows come in clusters: 500 sets of 20 images.
 bench-clusters: $(VENV)/.ready
 	$(VENV)/bin/python benchmarks/clusters.py $(OPTIONS)
+
+# Coverage of the intervals and level of the tests of evaluate and compare in twelve worlds; writes docs/coverage.md.
+bench-coverage: $(VENV)/.ready
+	$(VENV)/bin/python benchmarks/coverage.py $(OPTIONS)
 
 $(VENV)/.ready: $(BUILD)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)

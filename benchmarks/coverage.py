@@ -1,0 +1,245 @@
+"""Coverage of the intervals and level of the tests of `evaluate` and `compare`, by simulation in twelve worlds.
+
+    python benchmarks/coverage.py                      1,000 data sets per world, written to docs/coverage.md
+    python benchmarks/coverage.py --replications 200   fewer data sets
+    python benchmarks/coverage.py --small              a smoke run of seconds, printed only
+
+A network has five classes. Its labels are drawn from the softmax of its logits, or of its logits divided by 1.25. An
+event happens if the sum of two signals and noise is positive. Each of two methods sees one of the signals, so both
+have the same true metrics. True values are those of 200,000 rows with their exact probabilities as outcomes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import log_softmax, logit, ndtr, softmax
+
+from trueup import compare, evaluate, from_probs
+from trueup.metrics import Bins
+from trueup.metrics.events import EVENT_METRICS, Points, log_odds
+from trueup.metrics.table import DEFAULT, EVENT_DEFAULT
+
+PAGE = Path(__file__).parents[1] / "docs" / "coverage.md"
+POPULATION_ROWS = 200_000
+MIN_COVERAGE, MAX_REJECTIONS = 0.93, 0.07
+ONE_SIDED = ("ece", "mce", "rmsce", "aece", "sce", "miscalibration", "ici")
+"""Errors that are 0 in calibrated data, where the interval should start at 0."""
+MIN_EVENTS = 10
+"""Worlds with fewer expected events are named apart."""
+
+
+class World(NamedTuple):
+    """Distribution of a data set."""
+
+    name: str
+    n: int
+    event: bool = False
+    temperature: float = 1.0
+    """Factor of the log-odds or logits of the predictions; above 1 they are overconfident."""
+    mean: float = 0.0
+    """Mean of the latent variable of an event."""
+    discrete: bool = False
+    weighted: bool = False
+    clusters: int = 0
+
+
+class Draw(NamedTuple):
+    """A data set: log-probabilities of one or two methods, labels, true probabilities, options."""
+
+    logits: list[np.ndarray]
+    labels: np.ndarray
+    truth: np.ndarray
+    """True probabilities given the first method's prediction, (n,) of an event or (n, classes)."""
+    options: dict[str, Any]
+
+
+WORLDS = (
+    World("network, n = 200", 200),
+    World("network, n = 5,000", 5000),
+    World("network, T 1.25, n = 200", 200, temperature=1.25),
+    World("network, T 1.25, n = 5,000", 5000, temperature=1.25),
+    World("network, T 1.25, weights, n = 5,000", 5000, temperature=1.25, weighted=True),
+    World("network, 10 clusters of 100", 1000, clusters=10),
+    World("network, T 1.25, 20 clusters of 100", 2000, temperature=1.25, clusters=20),
+    World("event, n = 200", 200, event=True),
+    World("event, T 1.25, n = 5,000", 5000, event=True, temperature=1.25),
+    World("event, 3 %, n = 200", 200, event=True, mean=-3.2),
+    World("event, 3 %, n = 5,000", 5000, event=True, mean=-3.2),
+    World("event, 6 scores, n = 200", 200, event=True, discrete=True),
+)
+
+
+def draw(world: World, rng: np.random.Generator, rows: int | None = None) -> Draw:
+    """Draw a data set, or `rows` independent rows of the population."""
+    n = rows or world.n
+    options: dict[str, Any] = {}
+    noise = rng.normal(size=n)
+    if world.clusters and rows is None:
+        cluster = np.arange(n) * world.clusters // n
+        noise = math.sqrt(0.2) * rng.normal(size=world.clusters)[cluster] + math.sqrt(0.8) * noise
+        options["clusters"] = cluster
+    if world.weighted and rows is None:
+        options["sample_weight"] = rng.exponential(size=n)
+    if not world.event:
+        z = 2 * rng.normal(size=(n, 5))
+        probs = softmax(z, axis=1)
+        labels = np.minimum((np.cumsum(probs, axis=1) < ndtr(noise)[:, None]).sum(axis=1), 4)
+        return Draw([world.temperature * z], labels, probs, options)
+    levels = np.array([-1.5, -0.9, -0.3, 0.3, 0.9, 1.5])
+    signals = levels[rng.integers(0, 6, (2, n))] if world.discrete else rng.normal(size=(2, n))
+    labels = (world.mean + signals.sum(axis=0) + noise > 0).astype(np.int64)
+    if world.discrete:
+        given = np.stack([ndtr(world.mean + signals + level) for level in levels]).mean(axis=0)
+    else:
+        given = ndtr((world.mean + signals) / math.sqrt(2))
+    stated = [1 / (1 + np.exp(-world.temperature * logit(p))) for p in given]
+    return Draw([from_probs(p) for p in stated], labels, given[0], options)
+
+
+def true_values(world: World) -> dict[str, float]:
+    """Compute the metrics of the population."""
+    population = draw(world, np.random.default_rng(123), POPULATION_ROWS)
+    z, truth = population.logits[0], population.truth
+    log_p = log_softmax(z, axis=1)
+    p = np.exp(log_p)
+    if world.event:
+        score, outcome, classwise = p[:, 1], truth, np.stack([1 - truth, truth], axis=1)
+        order = np.argsort(score)
+        rows = np.stack([1 - truth[order], truth[order]])
+        points = Points(score[order], log_odds(score[order]), rows, rows)
+        values = {name: float(EVENT_METRICS[name](points)) for name in EVENT_DEFAULT if name in EVENT_METRICS}
+    else:
+        top = p.argmax(axis=1)
+        score, outcome, classwise = p.max(axis=1), truth[np.arange(len(p)), top], truth
+        values = {"accuracy": float(outcome.mean()), "confidence": float(score.mean())}
+        values["brier"] = float(
+            (truth * ((1 - p) ** 2 - p**2) + (p**2).sum(axis=1, keepdims=True) * truth).sum() / len(p)
+        )
+        values["entropy"] = float(-(p * log_p).sum(axis=1).mean())
+        by_class = [Bins.from_scores(p[:, k], truth[:, k], np.linspace(0, 1, 16)).ece() for k in range(p.shape[1])]
+        values["sce"] = float(np.mean(by_class))
+    bins = Bins.from_scores(score, outcome, np.linspace(0, 1, 16))
+    values |= {"ece": bins.ece(), "mce": bins.mce(), "rmsce": bins.rmsce()}
+    edges = np.quantile(score, np.linspace(0, 1, 16)[1:-1])
+    if not world.discrete:
+        index = np.searchsorted(edges, score)
+        values["aece"] = Bins.from_indices(index, score, outcome, np.linspace(0, 1, 16)).ece()
+    else:
+        index = np.unique(score.round(9), return_inverse=True)[1]
+        values["aece"] = Bins.from_indices(index, score, outcome, np.linspace(0, 1, 7)).ece()
+    values |= {"predicted": float(score.mean()), "observed": float(outcome.mean())}
+    values["nll"] = float(-(classwise * log_p).sum(axis=1).mean())
+    return values
+
+
+class Rates(NamedTuple):
+    """Measured rates of one world."""
+
+    coverage: dict[str, float]
+    rejected: dict[str, float]
+    """Share of calibrated data sets that a test rejects at 5 %: each test, and "verdict"."""
+    differ: dict[str, float]
+    """Share of data sets in which `compare` calls two methods with equal true metrics different."""
+
+
+def measure(world: World, replications: int, *, n_resamples: int = 1000) -> Rates:
+    """Measure coverage and rejections of one world."""
+    truth, is_calibrated = true_values(world), world.temperature == 1
+    covered: dict[str, list[bool]] = {}
+    rejected: dict[str, list[bool]] = {}
+    differ: dict[str, list[bool]] = {}
+    for seed in range(replications):
+        data = draw(world, np.random.default_rng([seed, 7]))
+        if 0 < data.labels.sum() < 2 and world.event:
+            continue
+        options = data.options | {"n_resamples": n_resamples, "seed": seed}
+        if len(data.logits) == 1:
+            scores = evaluate(data.logits[0], data.labels, **options)
+        else:
+            scores = compare({str(i): (z, data.labels) for i, z in enumerate(data.logits)}, **options)
+            for name, change in scores.changes["1"].items():
+                differ.setdefault(name, []).append(change.low > 0 or change.high < 0)
+        method = scores.methods[0]
+        for name in DEFAULT if not world.event else EVENT_DEFAULT:
+            interval = scores[method, name]
+            if is_calibrated and name in ONE_SIDED:
+                covered.setdefault(name, []).append(
+                    interval.low <= truth[name] + 2e-3 * (name != "mce") and interval.low <= 0.01
+                )
+            elif math.isfinite(interval.low):
+                covered.setdefault(name, []).append(interval.low <= truth[name] <= interval.high)
+        if is_calibrated:
+            test = scores.tests[method]
+            for name, p in {**test.components, "verdict": test.p_value}.items():
+                rejected.setdefault(name, []).append(p <= 0.05)
+    return Rates(*({name: float(np.mean(x)) for name, x in each.items()} for each in (covered, rejected, differ)))
+
+
+def page(rates: dict[str, Rates], replications: int) -> str:
+    """Lay out the measured rates as a page of one table."""
+    error = {rate: 2 * math.sqrt(rate * (1 - rate) / replications) for rate in (MIN_COVERAGE, MAX_REJECTIONS)}
+    rows: dict[str, dict[str, str]] = {}
+    for name, rate in rates.items():
+        for metric, share in rate.coverage.items():
+            flag = "*" if share < MIN_COVERAGE - error[MIN_COVERAGE] else ""
+            rows.setdefault(f"interval of {metric}", {})[name] = f"{100 * share:.1f}{flag}"
+        for label, shares in (("test", rate.rejected), ("difference in", rate.differ)):
+            for test, share in shares.items():
+                flag = "*" if share > MAX_REJECTIONS + error[MAX_REJECTIONS] else ""
+                rows.setdefault(f"{label} {test}", {})[name] = f"{100 * share:.1f}{flag}"
+    ordered = sorted(rows, key=lambda row: ("interval", "test", "difference").index(row.split()[0]))
+    table = [f"| | {' | '.join(rates)} |", f"|---|{'---|' * len(rates)}"]
+    table += [f"| {row} | {' | '.join(rows[row].get(name, '') for name in rates)} |" for row in ordered]
+    few = [world.name for world in WORLDS if world.mean < -2 and world.n * 0.03 < MIN_EVENTS]
+    return TEXT.format(
+        replications=f"{replications:,}",
+        low=100 * (MIN_COVERAGE - error[MIN_COVERAGE]),
+        high=100 * (MAX_REJECTIONS + error[MAX_REJECTIONS]),
+        few=", ".join(few),
+        table="\n".join(table),
+    )
+
+
+TEXT = """# Coverage of intervals and level of tests
+
+`make bench-coverage` measured this table with {replications} data sets per world.
+An *interval* row shows how often the 95 % interval of `evaluate` held the true value, in per cent.
+Errors of calibrated data count as covered if the interval starts at zero.
+A *test* row shows how often a test at 5 % rejected calibrated data; "verdict" is the combination of all tests.
+A *difference* row shows how often `compare` called two methods with equal true metrics different.
+
+A star marks a coverage below {low:.1f} % or a rejection above {high:.1f} %.
+These are the bars of 93 % and 7 % with two Monte-Carlo errors.
+T 1.25 means that the log-odds or logits of the predictions are 1.25 times too large.
+Fewer than ten events are expected in: {few}.
+
+{table}
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the worlds and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--replications", type=int, default=1000)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--worlds", type=str, default="", help="numbers of worlds, such as 1,3")
+    options = parser.parse_args(arguments)
+    worlds = [WORLDS[int(k) - 1] for k in options.worlds.split(",")] if options.worlds else list(WORLDS)
+    replications = 3 if options.small else options.replications
+    n_resamples = 50 if options.small else 1000
+    rates = {}
+    for world in worlds:
+        rates[world.name] = measure(world, replications, n_resamples=n_resamples)
+        print(world.name, *rates[world.name], sep="\n  ", flush=True)
+    if not options.small and not options.worlds:
+        PAGE.write_text(page(rates, replications))
+
+
+if __name__ == "__main__":
+    main()
