@@ -119,7 +119,8 @@ def test_a_rare_class_is_in_every_set():
     z, y = draw(500, 4)
     y = np.where(y == 4, 0, y)
     y[:3] = 4
-    made = PredictionSets.fit(z, y, groups="class")
+    with pytest.warns(UserWarning, match="class 4 has fewer than 9 rows: it is in every set"):
+        made = PredictionSets.fit(z, y, groups="class")
     assert math.isinf(made.quantile[4])
     assert made(z)[:, 4].all()
     assert PredictionSets.fit(z[:5], y[:5])(z).all()  # too few rows for any limit
@@ -240,3 +241,17 @@ def test_what_a_rule_cannot_take_is_said():
         evaluate_sets(np.zeros((0, 3), bool), np.zeros(0, int))
     with pytest.raises(ValueError, match="seed=None"):
         torch.export.export(as_module(PredictionSets.fit(z, y)), (torch.from_numpy(z),))
+
+
+def test_a_class_or_group_with_too_few_rows_is_named():
+    z = np.random.default_rng(0).normal(size=(203, 3))
+    y = np.repeat([0, 1, 2], [100, 100, 3])
+    with pytest.warns(UserWarning, match="class 2 has fewer than 9 rows: it is in every set"):
+        rule = PredictionSets.fit(z, y, coverage=0.9, groups="class")
+    assert rule(z)[:, 2].all()
+    with pytest.warns(UserWarning, match="group rare has fewer than 9 rows: its sets hold every class"):
+        rule = PredictionSets.fit(z, y, coverage=0.9, groups=np.where(y == 2, "rare", "common"))
+    assert rule(z, groups=np.full(203, "rare")).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PredictionSets.fit(z[:200], y[:200], coverage=0.9, groups=y[:200])

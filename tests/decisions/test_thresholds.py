@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+import trueup
 from optional import torch
 from trueup._core.errors import InputError
 from trueup.decisions import EventRisk, GroupThresholds, Recheck, calibrated_threshold, threshold
@@ -265,3 +266,21 @@ def test_a_row_without_a_group_is_an_error():
     with pytest.raises(InputError, match="NaN in row 1 and 24 others"):
         threshold(z, y, groups=np.where(np.arange(50) % 2, np.nan, 1.0))
     assert threshold(z, y, max_risk=np.float32(0.5)).promised
+
+
+@pytest.mark.parametrize("kind", ["errors", "groups", "costs", "calibrated", "nothing"])
+def test_a_threshold_can_be_saved(tmp_path, kind):
+    z, y = draw(1000, 0)
+    n_classes = z.shape[1]
+    result = {
+        "errors": lambda: threshold(z, y, max_risk=0.2),
+        "groups": lambda: threshold(z, y, max_risk=0.3, groups=y % 2),
+        "costs": lambda: threshold(z, y, max_risk=0.3, risk=1 - np.eye(n_classes)),
+        "calibrated": lambda: calibrated_threshold(z, y, max_risk=0.3),
+        "nothing": lambda: threshold(z[:20], y[:20], max_risk=1e-4),
+    }[kind]()
+    trueup.save(result, tmp_path / "threshold.safetensors")
+    loaded = trueup.load(tmp_path / "threshold.safetensors")
+    assert str(loaded) == str(result)
+    options = {"groups": y % 2} if kind == "groups" else {}
+    np.testing.assert_array_equal(loaded.answers(z, **options), result.answers(z, **options))

@@ -205,3 +205,18 @@ def test_table_sorts_by_keyboard_and_colours_follow_the_system(browser, page, tm
     sync_api = pytest.importorskip("playwright.sync_api")
     sync_api.expect(ink).to_have_css("fill", "rgb(160, 166, 174)", timeout=600_000)
     context.close()
+
+
+def test_the_page_has_the_p_values_of_the_verdict():
+    rng = np.random.default_rng(0)
+    p = rng.uniform(0.001, 0.06, 20_000)
+    y = (rng.random(20_000) < p).astype(int)
+    z = np.stack([np.log1p(-(0.061 - p)), np.log(0.061 - p)], axis=1)  # reversed risks, in one bin of equal width
+    audit = report((z, y), methods=["isotonic"], progress=False).audit
+    assert "calibrates it" not in audit.verdict() or audit.scores.tests["isotonic"].p_value > 0.05
+    assert not audit.verdict().startswith("No miscalibration")
+    page = Report(audit).html()
+    assert "Tests of calibration" in page
+    assert "Calibration error, bins of equal mass" in page
+    assert re.search(r"All tests, corrected</t.>.*?0\.001", page)
+    assert "log-odds scale" in page

@@ -9,6 +9,7 @@ Temperature scaling tends to enlarge APS sets: it keeps the order of the classes
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -232,12 +233,16 @@ class PredictionSets(Value):
                 (z, y), group, weight = take_rows(z, y, kept), *(x if x is None else x[kept] for x in (group, weight))
             score, options = "raps", options | {"penalty": raps.penalty, "rank": raps.rank}
         scores = cls(score, math.inf, **options).label_scores(z, y)
-        if by_class:
-            return cls(score, [conformal_quantile(scores[y == k], coverage) for k in range(z.shape[1])], **options)
-        if group is not None:
-            members = sorted(set(group.tolist()), key=str)
-            limits = [conformal_quantile(scores[group == member], coverage) for member in members]
-            return cls(score, limits, **options, groups=members)
+        if by_class or group is not None:
+            of_row: np.ndarray = y if group is None else group
+            members = range(z.shape[1]) if by_class else sorted(set(of_row.tolist()), key=str)
+            limits = [conformal_quantile(scores[of_row == member], coverage) for member in members]
+            if small := [str(member) for member, limit in zip(members, limits, strict=True) if math.isinf(limit)]:
+                names = ", ".join(small[:5]) + (" …" if len(small) > 5 else "")
+                rows = f"fewer than {math.ceil(coverage / (1 - coverage) - 1e-9)} rows: "
+                effect = f"class {names} has {rows}it is in every set" if by_class else ""
+                warnings.warn(effect or f"group {names} has {rows}its sets hold every class", stacklevel=2)
+            return cls(score, limits, **options, groups=None if by_class else members)
         if weight is not None:
             order = np.argsort(scores, kind="stable")
             return cls(score, scores[order], **options, sample_weight=weight[order])

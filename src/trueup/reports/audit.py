@@ -159,7 +159,7 @@ class Audit:
                 f"calibration error (ECE) is not statistically significant: {before:.3f} before, {after:.3f} after."
             )
         effect = "removes most of this" if after < before / 2 else "removes part of this"
-        if scores.tests[chosen].p_value > 0.05:
+        if scores.tests[chosen].p_value > 0.05 and not scores.too_few_rows(chosen):
             effect = "calibrates it"
         fall = f"the calibration error (ECE) falls from {before:.3f} to {after:.3f}"
         return f"{opening} {method_title(chosen)} {effect}: {fall}."

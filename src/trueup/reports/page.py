@@ -41,7 +41,7 @@ from trueup.reports.audit import (
     methods_for,
     run_audit,
 )
-from trueup.reports.figures import Panel, Section, chart, numbers, sections, summary
+from trueup.reports.figures import Panel, Section, chart, numbers, sections, stages, summary
 from trueup.reports.html import definition_list, escape, paragraph
 from trueup.reports.style import DARK, label
 
@@ -49,6 +49,17 @@ if TYPE_CHECKING:
     from trueup.reports.forecasts import ForecastAudit
 
 DEFAULT_TITLE = "Calibration report"
+_TESTS = {
+    "ece": "Calibration error, bins of equal width",
+    "aece": "Calibration error, bins of equal mass",
+    "mean": "Mean prediction",
+    "regression": "Intercept and slope together",
+    "intercept": "Intercept",
+    "slope": "Slope",
+    "classes": "Probability of each class",
+    "all": "All tests, corrected",
+}
+"""Test → its title."""
 A = TypeVar("A", bound="Audit | ForecastAudit")
 
 
@@ -390,6 +401,23 @@ class AuditPage(Page):
                 "error rate need independent rows and are left out."
             )
         return notes
+
+    def tables(self) -> str:
+        """Return the p-values of the tests of calibration, before and after."""
+        shown = stages(self.audit)
+        tests = [self.scores.tests[stage.method] for stage in shown]
+        columns = [{**test.components, "all": test.p_value} for test in tests]
+        rows = [
+            [title, *("–" if name not in column else f"{max(column[name], 0.001):.3f}" for column in columns)]
+            for name, title in _TESTS.items()
+            if any(name in column for column in columns)
+        ]
+        text = (
+            "Each test has the hypothesis that the predictions are calibrated. The verdict uses the smallest p-value, "
+            "multiplied by the number of tests. Above 0.05 there is no evidence of miscalibration."
+        )
+        head = ["Test", *(stage.title for stage in shown)]
+        return markup.section("tests", "Tests of calibration", paragraph(text), markup.table("P-values", head, rows))
 
     def usage(self) -> tuple[str, list[list[str]]]:
         """Return commands and lines that apply the chosen calibrator."""
