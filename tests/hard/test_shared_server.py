@@ -133,7 +133,7 @@ def test_uploads(tmp_path, effort, tell):
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         left = list(Path(tempfile.gettempdir()).glob(f"trueup-upload-{process.pid}-*"))
         readers = children.read_text().split() if children.exists() else []
-    counts = {kind: answers.count(kind) for kind in (201, 422, "broken off")}
+    counts = {kind: answers.count(kind) for kind in (201, 409, "broken off")}
     assert counts == dict.fromkeys(counts, number // 3), answers
     assert after <= before + 4, "descriptors leak"
     assert grown < 64 << 20

@@ -138,7 +138,7 @@ BAD = {
 def test_bad_files_are_told_and_the_server_lives(client, case):
     name, body, told = BAD[case]
     answer = upload(client, body, name)
-    assert answer.status_code == 422, answer.text
+    assert answer.status_code == 409, answer.text
     assert list(answer.json()) == ["error"]
     message = answer.json()["error"]
     assert told in message
@@ -270,7 +270,7 @@ def test_text_is_no_numbers(client, tmp_path):
         ({"labels": [0, 1], "logit_2": ["a", "b"]}, "logit_2"),
     ):
         answer = sent(**columns)
-        assert answer.status_code == 422
+        assert answer.status_code == 409
         assert answer.json()["error"].startswith(f"net.parquet: {name} must be an array of real numbers, got ")
 
 
@@ -278,7 +278,7 @@ def test_probabilities_taken_for_logits_are_rejected(client):
     p = np.array([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5], [0.3, 0.7], [0.6, 0.4]])
     labels = np.array([0, 1, 0, 1, 0])
     answer = upload(client, npz(logits=p, labels=labels))
-    assert answer.status_code == 422
+    assert answer.status_code == 409
     assert "logits must not be probabilities" in answer.json()["error"]
     assert "tick “Probabilities, not logits”" in answer.json()["error"]
     assert not uploaded(client, npz(logits=4 * p, labels=labels))["notes"]

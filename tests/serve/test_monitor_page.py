@@ -82,7 +82,7 @@ def test_a_log_is_replayed_and_one_that_is_wrong_changes_nothing(page, said, tmp
     page.set_input_files("#file", tmp_path / "wide.npz")
     page.wait_for_selector("#message:not([hidden])")
     assert page.inner_text("#message") == "logits must have 3 classes, got 4"
-    assert [text for text in said if "status of 422" not in text] == []  # the browser itself notes a refusal
+    assert [text for text in said if "status of 409" not in text] == []  # the browser itself notes a refusal
     said.clear()
     rows_shown(page, "1,200 rows")
     assert page.is_hidden("#replaying")
@@ -97,7 +97,7 @@ def test_what_looks_like_probabilities_is_asked_for(page, said, tmp_path):
     page.set_input_files("#file", tmp_path / "log.npz")
     page.wait_for_selector("#message:not([hidden])")
     assert "choose which they are under “What is in the file?”" in page.inner_text("#message")
-    assert [text for text in said if "status of 422" not in text] == []
+    assert [text for text in said if "status of 409" not in text] == []
     said.clear()
     page.locator("summary", has_text="What is in the file?").click()
     assert page.input_value("#probs") == ""

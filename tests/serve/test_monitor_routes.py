@@ -78,7 +78,7 @@ def test_probabilities_and_names_of_a_log(client):
     answer = replay(client, id, npz(p=p, y=log.labels), probs=True, logits="p", labels="y")
     assert answer.json()["status"]["nll"] == pytest.approx(Monitor(3).update(*log).nll)
     assert answer.json()["notes"] == []
-    told = error(replay(client, id, npz(logits=p, labels=log.labels)), 422)
+    told = error(replay(client, id, npz(logits=p, labels=log.labels)), 409)
     assert told == (
         "log.npz: logits must not be probabilities, got rows of numbers in [0, 1] that sum to 1; choose which they are "
         "under “What is in the file?”, or send probs=true or probs=false"
@@ -87,7 +87,7 @@ def test_probabilities_and_names_of_a_log(client):
     found = replay(client, id, npz(logits=p, labels=log.labels), probs=False).json()
     assert found["status"]["rows"] == 100
     for name, options in (("probs", {"logits": "probs"}), ("logits", {"probs": True})):
-        told = error(replay(client, id, npz(**{name: log.logits}, labels=log.labels), **options), 422)
+        told = error(replay(client, id, npz(**{name: log.logits}, labels=log.labels), **options), 409)
         assert "tick" not in told  # there is no box on this page
         assert "under “What is in the file?”" in told
 
@@ -98,7 +98,7 @@ def test_limits():
         assert "there is already a monitor 'one'" in error(
             client.post("/api/monitors", json={"name": " one ", "n_classes": 2}), 409
         )
-        assert "at most 50" in error(client.post("/api/monitors", json={"name": "wide", "n_classes": 51}), 422)
+        assert "at most 50" in error(client.post("/api/monitors", json={"name": "wide", "n_classes": 51}), 409)
         made(client, "two")
         assert "there are already 2 monitors" in error(
             client.post("/api/monitors", json={"name": "3", "n_classes": 2}), 409
@@ -121,7 +121,7 @@ def test_limits():
 )
 def test_settings_that_are_wrong_are_told(client, wrong):
     answer = client.post("/api/monitors", json={"name": "wrong", "n_classes": 3, **wrong})
-    assert next(iter(wrong)) in error(answer, 422)
+    assert next(iter(wrong)) in error(answer, 409)
     assert "wrong" not in [one["name"] for one in client.get("/api/monitors").json()]
 
 
@@ -130,7 +130,7 @@ def test_prometheus_reads_it():
     with served() as client:
         ids = [made(client, name) for name in names]
         status = updated(client, ids[0], stream(400, temperature=3.0))["status"]
-        error(update(client, ids[1], stream(5, classes=4)), 422)
+        error(update(client, ids[1], stream(5, classes=4)), 409)
         answer = client.get("/metrics")
         assert answer.headers["content-type"] == pytest.importorskip("prometheus_client").exposition.CONTENT_TYPE_LATEST
         families = {family.name: family for family in parser.text_string_to_metric_families(answer.text)}
@@ -199,7 +199,7 @@ def test_a_promise_and_rows_without_labels(client):
     assert found["status"] == monitor.update(*rows, awaited=True).to_dict()
     assert found["status"]["promise"]["answered"] > 0
     assert found["status"]["unlabelled"] is None
-    assert "wait" in error(client.post(f"/api/monitors/{id}/update", json=body), 422)
+    assert "wait" in error(client.post(f"/api/monitors/{id}/update", json=body), 409)
     restored = client.post("/api/monitors/restore?name=again", content=client.get(f"/api/monitors/{id}/file").content)
     assert restored.json()["status"] == found["status"]
     assert 'trueup_promise_broken{monitor="promised"}' in client.get("/metrics").text

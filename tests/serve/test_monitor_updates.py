@@ -41,8 +41,8 @@ def test_rows_that_are_wrong_change_nothing(client, watched, what):
     body = {"logits": np.asarray(pair[0]).tolist(), "labels": np.asarray(pair[1]).tolist()}
     text = str(body).replace("'", '"').replace("inf", "Infinity").encode()
     sent = client.post(f"/api/monitors/{watched}/update", content=text, headers={"Content-Type": "application/json"})
-    assert told in error(sent, 422)
-    assert error(replay(client, watched, npz(logits=pair[0], labels=pair[1])), 422)
+    assert told in error(sent, 409)
+    assert error(replay(client, watched, npz(logits=pair[0], labels=pair[1])), 409)
     assert state(client, watched) == before
 
 
@@ -61,7 +61,7 @@ def test_rows_that_are_wrong_change_nothing(client, watched, what):
 )
 def test_logs_that_are_wrong_change_nothing(client, watched, body, name, told):
     before = state(client, watched)
-    assert told in error(replay(client, watched, body, name), 422)
+    assert told in error(replay(client, watched, body, name), 409)
     assert state(client, watched) == before
 
 
@@ -71,10 +71,10 @@ def test_bodies_that_are_wrong_change_nothing(client, watched):
     assert "equally many numbers" in error(
         client.post(path, json={"logits": [[1, 2, 3], [1, 2]], "labels": [0, 0]}), 422
     )
-    assert error(client.post(path, json={"logits": [[1, 2, 3]], "labels": [0.5]}), 422).startswith("labels.0:")
-    assert error(client.post(path, json={"logits": [[1, 2, 3]]}), 422).startswith("labels:")
-    assert error(client.post(path, json={"logit": []}), 422)
-    assert error(client.post(path, content=b"{"), 422)
+    assert error(client.post(path, json={"logits": [[1, 2, 3]], "labels": [0.5]}), 409).startswith("labels.0:")
+    assert error(client.post(path, json={"logits": [[1, 2, 3]]}), 409).startswith("labels:")
+    assert error(client.post(path, json={"logit": []}), 409)
+    assert error(client.post(path, content=b"{"), 409)
     assert state(client, watched) == before
 
 

@@ -167,7 +167,7 @@ def checkpoint(tmp_path, change):
 def test_a_forged_checkpoint_is_refused(client, tmp_path, old, new, told):
     body = checkpoint(tmp_path, lambda header: header.replace(old, new))
     answer = client.post("/api/monitors/restore", params={"name": "forged"}, content=body)
-    assert told in error(answer, 422)
+    assert told in error(answer, 409)
     assert "/tmp" not in answer.text
     assert "forged" not in [one["name"] for one in client.get("/api/monitors").json()]
 
@@ -175,8 +175,8 @@ def test_a_forged_checkpoint_is_refused(client, tmp_path, old, new, told):
 def test_other_files_are_no_checkpoints(client, tmp_path):
     save(METHODS["temperature"](*stream()), tmp_path / "cal.safetensors")
     for body in (b"", b"junk", (tmp_path / "cal.safetensors").read_bytes(), of(stream(10))):
-        assert error(client.post("/api/monitors/restore", params={"name": "forged"}, content=body), 422)
-    assert "name" in error(client.post("/api/monitors/restore", content=b""), 422)
+        assert error(client.post("/api/monitors/restore", params={"name": "forged"}, content=body), 409)
+    assert "name" in error(client.post("/api/monitors/restore", content=b""), 409)
 
 
 @pytest.mark.parametrize("name", ["two\nlines", "", "   ", "x" * 101, 7, None, ["a"], "\u202ereversed\x00"])

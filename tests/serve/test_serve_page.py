@@ -92,7 +92,7 @@ def test_a_file_is_dropped_and_another_that_is_wrong(page, said, tmp_path):
     page.set_input_files("#file", bad)
     page.wait_for_selector("#message:not([hidden])")
     assert "nan.npz: logits must be finite" in page.inner_text("#message")
-    assert [text for text in said if "status of 422" not in text] == []  # the browser itself notes a refusal
+    assert [text for text in said if "status of 409" not in text] == []  # the browser itself notes a refusal
     said.clear()
     assert page.is_hidden("#result")
     page.set_input_files("#file", good)

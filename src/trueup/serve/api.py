@@ -58,11 +58,28 @@ Level = Annotated[float, Query(gt=0, lt=1, description="confidence level of each
 Score = Annotated[Literal["lac", "aps", "raps"], Query(description="nonconformity score")]
 Coverage = Annotated[float, Query(gt=0, lt=1, description="share of sets that contain the true class")]
 
-ERRORS: Responses = {
-    404: {"model": models.Error, "description": "there is nothing under that id, or it has expired"},
-    422: {"model": models.Error, "description": "invalid request; one sentence says why"},
+STATUSES = {
+    400: "the request is not HTTP or not JSON, or its host name is unknown",
+    401: "the token is missing",
+    403: "the request comes from a page of another origin",
+    404: "there is nothing under that id, or it has expired",
+    405: "the path has other methods, listed in the header Allow",
+    408: "the body arrives too slowly",
+    409: "the content does not fit: a damaged file, other classes, a fit that is not finished, a name in use",
+    413: "the body or the file is too large",
+    422: "the request does not fit the schema",
+    500: "an internal error",
+    503: "too many requests are waiting",
+    507: "the disk is full; nothing was changed",
 }
-BUSY: Responses = {503: {"model": models.Error}}
+ERRORS: Responses = {code: {"model": models.Error, "description": text} for code, text in STATUSES.items()}
+FILE_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+"""Description of a file that is sent as the request body."""
 
 
 def file_route(kind: str) -> dict[str, Any]:
@@ -156,7 +173,7 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
         """List the available metrics."""
         return [_description(name, METRICS[name], name in metric_table.DEFAULT) for name in METRICS]
 
-    @api.post("/upload", status_code=201, tags=["data"], responses={413: {"model": models.Error}})
+    @api.post("/upload", status_code=201, tags=["data"], openapi_extra=FILE_BODY)
     async def upload(
         request: Request,
         name: FileName,
@@ -206,7 +223,7 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
         clusters = table.options().get("clusters")
         return diagrams.curve(table.pair, temperature=temperature, bins=bins, clusters=clusters)
 
-    @api.post("/data/{id}/fit", status_code=202, tags=["fit"], responses=BUSY)
+    @api.post("/data/{id}/fit", status_code=202, tags=["fit"])
     def fit(id: str, body: models.FitRequest) -> models.JobInfo:
         """Start to fit methods; /api/jobs/{id} shows the progress."""
         unknown = [name for name in body.methods or () if name not in METHODS]
@@ -265,7 +282,7 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
         options: Any = {"score": score, "coverage": coverage, "clusters": of.result.clusters}
         return diagrams.sets(of.predictions, method=of.name, **options)
 
-    @api.post("/data/{id}/label-shift", status_code=202, tags=["decide"], responses=BUSY)
+    @api.post("/data/{id}/label-shift", status_code=202, tags=["decide"])
     def label_shift(id: str, body: models.LabelShiftRequest) -> models.LabelShiftInfo:
         """Start to estimate the class frequencies of rows without labels; /api/label-shifts/{id} shows them."""
         data, new = store.get(id, UploadedData), store.get(body.new, UnlabelledData)

@@ -48,11 +48,11 @@ PAGES: dict[str, Callable[[], Response]] = {
 BROKEN = "internal error; the server continues, and its log has the details"
 MISSING = "there is no such data under that id; data is deleted some time after its last use"
 ERRORS: dict[type[Exception], Callable[[Any], tuple[Any, ...]]] = {
-    HTTPException: lambda error: (error.status_code, str(error.detail), error.headers),
+    HTTPException: lambda error: (error.status_code, str(error.detail), error.headers or {}),
     RequestValidationError: lambda error: (422, describe_fields(error.errors(), skip=1)),
     Missing: lambda error: (404, MISSING),
     Busy: lambda error: (503, str(error), {"Retry-After": "60"}),
-    ValueError: lambda error: (422, error_message(error, HINTS)),
+    ValueError: lambda error: (409, error_message(error, HINTS)),
     ClientDisconnect: lambda error: (400, "the upload was interrupted"),
     # The connection is closed after an error; the header tells the client.
     Exception: lambda error: (500, BROKEN, {**HEADERS, "Connection": "close"}),
@@ -92,8 +92,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app = FastAPI(title="trueup", version=__version__, summary=summary, lifespan=lifespan, **OFFLINE)
     app.state.store, app.state.monitors = store, monitors
     app.add_middleware(Guard, settings=settings)
-    app.include_router(routes(store, jobs, settings, disk))
-    app.include_router(monitor_routes.routes(monitors, settings, disk))
+    routers = routes(store, jobs, settings, disk), monitor_routes.routes(monitors, settings, disk)
+    app.state.routes = [route for router in routers for route in router.routes]
+    for router in routers:
+        app.include_router(router)
     for path, page in PAGES.items():
         app.add_api_route(path, page, response_class=Response, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC))
@@ -110,4 +112,7 @@ async def _every(seconds: float, work: Callable[[], None]) -> None:
 
 def _respond(answer: Callable[[Any], tuple[Any, ...]], request: Request, error: Exception) -> JSONResponse:
     status, message, *headers = answer(error)
+    routes = request.app.state.routes if status == 405 else ()  # a route knows only its own methods
+    if matching := [route for route in routes if route.path_regex.match(request.scope["path"])]:
+        headers = [{"Allow": ", ".join(sorted({method for route in matching for method in route.methods}))}]
     return JSONResponse({"error": message}, status, *headers)

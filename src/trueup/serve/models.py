@@ -31,15 +31,15 @@ def to_array(rows: list[list[float | None]]) -> np.ndarray:
     return array
 
 
-Row = Annotated[list[FiniteFloat | None], FailFast()]
-Rows = Annotated[list[Row], FailFast(), AfterValidator(to_array)]
+Row = Annotated[list[FiniteFloat | None], FailFast(), Field(min_length=2)]
+Rows = Annotated[list[Row], FailFast(), Field(min_length=1), AfterValidator(to_array)]
 """One row per prediction; null means an absent option. Validation stops at the first error."""
 
 
 class Strict(BaseModel):
     """A request that rejects unknown fields."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod

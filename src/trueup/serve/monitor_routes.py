@@ -33,10 +33,6 @@ from trueup.serve.monitors import MonitorSession, MonitorStore, Successor
 from trueup.serve.settings import Settings
 from trueup.serve.temporary import temporary_prefix
 
-ERRORS = api.ERRORS | {404: {"model": models.Error, "description": "there is no such monitor"}}
-NAME_IN_USE: api.Responses = {
-    409: {"model": models.Error, "description": "the name is in use, or there are too many monitors"}
-}
 NewName = Annotated[models.MonitorName, Query(description="name of the new monitor")]
 DeclaredProbs = Annotated[
     bool | None,
@@ -46,7 +42,7 @@ DeclaredProbs = Annotated[
 
 def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget) -> APIRouter:
     """Make all routes of monitors."""
-    router = APIRouter(responses=ERRORS, tags=["monitors"])
+    router = APIRouter(responses=api.ERRORS, tags=["monitors"])
     receiver = uploads.Receiver(settings, disk)
 
     async def change(
@@ -74,14 +70,14 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
         """List all monitors, sorted by name."""
         return [monitor_info(session) for session in monitors.all()]
 
-    @router.post("/api/monitors", status_code=201, responses=NAME_IN_USE)
+    @router.post("/api/monitors", status_code=201)
     def create(body: models.MonitorRequest) -> models.MonitorInfo:
         """Make a monitor."""
         _require_classes(body, settings)
         monitor = Monitor.from_settings(body.model_dump(exclude={"name"}, exclude_none=True))
         return monitor_info(monitors.add(body.name, monitor))
 
-    @router.post("/api/monitors/example", status_code=201, responses=NAME_IN_USE)
+    @router.post("/api/monitors/example", status_code=201)
     async def example() -> models.MonitorInfo:
         """Make a monitor and replay a built-in stream: calibrated at first, overconfident in its second half."""
         names = {session.name for session in monitors.all()}
@@ -91,7 +87,7 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
         rows = await run_in_threadpool(drifting)
         return await change(session, partial(session.update, *rows))
 
-    @router.post("/api/monitors/restore", status_code=201, responses=NAME_IN_USE)
+    @router.post("/api/monitors/restore", status_code=201, openapi_extra=api.FILE_BODY)
     async def restore(request: Request, name: NewName) -> models.MonitorInfo:
         """Make a monitor that continues from a checkpoint, sent as the request body."""
         monitor = await run_in_threadpool(_restore, await request.body(), name, settings)
@@ -108,19 +104,19 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
         """Delete a monitor and its checkpoint."""
         monitors.remove(id)
 
-    @router.post("/api/monitors/{id}/update", responses=api.BUSY)
+    @router.post("/api/monitors/{id}/update")
     async def receive_update(id: str, rows: models.UpdateRequest) -> models.MonitorInfo:
         """Add predictions with their labels: all of them, or none if they are invalid."""
         session, (logits, notes) = monitors.get(id), _read_rows(rows)
         return await change(session, partial(session.update, logits, rows.labels, awaited=rows.awaited), notes)
 
-    @router.post("/api/monitors/{id}/expect", responses=api.BUSY)
+    @router.post("/api/monitors/{id}/expect")
     async def receive_expected(id: str, rows: models.ExpectRequest) -> models.MonitorInfo:
         """Add predictions whose labels have not arrived; `status.unlabelled` has the estimates for them."""
         session, (logits, notes) = monitors.get(id), _read_rows(rows)
         return await change(session, partial(session.expect, logits), notes)
 
-    @router.post("/api/monitors/{id}/replay", responses={**api.BUSY, 413: {"model": models.Error}})
+    @router.post("/api/monitors/{id}/replay", openapi_extra=api.FILE_BODY)
     async def replay(
         id: str,
         request: Request,
