@@ -310,7 +310,7 @@ def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
     [
         ("1.5,2.5,0\n0.5,1,1\n", "the first line must be a header of column names, got '1.5,2.5,0'"),
         ("\n", "the first line must be a header"),
-        ("logit_0;logit_1;label\n1;2;0\n", "the file must have logits and labels, got 'logit_0;logit_1;label'"),
+        ("logit_0:logit_1:label\n1:2:0\n", "the file must have logits and labels, got 'logit_0:logit_1:label'"),
         ("logit_0,logit_1\n1,2\n", "the file must have labels, got 'logit_0', 'logit_1'"),
         ("logit_0,logit_1,label\n1,2,0\n1,2\n", "line 3: a line must have 3 fields, got 2"),
         ("logit_0,logit_1,label\n1,2,0,4\n", "line 2: a line must have 3 fields, got 4"),

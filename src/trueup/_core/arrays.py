@@ -336,7 +336,7 @@ def lies_in_unit_interval(x: np.ndarray) -> bool:
 def warn_users(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the line of the caller outside this package, so that each such line warns once."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("trueup."):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("trueup.", "contextlib")):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
 

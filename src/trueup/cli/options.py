@@ -267,7 +267,7 @@ class Reader:
     def load_unlabelled(self, path: str | Path) -> Array | None:
         """Load the logits of a file without labels; return None if it has labels."""
         with self.open(path) as file:
-            if self.labels is not None or self.correct is not None or file.has_labels():
+            if self.labels is not None or self.correct is not None or file.label_column() is not None:
                 return None
             return file.load_logits()
 

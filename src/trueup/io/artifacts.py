@@ -88,9 +88,9 @@ class Header(NamedTuple):
         file
             The file to name in the error.
         """
-        fitted, given = _column_order(self.class_names), _column_order(class_names)
-        unnamed_fits = not (fitted and given) and isinstance((fitted or given or ("",))[0], str)
-        if fitted != given and not unnamed_fits:
+        fitted, of_file = _column_order(self.class_names), _column_order(class_names)
+        unnamed_fits = not (fitted and of_file) and isinstance((fitted or of_file or ("",))[0], str)
+        if fitted != of_file and not unnamed_fits:
             expected, got = (", ".join(names[:8]) if names else "unnamed" for names in (self.class_names, class_names))
             requirement = f"be those of the fit in their order ({expected})"
             raise InputError("classes", requirement, got, Hint.COLUMN_ORDER, file=file)

@@ -97,6 +97,8 @@ def errors_name_file(path: Path | str) -> Iterator[None]:
         if other is not None and str(other) != str(path):
             raise  # the error is about another file, which is being written
         reason = shorten(" ".join(str(error).split())) or type(error).__name__
+        if isinstance(error, UnicodeDecodeError):
+            reason = f"it must be UTF-8 text; save it in that encoding ({reason})"
         kind = "" if type(error) is ValueError else f"not a readable {suffix_of(path)} file: "
         raise ValueError(f"{path}: {kind}{reason}") from None
 

@@ -19,8 +19,6 @@ from trueup.io.load_save import draft_files
 from trueup.io.predictions import open_predictions
 from trueup.io.source import Chunk, Plan, Source, gather, numbers_of, require_columns, row_columns, simplify, suffix_of
 
-__all__ = ["ForecastTable", "levels_of_names", "load_forecasts", "save_columns"]
-
 
 @dataclass(frozen=True, eq=False)
 class ForecastTable:

@@ -15,7 +15,6 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -24,11 +23,10 @@ from numpy.lib import format as npy_format
 from safetensors.numpy import save_file
 
 from trueup._core.errors import InputError
+from trueup.io import parquet, prediction_table
 from trueup.io.atomic import shorten
 from trueup.io.safetensors_file import TensorFile
 from trueup.io.source import Chunk, Plan, Reader, Source, Writer, file_list, gather, matrix, simplify
-
-__all__ = ["ARRAYS", "FORMATS", "Source", "file_list", "npy_header"]
 
 
 class _Column(NamedTuple):
@@ -233,23 +231,14 @@ ARRAYS = (".npz", ".npy", ".safetensors")
 """Formats of arrays."""
 
 
-def _call(module: str, name: str, *args: Any) -> Any:
-    return getattr(import_module(f"trueup.io.{module}"), name)(*args)
-
-
-def _on_first_use(module: str, name: str) -> tuple[Reader, Writer]:
-    """Return a reader and a writer of another module, which is imported by the first call."""
-    return partial(_call, module, f"read_{name}"), partial(_call, module, f"write_{name}")
-
-
 FORMATS: dict[str, tuple[Reader, Writer]] = {
     ".npz": (_read_npz, _write_npz),
     ".npy": (_read_npy, _write_npy),
-    ".csv": _on_first_use("prediction_table", "csv"),
-    ".csv.gz": _on_first_use("prediction_table", "csv"),
-    ".jsonl": _on_first_use("prediction_table", "jsonl"),
-    ".jsonl.gz": _on_first_use("prediction_table", "jsonl"),
-    ".parquet": _on_first_use("parquet", "parquet"),
+    ".csv": (prediction_table.read_csv, prediction_table.write_csv),
+    ".csv.gz": (prediction_table.read_csv, prediction_table.write_csv),
+    ".jsonl": (prediction_table.read_jsonl, prediction_table.write_jsonl),
+    ".jsonl.gz": (prediction_table.read_jsonl, prediction_table.write_jsonl),
+    ".parquet": (parquet.read_parquet, parquet.write_parquet),
     ".safetensors": (_read_safetensors, _write_safetensors),
 }
 """Suffix → reader and writer."""

@@ -15,6 +15,7 @@ from trueup._core.errors import InputError
 from trueup._core.types import ArrayLike
 from trueup.io.artifacts import is_artifact, load_artifact, save_artifact
 from trueup.io.atomic import StorageOptions, StrPath, atomic_write, require_file
+from trueup.io.prediction_table import source_of_records
 from trueup.io.predictions import Fields, PredictionFile, Predictions, PredictionTable, format_of, open_predictions
 from trueup.io.source import Chunk, file_list, is_address, plain_logits, suffix_of
 
@@ -265,8 +266,6 @@ def from_rows(
     >>> from_rows([{"logits": [2.0, 0.5], "label": 0}, {"logits": [0.0, 1.0], "label": 1}]).labels
     array([0, 1])
     """
-    from trueup.io.prediction_table import source_of_records  # files of arrays need no tables
-
     held = rows if isinstance(rows, Sequence) or hasattr(rows, "features") else list(rows)
     features = getattr(rows, "features", None) or {}
     names = {name: tuple(feature.names) for name, feature in features.items() if getattr(feature, "names", None)}

@@ -22,6 +22,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from trueup._core.arrays import warn_users
 from trueup._core.errors import Hint, InputError
 from trueup.io import lm_eval, top_logprobs
 from trueup.io.source import MISSING, Chunk, LabelParser, Plan, Source, as_list, is_gap, object_array
@@ -29,7 +30,10 @@ from trueup.io.source import MISSING, Chunk, LabelParser, Plan, Source, as_list,
 LINE_CHARACTERS = 1 << 26
 """Longest line of a .jsonl file. A packed file of a few kilobytes can contain a line of gigabytes."""
 _ROWS_OF_COLUMNS = 50
-"""Number of records read to find the names of fields."""
+"""Number of records read to find the names of fields, or the separator."""
+SEPARATORS = ",;\t|"
+"""Separators that are recognised in CSV files."""
+_DECIMAL_COMMA, _DECIMAL_POINT = (re.compile(rf"\s*[-+]?\d*{mark}\d+([eE][-+]?\d+)?\s*%?\s*") for mark in (",", r"\."))
 
 
 def _open_text(path: Path, newline: str | None = None) -> IO[str]:
@@ -51,11 +55,35 @@ def _create_text(path: Path) -> Iterator[IO[str]]:
         yield file
 
 
-@contextmanager
-def read_csv(path: Path) -> Iterator[Source]:
-    """Read one column per class, and `label`."""
+def _sniff(path: Path, sep: str | None, decimal: str | None) -> tuple[str, str]:
+    """Return the separator and the decimal mark of a CSV file, with a warning if they are not comma and point."""
     with _open_text(path, newline="") as file:
-        header = [name.strip() for name in next(csv.reader(file, strict=True), [])]
+        lines = [line[:LINE_CHARACTERS] for line in islice(file, _ROWS_OF_COLUMNS)]
+    separator = sep or max(SEPARATORS, key=lambda mark: lines[:1] and len(next(csv.reader(lines[:1], delimiter=mark))))
+    cells = [cell for line in csv.reader(lines[1:], delimiter=separator) for cell in line]
+    has_commas = any(map(_DECIMAL_COMMA.fullmatch, cells)) and not any(map(_DECIMAL_POINT.fullmatch, cells))
+    mark = decimal or ("," if separator != "," and has_commas else ".")
+    if (separator, mark) != (sep or ",", decimal or "."):
+        warn_users(f"{path.name}: read as CSV with sep={separator!r} and decimal={mark!r}")
+    return separator, mark
+
+
+def _number(cell: str) -> float:
+    """Parse a number, which may be in per cent.
+
+    >>> _number("93.5 %"), _number(" 0.5")
+    (0.935, 0.5)
+    """
+    text = cell.strip()
+    return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+
+
+@contextmanager
+def read_csv(path: Path, sep: str | None = None, decimal: str | None = None) -> Iterator[Source]:
+    """Read one column per class, and `label`."""
+    sep, decimal = _sniff(path, sep, decimal)
+    with _open_text(path, newline="") as file:
+        header = [name.strip() for name in next(csv.reader(file, strict=True, delimiter=sep), [])]
         if all(re.fullmatch(r"[-+.\de]*|nan|[-+]?inf", name, re.IGNORECASE) for name in header):
             raise ValueError(f"the first line must be a header of column names, got {','.join(header)[:80]!r}")
         if len(set(header)) < len(header):
@@ -71,14 +99,18 @@ def read_csv(path: Path) -> Iterator[Source]:
             def values_of(line: list[str]) -> tuple[list[float], Any, list[str]]:
                 if len(line) != len(header):
                     raise ValueError(f"a line must have {len(header)} fields, got {len(line)}")
+                if decimal == ",":
+                    if point := next((line[i] for i in numbers if "." in line[i]), None):
+                        raise ValueError(f"numbers must have a decimal comma, got {point!r}")
+                    line = [cell.replace(",", ".") if _DECIMAL_COMMA.fullmatch(cell) else cell for cell in line]
                 try:
                     z = [float(line[i]) for i in numbers]
                 except ValueError:
-                    z = [empty if empty is not None and is_gap(line[i]) else float(line[i]) for i in numbers]
+                    z = [empty if empty is not None and is_gap(line[i]) else _number(line[i]) for i in numbers]
                 return z, None if label is None else line[label], [line[i] for i in others]
 
             file.seek(0)
-            lines = csv.reader(file, strict=True)
+            lines = csv.reader(file, strict=True, delimiter=sep)
             next(lines)
             numbered = ((lines.line_num, line) for line in lines if line)
             return _read_chunks(numbered, plan, rows, values_of, width=len(numbers))

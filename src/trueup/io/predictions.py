@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from trueup._core.arrays import ROUNDING, Array, as_labels, as_pair, read_padding, subtract_one
-from trueup._core.errors import InputError
+from trueup._core.errors import InputError, silence_warnings
 from trueup._core.formatting import format_percent, html_summary
 from trueup._core.types import ArrayLike
 from trueup.io.atomic import StorageOptions, StrPath, errors_name_file, require_file, warn_of_skipped
@@ -135,6 +135,9 @@ class Fields:
     class_axis: Literal["first", "last"] | None = None
     ignore_index: int = -100
     multilabel: bool = False
+    sep: str | None = None
+    """Separator of a CSV file; recognised by default, as is the decimal mark."""
+    decimal: str | None = None
 
     def __post_init__(self) -> None:
         for name, columns in (("groups", self.groups), ("columns", self.columns)):
@@ -149,6 +152,14 @@ class Fields:
             raise InputError("probs", "be left out with confidence, which is a probability", "both")
         if self.class_names is not None and len(set(self.class_names)) < len(self.class_names):
             raise InputError("class_names", "have names that differ", ", ".join(self.class_names))
+
+    def csv_options(self, path: str) -> dict[str, str]:
+        """Return `sep` and `decimal`, if they were given."""
+        options = {"sep": self.sep, "decimal": self.decimal}
+        chosen = {name: value for name, value in options.items() if value is not None}
+        if chosen and suffix_of(path) not in (".csv", ".csv.gz"):
+            raise InputError(next(iter(chosen)), "be left out for files other than .csv", suffix_of(path))
+        return chosen
 
     @property
     def label_column(self) -> str:
@@ -254,7 +265,7 @@ def open_predictions(
             file = stack.enter_context(local_copy(name, storage_options))
         require_file(file)
         with errors_name_file(name):
-            source = stack.enter_context(reader(file))
+            source = stack.enter_context(reader(file, **fields.csv_options(name)))
         yield PredictionFile(file, name, source, fields, partitions)
 
 
@@ -286,10 +297,6 @@ class PredictionFile:
             return tuple(self.fields.logits)
         labels = label_names(self.fields.labels, None)
         return next((self.source.class_names[name] for name in labels if name in self.source.class_names), None)
-
-    def has_labels(self, split: str | None = None) -> bool:
-        """Return whether the file has labels."""
-        return self.label_column(split) is not None
 
     def label_column(self, split: str | None = None) -> str | None:
         """Return the column of labels, or of right and wrong, if the file has it."""
@@ -399,7 +406,8 @@ class PredictionFile:
     def find_floor(self, plan: Plan, rows: int) -> float | None:
         """Return the replacement of exact zero probabilities, reading the file a second time."""
         reader, _ = format_of(self.path)
-        with reader(self.path) as again:
+        options = self.fields.csv_options(self.name)
+        with silence_warnings(message=".*: read as CSV"), reader(self.path, **options) as again:
             return self.floor(again.read(plan._replace(labels=None, others=()), rows))
 
     def floor(self, chunks: Iterable[Chunk]) -> float | None:

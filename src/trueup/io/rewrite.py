@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import PurePath
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -19,8 +19,6 @@ from trueup.io.source import MISSING, Chunk, LabelParser, as_list, object_array,
 
 ROWS = 16384
 """Rows of a table that are processed at a time."""
-Map: TypeAlias = Callable[[np.ndarray], np.ndarray]
-"""A function of logits."""
 
 
 def rewrite(
@@ -95,7 +93,11 @@ def _class_columns(names: Sequence[str], numbers: np.ndarray) -> dict[str, np.nd
 
 
 def _calibrated_confidence(
-    file: PredictionFile, chunk: Chunk, columns: Mapping[str, Any], function: Map, floor: float | None
+    file: PredictionFile,
+    chunk: Chunk,
+    columns: Mapping[str, Any],
+    function: Callable[[np.ndarray], np.ndarray],
+    floor: float | None,
 ) -> tuple[np.ndarray, dict[str, Any]]:
     name = file.fields.confidence
     stated = np.asarray(chunk.logits, dtype=np.float64).reshape(-1)

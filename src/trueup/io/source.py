@@ -172,7 +172,8 @@ class Source(NamedTuple):
     """Number of rows of each column, in formats where it may differ."""
 
 
-Reader: TypeAlias = Callable[[Path], AbstractContextManager[Source]]
+Reader: TypeAlias = Callable[..., AbstractContextManager[Source]]
+"""Receives the path of the file, and options of CSV files."""
 Writer: TypeAlias = Callable[..., None]
 """Receives an iterator of chunks and the paths of the files."""
 
