@@ -6,8 +6,9 @@ import torch
 
 from strategies import calibrated
 from trueup.models import ShiftRow, by_severity
+from trueup.reports import style
 from trueup_studies.ablation import AblationRow
-from trueup_studies.figures import draw, gamma_sweep, max_logits, shift_curves, starts
+from trueup_studies.figures import draw, fill_style, gamma_sweep, max_logits, shift_curves, starts
 
 
 def fitted(start="random", gamma=1.0, ece=0.02, entropy=0.5, loss=0.3, seed=0):
@@ -172,3 +173,7 @@ def test_one_band_has_no_area_and_wrong_epochs_are_named():
         max_logits(z, [1, 2, np.nan])
     with pytest.raises(ValueError, match="bins must be"):
         max_logits(z, [1, 2, 3], bins=0)
+
+
+def test_areas_differ_without_colour():
+    assert len({fill_style(index)["hatch"] for index in range(len(style.SERIES))}) == len(style.SERIES)

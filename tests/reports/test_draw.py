@@ -263,7 +263,6 @@ def test_styles_differ_without_colour():
     first = [style.line_style(place) for place in range(len(style.SERIES))]
     for key in ("color", "linestyle", "marker"):
         assert len({look[key] for look in first}) == len(first)
-    assert len({style.fill_style(place)["hatch"] for place in range(len(style.SERIES))}) == len(style.SERIES)
 
 
 def test_colours_are_those_of_okabe_and_ito():

@@ -35,6 +35,7 @@ _MAX_CLASSES_FOR_NEWTON = 64
 """Each Newton step costs rows · classes²."""
 Pair = tuple[np.ndarray, np.ndarray]
 """Logits (n, classes) and labels (n,), checked."""
+Weights = np.ndarray | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,7 +199,7 @@ def estimate_prior(
         if method == "bbse":
             raise ValueError("bbse needs val, labelled rows of the old population")
         frequencies = _check_prior(cast("ArrayLike", old), "old", z.shape[1])
-        return _estimate_from_calibrated(z, frequencies, level, n_resamples, seed)
+        return _from_calibrated(z, frequencies, level, n_resamples, seed)
     val_z, val_y = pair
     refits = Refits(calibrate or "identity", val_z, val_y)
     estimate = _em_estimate if method == "em" else _bbse_estimate
@@ -221,9 +222,7 @@ def estimate_prior(
     return PriorEstimate(prior, low, high, level, before, method, len(z), p_value, corrected)
 
 
-def em_prior(
-    probs: np.ndarray, old: np.ndarray, *, sample_weight: np.ndarray | None = None, start: np.ndarray | None = None
-) -> np.ndarray:
+def em_prior(probs: np.ndarray, old: np.ndarray, *, sample_weight: Weights = None, start: Weights = None) -> np.ndarray:
     """Return the maximum-likelihood class frequencies for probabilities calibrated for `old`.
 
     The log-likelihood is concave, so there is one maximum. Up to `_MAX_CLASSES_FOR_NEWTON` classes, projected Newton
@@ -291,17 +290,13 @@ def _newton_prior(ratio: np.ndarray, share: np.ndarray, prior: np.ndarray) -> np
     return prior / prior.sum()
 
 
-def _em_estimate(
-    calibrator: Calibrator, z: np.ndarray, val: Pair, sample_weight: np.ndarray | None, start: np.ndarray | None
-) -> Pair:
+def _em_estimate(calibrator: Calibrator, z: np.ndarray, val: Pair, sample_weight: Weights, start: Weights) -> Pair:
     # The mean probability on labelled rows is consistent even if calibration is imperfect; label frequencies are not.
     old = softmax(calibrator(val[0])).mean(axis=0)
     return em_prior(softmax(calibrator(z)), old, sample_weight=sample_weight, start=start), old
 
 
-def _bbse_estimate(
-    calibrator: Calibrator, z: np.ndarray, val: Pair, sample_weight: np.ndarray | None, start: np.ndarray | None
-) -> Pair:
+def _bbse_estimate(calibrator: Calibrator, z: np.ndarray, val: Pair, sample_weight: Weights, start: Weights) -> Pair:
     (val_z, val_y), classes = val, z.shape[1]
     predicted, target = (confidences(as_logits(calibrator(part)))[1] for part in (val_z, z))
     joint = np.bincount(predicted * classes + val_y, minlength=classes**2).reshape(classes, classes) / len(val_y)
@@ -313,9 +308,7 @@ def _bbse_estimate(
     return (prior / total if total > 0 else before), before
 
 
-def _estimate_from_calibrated(
-    z: np.ndarray, old: np.ndarray, level: float, n_resamples: int, seed: int
-) -> PriorEstimate:
+def _from_calibrated(z: np.ndarray, old: np.ndarray, level: float, n_resamples: int, seed: int) -> PriorEstimate:
     p = softmax(z)
     prior = em_prior(p, old)
     rng = np.random.default_rng(seed)

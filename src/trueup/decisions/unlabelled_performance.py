@@ -15,14 +15,15 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import expit, stdtrit
+from numpy.random import Generator
+from scipy.special import expit, logit, stdtrit
 
 from trueup._core.errors import InputError
 from trueup._core.formatting import format_interval, format_number, format_percent, text_table
 from trueup._core.row_scores import event_class
 from trueup._core.types import ArrayLike
 from trueup.calibrators.base import Calibrator
-from trueup.decisions.label_shift import CALIBRATION, em_prior, shift_prior, softmax
+from trueup.decisions.label_shift import CALIBRATION, Weights, em_prior, shift_prior, softmax
 from trueup.decisions.refits import Refits, Resample, check_rows
 from trueup.metrics.intervals import Interval
 from trueup.metrics.table import plain_record
@@ -196,9 +197,9 @@ def estimate_performance(
         fit = partial(_calibrate, refits, z, shift)
         result = fit(Resample(refits.calibrator, np.arange(labelled)))
         draws = (fit(refits.draw(rng), result.prior, rng).probs for _ in range(n_resamples))
-    scored = [_Predictions.of(result.deployed, predicted, options.threshold, number)]
+    scored = [_Predictions(result.deployed, predicted, options.threshold, number)]
     if shift:
-        scored.append(_Predictions.of(result.probs, result.probs.argmax(axis=1), options.threshold, number))
+        scored.append(_Predictions(result.probs, result.probs.argmax(axis=1), options.threshold, number))
     means, noise = (np.zeros((n_resamples, len(scored), len(names))) for _ in range(2))
     for k, probs in enumerate(draws):
         labels = np.eye(z.shape[1])[_draw_labels(probs, rng)]
@@ -223,32 +224,27 @@ def estimate_performance(
 class _Predictions(NamedTuple):
     """Predictions that are scored by the probabilities of the classes."""
 
-    event: int
-    """Class of the event."""
+    claimed: np.ndarray
+    """Predicted probabilities of the classes."""
     predicted: np.ndarray
     """Predicted class of each row."""
-    kept: np.ndarray
-    """Which rows are at or above the threshold."""
-    event_score: np.ndarray
-    """Predicted probability of the event."""
-
-    @classmethod
-    def of(cls, probs: np.ndarray, predicted: np.ndarray, threshold: float, event: int) -> _Predictions:
-        kept = probs[np.arange(len(probs)), predicted] >= threshold
-        return cls(event, predicted, kept, probs[:, event])
+    threshold: float
+    event: int
 
     def score(self, metric: str, probs: np.ndarray) -> float:
         """Compute the expected metric under these probabilities of the classes, or under labels, one-hot."""
-        right, happens = probs[np.arange(len(probs)), self.predicted], probs[:, self.event]
+        rows = np.arange(len(probs))
+        right, happens = probs[rows, self.predicted], probs[:, self.event]
         if metric == "accuracy":
             return float(right.mean())
         if metric == "error_above":
-            return float(1 - right[self.kept].mean()) if self.kept.any() else math.nan
+            kept = self.claimed[rows, self.predicted] >= self.threshold
+            return float(1 - right[kept].mean()) if kept.any() else math.nan
         if metric == "f1":
             positive = self.predicted == self.event
             either = float(positive.sum()) + float(happens.sum())
             return 2 * float(happens[positive].sum()) / either if either > 0 else math.nan
-        return soft_roc_auc(self.event_score, happens)
+        return soft_roc_auc(self.claimed[:, self.event], happens)
 
 
 def soft_roc_auc(scores: np.ndarray, probs: np.ndarray) -> float:
@@ -283,12 +279,7 @@ class _Calibrated(NamedTuple):
 
 
 def _calibrate(
-    refits: Refits,
-    z: np.ndarray,
-    shift: bool,
-    fitted: Resample,
-    start: np.ndarray | None = None,
-    rng: np.random.Generator | None = None,
+    refits: Refits, z: np.ndarray, shift: bool, fitted: Resample, start: Weights = None, rng: Generator | None = None
 ) -> _Calibrated:
     """Calibrate; with a generator, resample the rows from which new class frequencies are estimated."""
     val_z, val_y = refits.pair
@@ -296,7 +287,7 @@ def _calibrate(
     right, rows = predicted == val_y[fitted.rows], np.arange(len(predicted))
     # Temperature scaling can leave the mean confidence off by some tenths of a percent, which would bias the estimate.
     accuracy = float((right.sum() + 0.5) / (len(right) + 1))
-    intercept = match_mean(_log_odds(labelled[rows, predicted]), accuracy)
+    intercept = match_mean(logit(np.clip(labelled[rows, predicted], 1e-15, 1 - 1e-15)), accuracy)
     labelled = _shift_confidence(labelled, predicted, intercept)
     confidence = labelled[rows, predicted]
     variance = max(float((confidence * (1 - confidence)).sum()), 1e-12)
@@ -326,16 +317,10 @@ def match_mean(odds: np.ndarray, mean: float) -> float:
     return a
 
 
-def _log_odds(confidence: np.ndarray) -> np.ndarray:
-    c = np.clip(confidence, 1e-15, 1 - 1e-15)
-    odds: np.ndarray = np.log(c) - np.log1p(-c)
-    return odds
-
-
 def _shift_confidence(p: np.ndarray, predicted: np.ndarray, intercept: float) -> np.ndarray:
     """Shift the log-odds of the predicted class; the other probabilities keep their ratios."""
     rows = np.arange(len(p))
-    moved = expit(_log_odds(p[rows, predicted]) + intercept)
+    moved = expit(logit(np.clip(p[rows, predicted], 1e-15, 1 - 1e-15)) + intercept)
     # The small constant matters where the confidence is 1: the other classes then share alike.
     others = np.maximum(p, 1e-300)
     others[rows, predicted] = 0
@@ -344,7 +329,7 @@ def _shift_confidence(p: np.ndarray, predicted: np.ndarray, intercept: float) ->
     return out
 
 
-def _draw_labels(p: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _draw_labels(p: np.ndarray, rng: Generator) -> np.ndarray:
     edges = np.cumsum(p, axis=1)
     labels: np.ndarray = (rng.random((len(p), 1)) * edges[:, -1:] > edges).sum(axis=1)
     return np.minimum(labels, p.shape[1] - 1)

@@ -66,15 +66,18 @@ def method_title(name: str) -> str:
     return _TITLES.get(name) or METHODS.title(name)
 
 
-def methods_for(rows: int, classes: int) -> tuple[str, ...]:
+def methods_for(rows: int, classes: int, *, auto: bool = False) -> tuple[str, ...]:
     """Return the methods to try: `DEFAULT`, plus `SLOW` for a small number of classes, or `FAST` for large data.
+
+    With `auto`, the automatic choice is added up to `MAX_LOGITS_FOR_AUTO` logits.
 
     >>> methods_for(5_000, 100) == DEFAULT, methods_for(50_000, 1000) == FAST
     (True, True)
     """
     if rows * classes >= MIN_LOGITS_FOR_FAST or classes > MANY_CLASSES:
         return FAST
-    return DEFAULT + SLOW if classes <= MAX_CLASSES_FOR_SLOW else DEFAULT
+    pooled = ("auto",) if auto and rows * classes <= MAX_LOGITS_FOR_AUTO else ()
+    return DEFAULT + (SLOW if classes <= MAX_CLASSES_FOR_SLOW else ()) + pooled
 
 
 @dataclass(frozen=True, eq=False)

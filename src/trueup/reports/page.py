@@ -30,17 +30,7 @@ from trueup.convert import as_event, number_labels
 from trueup.io.atomic import atomic_write
 from trueup.io.source import file_list, is_address
 from trueup.reports import html as markup
-from trueup.reports.audit import (
-    MAX_LOGITS_FOR_AUTO,
-    RAW,
-    Audit,
-    Rows,
-    fits_of,
-    mean_metrics,
-    method_title,
-    methods_for,
-    run_audit,
-)
+from trueup.reports.audit import RAW, Audit, Rows, fits_of, mean_metrics, method_title, methods_for, run_audit
 from trueup.reports.figures import Panel, Section, chart, numbers, sections, stages, summary
 from trueup.reports.html import definition_list, escape, paragraph
 from trueup.reports.style import DARK, label
@@ -229,9 +219,8 @@ def report(
     val_rows = Rows.of(val, sample_weight, clusters, event=of_event, min_rows=2 * n_folds)
     test_rows = None if test is None else Rows.of(test, test_weights, test_clusters, event=of_event, min_rows=1)
     others = {name: pair if of_event is None else of_event(*pair) for name, pair in (extra or {}).items()}
-    n, classes = val_rows.logits.shape
     if methods is None:
-        methods = [*methods_for(n, classes), *(["auto"] if n * classes <= MAX_LOGITS_FOR_AUTO else [])]
+        methods = methods_for(*val_rows.logits.shape, auto=True)
     result = run_audit(
         val_rows,
         test_rows,

@@ -24,8 +24,6 @@ SERIES = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _GAPS = (4.0, 1.5), (1.0, 1.2), (5.0, 1.5, 1.0, 1.5), (3.0, 1.0, 1.0, 1.0, 1.0, 1.0), (7.0, 2.0), (2.0, 2.0)
 DASHES: tuple[str | tuple[int, tuple[float, ...]], ...] = ("-", *((0, gaps) for gaps in _GAPS))
-HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "||||", "----")
-"""Hatches in matplotlib's notation; like `MARKERS` and `DASHES`, one per colour of `SERIES`."""
 
 RIGHT, WRONG = BLUE, VERMILION
 BETTER, WORSE = GREEN, VERMILION
@@ -150,12 +148,6 @@ def line_style(index: int) -> dict[str, Any]:
     return look | {"marker": MARKERS[(at + 2 * turn) % len(MARKERS)]}
 
 
-def fill_style(index: int) -> dict[str, Any]:
-    """Return colour and hatch of the area with this index."""
-    turn, at = divmod(index, len(SERIES))
-    return {"facecolor": SERIES[at] + "40", "edgecolor": SERIES[at], "hatch": HATCHES[(at + turn) % len(HATCHES)]}
-
-
 def write_empty(ax: Axes, why: str) -> None:
     """Write the reason for an empty plot in the middle of the axes."""
     ax.text(0.5, 0.5, why, transform=ax.transAxes, ha="center", va="center", fontsize=TICK_SIZE, color=GREY)
@@ -170,15 +162,6 @@ def shorten(name: str, max_length: int = 20) -> str:
     if len(name) <= max_length:
         return name
     return f"{name[: max_length // 2]}…{name[1 - max_length + max_length // 2 :]}"
-
-
-def second_axis(ax: Axes, other: Axes, name: str) -> None:
-    """Label the right-hand axis, and list the curves of both axes in one legend above them."""
-    other.set_ylabel(name, fontsize=TITLE_SIZE)
-    other.tick_params(labelsize=TICK_SIZE)
-    other.spines["top"].set_visible(False)
-    ax.spines["right"].set_visible(True)
-    legend(ax, other=other, loc="upper center", ncols=3 if len(ax.lines + other.lines) == 3 else 1)
 
 
 def split_axes(ax: Axes) -> Axes:

@@ -27,6 +27,25 @@ if TYPE_CHECKING:
 _CURVES = len(style.SERIES)
 """Number of distinguishable curves; with more, only the most extreme are named and the others are thin."""
 
+_HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "||||", "----")
+"""Hatches in matplotlib's notation, one per colour of `style.SERIES`."""
+
+
+def fill_style(index: int) -> dict[str, Any]:
+    """Return colour and hatch of the area with this index."""
+    turn, at = divmod(index, len(style.SERIES))
+    look = {"facecolor": style.SERIES[at] + "40", "edgecolor": style.SERIES[at]}
+    return look | {"hatch": _HATCHES[(at + turn) % len(_HATCHES)]}
+
+
+def second_axis(ax: Axes, other: Axes, name: str) -> None:
+    """Label the right-hand axis, and list the curves of both axes in one legend above them."""
+    other.set_ylabel(name, fontsize=style.TITLE_SIZE)
+    other.tick_params(labelsize=style.TICK_SIZE)
+    other.spines["top"].set_visible(False)
+    ax.spines["right"].set_visible(True)
+    style.legend(ax, other=other, loc="upper center", ncols=3 if len(ax.lines + other.lines) == 3 else 1)
+
 
 @singledispatch
 def draw(record: Any, ax: Axes | None = None, *, title: str | None = None) -> Axes:
@@ -113,7 +132,7 @@ def _draw_max_logits(record: MaxLogits, ax: Axes | None = None, *, title: str | 
         span = f"epoch {band.first:g}" if band.first == band.final else f"epochs {band.first:g}–{band.final:g}"
         words = f"{'never learned' if np.isinf(band.first) else span} ({band.count.sum():,})"
         shares = 100 * band.count / max(int(band.count.sum()), 1)
-        ax.stairs(shares, record.edges, fill=True, label=words, linewidth=1.0, **style.fill_style(index))
+        ax.stairs(shares, record.edges, fill=True, label=words, linewidth=1.0, **fill_style(index))
     if not record.bands:
         style.write_empty(ax, "no samples")
     ax.set_ylim(0, None)
@@ -173,7 +192,7 @@ def _draw_gamma_sweep(record: GammaSweep, ax: Axes | None = None, *, title: str 
         std = record.stds[name.lower()]
         side.fill_between(record.gammas, values - std, values + std, color=style.SERIES[index], alpha=0.15, linewidth=0)
     style.set_labels(ax, "Exponent of the focal loss" if title is None else title, "γ", "ECE")
-    style.second_axis(ax, other, "Loss and entropy (nats)")
+    second_axis(ax, other, "Loss and entropy (nats)")
     return ax
 
 
@@ -212,7 +231,7 @@ def _draw_starts(record: Starts, ax: Axes | None = None, *, title: str | None = 
             values, widths=0.5, patch_artist=True, showfliers=False, medianprops=line, whiskerprops=line, capprops=line
         )
         for index, box in enumerate(boxes["boxes"]):
-            box.set(linewidth=0.9, **style.fill_style(index))
+            box.set(linewidth=0.9, **fill_style(index))
         for index, fits in enumerate(values):
             point = {**style.line_style(index), "linestyle": "", "markeredgecolor": style.text_color(ax)}
             ax.plot(np.full(len(fits), index + 1.0), fits, **point, markeredgewidth=0.4, zorder=3)

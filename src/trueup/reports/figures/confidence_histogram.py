@@ -11,7 +11,7 @@ from trueup._core.arrays import as_arrays
 from trueup._core.bins import Bins
 from trueup._core.formatting import format_percent
 from trueup._core.row_scores import is_event
-from trueup._core.types import ArrayLike
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup.reports import style
 from trueup.reports.audit import Audit
 from trueup.reports.figures import Section, Table, panels, percent, stages, words_for
@@ -37,12 +37,7 @@ class ConfidenceHistogram:
 
 
 def confidence_histogram(
-    logits: ArrayLike,
-    labels: ArrayLike,
-    *,
-    bins: int = 20,
-    top_label: bool = False,
-    sample_weight: ArrayLike | None = None,
+    logits: ArrayLike, labels: ArrayLike, *, bins: int = 20, top_label: bool = False, sample_weight: WeightsLike = None
 ) -> ConfidenceHistogram:
     """Count right and wrong predictions in bins of confidence.
 

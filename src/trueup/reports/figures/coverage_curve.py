@@ -10,7 +10,7 @@ from scipy.special import bdtr, bdtrik
 
 from trueup._core.arrays import as_weights, effective_rows
 from trueup._core.formatting import format_percent
-from trueup._core.types import ArrayLike
+from trueup._core.types import ArrayLike, WeightsLike
 from trueup.metrics.forecasts import central_coverage, check_forecast
 from trueup.metrics.resampling import tail_share
 from trueup.reports import style
@@ -40,12 +40,7 @@ class CoverageCurve:
 
 
 def coverage_curve(
-    mean: ArrayLike,
-    std: ArrayLike,
-    targets: ArrayLike,
-    *,
-    sample_weight: ArrayLike | None = None,
-    level: float = 0.95,
+    mean: ArrayLike, std: ArrayLike, targets: ArrayLike, *, sample_weight: WeightsLike = None, level: float = 0.95
 ) -> CoverageCurve:
     """Compute the share of targets inside the central interval of each level.
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from trueup.reports import style
 from trueup.reports.figures.reliability import Reliability
-from trueup_studies.figures import Band, MaxLogits, draw, panels
+from trueup_studies.figures import Band, MaxLogits, draw, panels, second_axis
 from trueup_studies.grid import Options, Rows
 from trueup_studies.papers.rethinking.rethinking_evidence import best_coefficient
 from trueup_studies.papers.rethinking.rethinking_presets import REFERENCE, SWEEP, TITLES, Growth, Plan, plans
@@ -75,7 +75,7 @@ def _best_by_size(ax: Any, rows: Rows, growth: Growth, by: str) -> None:
         side.plot(growth.sizes, best, **style.line_style(index), label=letter)
     _log_sizes(ax, growth.sizes)
     style.set_labels(ax, "Best coefficient by size", "Training samples", "ε, α")
-    style.second_axis(ax, other, "γ")
+    second_axis(ax, other, "γ")
 
 
 def diagrams(chosen: Chosen) -> Any:
