@@ -197,7 +197,7 @@ def test_wrong_bodies_are_told(client, job):
     apply = f"/api/jobs/{job['id']}/apply"
     answer = client.post(apply, json={"logits": [[1, 2], [1, 2, 3]]})
     assert (answer.status_code, answer.json()["error"]) == (
-        422,
+        409,
         "logits: rows must have equally many numbers, got 2..3",
     )
     assert "finite" in client.post(apply, content=b'{"logits": [[1e999, 0, 0]]}', headers=JSON).json()["error"]

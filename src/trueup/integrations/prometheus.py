@@ -82,13 +82,13 @@ class Collector:
         yield alarm
 
 
-def prometheus_text(monitors: Mapping[str, Monitor], *collectors: Any) -> bytes:
+def prometheus_text(monitors: Monitor | Mapping[str, Monitor], *collectors: Any) -> bytes:
     """Write the metrics of monitors in the text format of Prometheus.
 
     Parameters
     ----------
     monitors
-        Monitors by name.
+        A monitor, which gets the name "monitor", or monitors by name.
     *collectors
         Other collectors of the client library to include.
 
@@ -102,8 +102,11 @@ def prometheus_text(monitors: Mapping[str, Monitor], *collectors: Any) -> bytes:
     >>> text = prometheus_text({"net": Monitor(2)}).decode()
     >>> 'trueup_alarm{monitor="net"} 0.0' in text
     True
+    >>> 'trueup_alarm{monitor="monitor"} 0.0' in prometheus_text(Monitor(2)).decode()
+    True
     """
     registry = CollectorRegistry(auto_describe=False)
-    for collector in (Collector(monitors), *collectors):
+    by_name = {"monitor": monitors} if isinstance(monitors, Monitor) else monitors
+    for collector in (Collector(by_name), *collectors):
         registry.register(collector)
     return generate_latest(registry)

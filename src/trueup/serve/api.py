@@ -73,22 +73,16 @@ STATUSES = {
     507: "the disk is full; nothing was changed",
 }
 ERRORS: Responses = {code: {"model": models.Error, "description": text} for code, text in STATUSES.items()}
-FILE_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
-    }
-}
-"""Description of a file that is sent as the request body."""
 
 
 def file_route(kind: str) -> dict[str, Any]:
     """Describe a route that answers with a file of this media type."""
-    content = {kind: {"schema": {"type": "string", "format": "binary"}}}
-    return {"response_class": Response, "responses": {200: {"content": content}}}
+    return {"response_class": Response, "responses": {200: {"content": {kind: BINARY}}}}
 
 
+BINARY = {"schema": {"type": "string", "format": "binary"}}
 SAFETENSORS = file_route("application/octet-stream")
+FILE_BODY = {"requestBody": {"required": True, "content": {"application/octet-stream": BINARY}}}
 
 
 def attachment(content: bytes, name: str, kind: str = "application/octet-stream") -> Response:

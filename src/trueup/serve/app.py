@@ -49,7 +49,7 @@ BROKEN = "internal error; the server continues, and its log has the details"
 MISSING = "there is no such data under that id; data is deleted some time after its last use"
 ERRORS: dict[type[Exception], Callable[[Any], tuple[Any, ...]]] = {
     HTTPException: lambda error: (error.status_code, str(error.detail), error.headers or {}),
-    RequestValidationError: lambda error: (422, describe_fields(error.errors(), skip=1)),
+    RequestValidationError: lambda error: (_status_of(error), describe_fields(error.errors(), skip=1)),
     Missing: lambda error: (404, MISSING),
     Busy: lambda error: (503, str(error), {"Retry-After": "60"}),
     ValueError: lambda error: (409, error_message(error, HINTS)),
@@ -110,9 +110,15 @@ async def _every(seconds: float, work: Callable[[], None]) -> None:
         await run_in_threadpool(work)
 
 
+def _status_of(error: RequestValidationError) -> int:
+    """Return 409 if only rules of ours reject a request, which the schema cannot express; else 422."""
+    return 409 if {each["type"] for each in error.errors()} == {"value_error"} else 422
+
+
 def _respond(answer: Callable[[Any], tuple[Any, ...]], request: Request, error: Exception) -> JSONResponse:
     status, message, *headers = answer(error)
     routes = request.app.state.routes if status == 405 else ()  # a route knows only its own methods
     if matching := [route for route in routes if route.path_regex.match(request.scope["path"])]:
-        headers = [{"Allow": ", ".join(sorted({method for route in matching for method in route.methods}))}]
+        same_path = [route for route in matching if route.path == matching[0].path]
+        headers = [{"Allow": ", ".join(sorted({method for route in same_path for method in route.methods}))}]
     return JSONResponse({"error": message}, status, *headers)
