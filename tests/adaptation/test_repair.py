@@ -124,6 +124,52 @@ def test_equal_class_frequencies_need_no_weights() -> None:
     assert find_class_mix(biased.double().numpy(), y[rare].numpy()) is None
 
 
+class Halves(nn.Module):
+    """The trained network on images of twice the side, which orientations need."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = deepcopy(trained())
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.inner(F.avg_pool2d(x, 2))
+        return logits
+
+
+def large(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    x, y = images(n, seed)
+    return F.interpolate(x, scale_factor=2), y
+
+
+@pytest.mark.parametrize(
+    ("change", "phrase"),
+    [
+        (lambda x: x.flip(2), "flip upside down"),
+        (lambda x: x.flip(1), "channels in the order blue, green, red"),
+        (lambda x: 1 - x, "inverted brightness"),
+    ],
+    ids=["upside down", "BGR", "inverted"],
+)
+def test_an_orientation_is_undone_saved_and_cheap(change: Any, phrase: str, tmp_path: Path) -> None:
+    x, y = large(300, 2)
+    network = Halves().eval()
+    repaired = repair(network, loader(change(x), y), normalise=nn.Identity(), augment=None)
+    assert phrase in repaired.repair_record.words
+    assert repaired.repair_record.equivalents < 120
+    xt, yt = large(1500, 3)
+    clean = trueup.METHODS["temperature"](network(xt).detach(), yt)(network(xt).detach())
+    assert nll(repaired, change(xt), yt) < 1.15 * float(F.cross_entropy(clean, yt))
+    trueup.save(repaired, tmp_path / "map.safetensors")
+    torch.testing.assert_close(trueup.load(tmp_path / "map.safetensors", model=network)(xt), repaired(xt))
+
+
+def test_images_the_right_way_up_keep_their_orientation() -> None:
+    for seed in range(4, 8):
+        x, y = large(300, seed)
+        record = repair(Halves().eval(), loader(x, y), normalise=nn.Identity(), augment=None, maps="orientation")
+        assert record.repair_record.words == ()
+
+
 def test_home_data_is_left_to_temperature() -> None:
     x, y = images(300, 5)
     repaired = fit(x, y)

@@ -9,16 +9,17 @@ from torch import Tensor
 from trueup._core.errors import InputError
 from trueup.adaptation import FAMILIES
 from trueup.adaptation.composition import Composition, PixelSpace
-from trueup.adaptation.input_maps import CONTAINS, InputMap
+from trueup.adaptation.input_maps import CONTAINS, InputMap, Orientation, orientations
 from trueup.adaptation.natural_gradient import pull_back, solve_damped
 
 SHAPE = (3, 8, 8)
+LARGE = (3, 16, 16)
 FEATURES = (20,)
 ZERO_ONE = (torch.tensor(0.0), torch.tensor(1.0))
 
 
 def shape_of(name: str) -> tuple[int, ...]:
-    return SHAPE if FAMILIES[name].suits(SHAPE) else FEATURES
+    return next(shape for shape in (SHAPE, LARGE, FEATURES) if FAMILIES[name].suits(shape))
 
 
 def drawn(name: str, shape: tuple[int, ...] | None = None, seed: int = 0) -> InputMap:
@@ -140,3 +141,33 @@ def test_images_without_colours_have_no_white_balance() -> None:
     grey, coloured = (FAMILIES["affine"](shape) for shape in ((1, 8, 8), (3, 8, 8)))
     assert (grey.diagnosis(), coloured.diagnosis()) == ("brightness and contrast", "white balance")
     assert FAMILIES["affine"]((5,)).diagnosis() == "gain and offset per feature"
+
+
+def test_every_orientation_is_the_exact_inverse_of_one_of_them() -> None:
+    x = pixels(2, LARGE)
+    exact = [orientation for orientation in orientations(LARGE) if orientation.is_exact]
+    assert len(exact) == 13
+    for orientation in exact:
+        there = orientation(x)
+        assert float((there - x).abs().max()) > 0.1
+        assert min(float((other(there) - x).abs().max()) for other in exact) < 1e-5
+        assert orientation.words()
+
+
+def test_an_orientation_says_what_it_does() -> None:
+    phrases = {phrase for orientation in orientations(LARGE) for phrase in orientation.words()}
+    assert {"flip upside down", "inverted brightness", "channels in the order blue, green, red"} <= phrases
+    assert {"rotation by 20°", "zoom 1.43", "shift by 20 % of the side"} <= phrases
+    assert len(orientations((1, 16, 24))) == 3 + 6 + 4 + 4 + 1
+    torch.testing.assert_close(Orientation(LARGE)(pixels(2, LARGE)), pixels(2, LARGE), rtol=0, atol=1e-6)
+
+
+def test_a_rotation_of_an_image_that_is_no_square_keeps_its_angles() -> None:
+    wide = torch.zeros(1, 1, 24, 48)
+    wide[:, :, 11:13, 8:40] = 1  # a bar of 2 by 32 pixels
+    turned = next(
+        o for o in orientations((1, 24, 48)) if o.words() == ["rotation by 20°", "zoom 1.00"] or "20°" in str(o.words())
+    )
+    rows, columns = turned(wide)[0, 0].gt(0.5).nonzero().T.double()
+    slope = float(((rows - rows.mean()) * (columns - columns.mean())).sum() / ((columns - columns.mean()) ** 2).sum())
+    assert abs(slope) == pytest.approx(0.364, abs=0.05)  # tan 20°

@@ -24,6 +24,7 @@ from trueup.adaptation.context import (
     require_positive,
 )
 from trueup.adaptation.forward_selection import N_FOLDS, ForwardSelection, SelectionStep, fit_to_teacher, row_losses
+from trueup.adaptation.input_maps import FAMILIES
 from trueup.adaptation.record import Pipeline, Repaired, assemble, restore_modes
 from trueup.clamping.fit import warn_at_a_bound
 from trueup.clamping.network import Network
@@ -130,6 +131,9 @@ def adapt(
     home = None if reference is None else Unlabelled(parse_loader("reference", reference))
     labelled_loader = None if labelled is None else parse_loader("labelled", labelled)
     with prepare(model, batches, normalise=normalise, options=options, seed=seed, progress=progress) as context:
+        # Without labels there is no loss by which to choose an orientation.
+        families = tuple(name for name in context.families if name in FAMILIES)
+        context = replace(context, families=families)
         home_samples = other_samples("reference", home, context.network)
         labelled_samples = other_samples("labelled", labelled_loader, context.network)
         candidates, stopped, shift = _make_candidates(context, temperature, home_samples, entropy=options.entropy)
@@ -194,7 +198,7 @@ def _self_train(context: RepairContext, temperature: float, *, entropy: bool) ->
         entropies.append(row_losses(logits.numpy(), targets))
         if number == N_TEACHER_ROUNDS:
             break
-        composition = fit_to_teacher(context, targets, temperature, composition if number else None)
+        composition = fit_to_teacher(context, targets, temperature, composition)
         if not composition.parts:
             break
         changed = context.estimate(composition)

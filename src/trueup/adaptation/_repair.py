@@ -23,7 +23,10 @@ from trueup.adaptation.forward_selection import (
     fit_to_teacher,
     row_losses,
     select_maps,
+    select_orientation,
+    start_selection,
 )
+from trueup.adaptation.input_maps import Orientation
 from trueup.adaptation.last_layer import cross_fit_head, find_head, fit_correction
 from trueup.adaptation.record import Pipeline, Repaired, assemble, restore_modes
 from trueup.calibrators.base import Calibrator
@@ -118,18 +121,22 @@ def _repair(context: RepairContext, method: str) -> Repaired:
         context.notes.append(reason)
         context, method = replace(context, parts=(), families=()), "temperature"
     context = _weigh_classes(context)
-    selection = select_maps(context)
+    selection, head, renewable = start_selection(context), _find_head(context), _can_renew(context)
+    if Orientation.name in context.families:
+        context = _choose_orientation(context, selection, head, renewable)
+    start = selection.folds[0].composition
+    select_maps(context, selection)
     selection.stopped = reason or selection.stopped
-    head = _find_head(context)
-    renewable = _can_renew(context)
     results, weight = _try_batch_norm(context, selection, head) if renewable else (None, 0.0)
     if weight and context.families and network.cost().equivalents <= context.budget:
-        results, weight = _try_taught_map(context, selection, head) or (results, weight)
-    if selection.folds[0].composition.parts and renewable:
-        # A map can hide a better pipeline: new statistics alone compete with all of it.
-        alone = "batch_norm", "batch-norm statistics alone"
-        tried = _try_pipeline(context, selection, head, Composition([]), *alone, required=0.0, baseline=0)
-        results, weight = tried or (results, weight)
+        results, weight = _try_taught_map(context, selection, head, start) or (results, weight)
+    # A map can hide a better pipeline: new statistics alone compete with all of it.
+    for composition in [start, Composition([])] if start.parts else [start]:
+        if renewable and selection.folds[0].composition.name != composition.name:
+            name = f"{composition.name} + batch_norm" if composition.parts else "batch_norm"
+            alone = name, "batch-norm statistics alone"
+            tried = _try_pipeline(context, selection, head, composition, *alone, required=0.0, baseline=0)
+            results, weight = tried or (results, weight)
     ridge = _try_head(context, selection, head, results)
     if not _holds(selection):
         # The choice among steps can overfit. If the nested choice has no gain, only the temperature is kept.
@@ -177,6 +184,24 @@ def _weigh_classes(context: RepairContext) -> RepairContext:
         return replace(context, weights=mix.weights)
     context.notes.append(f"{differs} and some classes are missing; batch norm and the last layer are left as they are")
     return replace(context, parts=tuple(part for part in context.parts if part == "input"))
+
+
+def _choose_orientation(
+    context: RepairContext, selection: ForwardSelection, head: str | None, renewable: bool
+) -> RepairContext:
+    """Select an orientation; an interpolated one must also beat new batch-norm statistics without it."""
+    spent, original = context.network.cost().equivalents, selection.folds
+    select_orientation(context, selection)
+    parts = selection.folds[0].composition.parts
+    if renewable and any(isinstance(part, Orientation) and not part.is_exact for part in parts):
+        pipelines = (_forward_folds(context, folds, 1.0, head)[1] for folds in (original, selection.folds))
+        losses = [(selection.weights * row_losses(logits, context.network.labels)).mean() for logits in pipelines]
+        if losses[0] < min(losses[1], selection.steps[-1].losses.mean()):
+            selection.steps[-1] = replace(selection.steps[-1], kept=False)
+            selection.current, selection.folds = 0, original
+    # The input maps get the whole budget.
+    families = tuple(name for name in context.families if name != Orientation.name)
+    return replace(context, families=families, budget=context.budget + context.network.cost().equivalents - spent)
 
 
 def _holds(selection: ForwardSelection) -> bool:
@@ -237,7 +262,7 @@ def _try_batch_norm(
 
 
 def _try_taught_map(
-    context: RepairContext, selection: ForwardSelection, head: str | None
+    context: RepairContext, selection: ForwardSelection, head: str | None, start: Composition
 ) -> tuple[list[ForwardResult], float] | None:
     """Try an input map fitted to the predictions of the network with new batch-norm statistics.
 
@@ -245,11 +270,11 @@ def _try_taught_map(
     then estimated again behind the map.
     """
     labels = context.network.labels
-    logits = context.forward(Composition([]), 1.0, head).logits
+    logits = context.forward(start, 1.0, head).logits
     temperature = Loss().temperature(logits, labels)
     targets = torch.softmax(logits.double() / temperature, dim=1)
-    composition = fit_to_teacher(context, targets, temperature)
-    if not composition.parts:
+    composition = fit_to_teacher(context, targets, temperature, start)
+    if not len(composition.theta):
         return None
     title = "a map fitted to the predictions with new batch-norm statistics"
     return _try_pipeline(context, selection, head, composition, "taught map + batch_norm", title)

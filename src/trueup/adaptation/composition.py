@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from trueup._core.errors import InputError
 from trueup.adaptation import input_maps
-from trueup.adaptation.input_maps import CONTAINS, FAMILIES, InputMap, Kernel, Matrix, Offset, Shape
+from trueup.adaptation.input_maps import CONTAINS, FAMILIES, MAP_TYPES, InputMap, Kernel, Matrix, Offset, Shape
 from trueup.clamping.network import Network, extent
 
 Normalise: TypeAlias = Callable[[Tensor], Tensor] | tuple[Sequence[float], Sequence[float]]
@@ -32,7 +32,7 @@ class Composition(InputMap):
 
     def __init__(self, maps: Sequence[InputMap]) -> None:
         nn.Module.__init__(self)
-        names = list(FAMILIES)
+        names = list(MAP_TYPES)
         ordered: list[InputMap] = sorted(maps, key=lambda part: names.index(type(part).name))
         self.maps = nn.ModuleList(ordered)
         self.shape = maps[0].shape if maps else ()
@@ -88,7 +88,7 @@ class Composition(InputMap):
         >>> start.extend("colour", (3, 4, 4)).words()
         ['red gain 1.35']
         """
-        new, names = FAMILIES[family](shape), list(FAMILIES)
+        new, names = FAMILIES[family](shape), list(MAP_TYPES)
         inside: list[InputMap] = []
         for part in reversed([part for part in self.parts if names.index(part.name) < names.index(family)]):
             if part.name not in CONTAINS.get(family, ()):

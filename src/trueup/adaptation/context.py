@@ -17,7 +17,7 @@ from trueup._core.errors import InputError
 from trueup.adaptation.batch_norm import Augment, Crop, estimate, share_copy
 from trueup.adaptation.class_mix import resample
 from trueup.adaptation.composition import Composition, Normalise, PixelSpace, pixel_range, pixel_range_notes
-from trueup.adaptation.input_maps import FAMILIES, NEEDS_PIXELS, Shape
+from trueup.adaptation.input_maps import MAP_TYPES, NEEDS_PIXELS, Shape
 from trueup.adaptation.last_layer import watch_inputs
 from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.fit import check_loader, check_model, progress_line
@@ -31,7 +31,7 @@ from trueup.models.freezing import frozen, unwrap
 Part: TypeAlias = Literal["input", "batch_norm", "head"]
 PARTS: tuple[Part, ...] = ("input", "batch_norm", "head")
 """Parts of a network that can be repaired, in this order."""
-MAPS = tuple(name for name in FAMILIES if name not in ("channel_gamma", "kernel5", "pixel_offset"))
+MAPS = tuple(name for name in MAP_TYPES if name not in ("channel_gamma", "kernel5", "pixel_offset"))
 """Families that are screened by default."""
 MIN_SAMPLES = 50
 """Smallest number of samples: with fewer labels only a temperature is fitted, with fewer inputs nothing changes."""
@@ -50,7 +50,7 @@ class RepairOptions:
     parts
         Parts that may be repaired: "input", "batch_norm", "head".
     maps
-        Families of input maps to try, names of `FAMILIES`; None takes the default ones.
+        Families of input maps to try, names of `FAMILIES`, or "orientation"; None takes the default ones.
     augment
         Augmentation of the inputs while batch-norm statistics are estimated. "crop" shifts images by up to an eighth of
         their side, as training commonly does. Pass a function to use the training's own augmentation.
@@ -267,21 +267,21 @@ def _parse_parts(parts: Any) -> tuple[str, ...]:
 
 def _parse_maps(maps: Sequence[str] | str | None, shape: Shape, *, known: bool) -> tuple[str, ...]:
     if maps is None:
-        return tuple(name for name in MAPS if FAMILIES[name].suits(shape) and (known or name not in NEEDS_PIXELS))
+        return tuple(name for name in MAPS if MAP_TYPES[name].suits(shape) and (known or name not in NEEDS_PIXELS))
     names = (maps,) if isinstance(maps, str) else tuple(maps)
     for name in names:
-        if name not in FAMILIES:
-            raise InputError("maps", f"be some of {', '.join(FAMILIES)}", repr(name))
-        if not FAMILIES[name].suits(shape):
+        if name not in MAP_TYPES:
+            raise InputError("maps", f"be some of {', '.join(MAP_TYPES)}", repr(name))
+        if not MAP_TYPES[name].suits(shape):
             raise InputError("maps", f"suit inputs of shape {shape}", repr(name))
         if name in NEEDS_PIXELS and not known:
             raise InputError("maps", "have no gamma without a known pixel range", repr(name), "pass normalise")
-    return tuple(name for name in FAMILIES if name in names)
+    return tuple(name for name in MAP_TYPES if name in names)
 
 
 def _untestable_note(families: Sequence[str], network: Network) -> list[str]:
     """Return a note on families with too many parameters for a score test on these samples."""
-    sizes = {name: FAMILIES[name].size(network.shape) for name in families}
+    sizes = {name: MAP_TYPES[name].size(network.shape) for name in families}
     large = [f"{name} ({size})" for name, size in sizes.items() if len(network.labels) <= 2 * size]
     if not large or len(network.labels) < MIN_SAMPLES:
         return []

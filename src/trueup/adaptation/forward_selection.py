@@ -17,12 +17,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy.stats import norm
 from torch import Tensor
 
 from trueup._core.splits import fold_mask
 from trueup.adaptation.composition import Composition
 from trueup.adaptation.context import RepairContext
-from trueup.adaptation.input_maps import CONTAINS, FAMILIES
+from trueup.adaptation.input_maps import CONTAINS, FAMILIES, Orientation, orientations
 from trueup.adaptation.natural_gradient import SampleGradients, fisher_gradients, logits_through, natural_gradient
 from trueup.clamping.linearized import score_test
 from trueup.clamping.problem import Loss, paired_gain, sample_order
@@ -53,6 +54,11 @@ COMPARABLE_GAIN = 0.9
 MIN_EXTRA_GAIN = 0.3
 """Share of the first family's expected gain that another family must add to join the same step."""
 MAX_FAMILIES_PER_STEP = 3
+ORIENTATION_SAMPLES = (80, 400)
+"""Largest numbers of samples on which all orientations and the best ones are tried."""
+N_FINALISTS = 3
+ORIENTATION_SIGNIFICANCE = 0.01
+"""Level of the test of the best orientation, before correction for the number tried."""
 BATCH_NORM_FAMILIES = ("offset", "affine")
 """Families whose effect new batch-norm statistics mostly have already."""
 
@@ -158,8 +164,8 @@ class ForwardSelection:
         return losses, *paired_gain(self.steps[0].losses, losses)
 
 
-def select_maps(context: RepairContext) -> ForwardSelection:
-    """Select families by labels, until no candidate has signal or two steps in a row fail."""
+def start_selection(context: RepairContext) -> ForwardSelection:
+    """Return a selection with its first step, temperature alone."""
     network, labels = context.network, context.network.labels
     plain, order = network.plain_logits(), sample_order(network, Loss())
     folds, logits = [], np.zeros(plain.shape)
@@ -169,13 +175,59 @@ def select_maps(context: RepairContext) -> ForwardSelection:
         logits[out.numpy()] = plain[out].double().numpy() / folds[-1].temperature
     weights = 1.0 if context.weights is None else context.weights
     first = SelectionStep("temperature", "temperature alone", 0, 0, logits, weights * row_losses(logits, labels))
-    selection = ForwardSelection([first], 0, folds, {}, "no input map was requested", weights)
+    return ForwardSelection([first], 0, folds, {}, "no input map was requested", weights)
+
+
+def select_orientation(context: RepairContext, selection: ForwardSelection) -> None:
+    """Try fixed orientations by forward passes: all on few samples, then the best ones on more.
+
+    The best one must be significant after Bonferroni's correction for the number tried.
+    """
+    network, labels, candidates = context.network, context.network.labels, orientations(context.network.shape)
+    context.progress("screening orientations")
+    order = sample_order(network, Loss())
+
+    def losses(orientation: Orientation | None, n: int) -> np.ndarray:
+        index = order[torch.arange(n) * len(order) // n].sort().values
+        before = None if orientation is None else context.space(Composition([orientation]))
+        z = network.plain_logits()[index] if before is None else logits_through(network, before, index)
+        weights = selection.weights[index.numpy()] if isinstance(selection.weights, np.ndarray) else 1.0
+        return weights * Loss().rows(z, labels[index], Loss().temperature(z, labels[index])).numpy()
+
+    n_first, n_second = (min(len(labels), n) for n in ORIENTATION_SAMPLES)
+    means = [float(losses(candidate, n_first).mean()) for candidate in candidates]
+    finalists = [candidates[i] for i in np.argsort(means)[:N_FINALISTS]]
+    best = min(finalists, key=lambda candidate: float(losses(candidate, n_second).mean()))
+    gain, error = paired_gain(losses(None, n_second), losses(best, n_second))
+    required = float(norm.isf(ORIENTATION_SIGNIFICANCE / len(candidates)))
+    selection.stopped = "no orientation has signal"
+    if gain > required * error:
+        _start_at(context, selection, Composition([best]), required)
+
+
+def _start_at(context: RepairContext, selection: ForwardSelection, composition: Composition, required: float) -> None:
+    """Score a map without fitted parameters by its own temperatures, and continue from it if it is kept."""
+    labels, z = context.network.labels, logits_through(context.network, context.space(composition))
+    folds, logits = [], np.zeros(z.shape)
+    for fold in selection.folds:
+        folds.append(FoldState(fold.out, composition, Loss().temperature(z[~fold.out], labels[~fold.out])))
+        logits[fold.out.numpy()] = z[fold.out].double().numpy() / folds[-1].temperature
+    if selection.score_step(
+        composition.name, ", ".join(composition.words()), 0, logits, labels, required=required
+    ).kept:
+        selection.folds = folds
+
+
+def select_maps(context: RepairContext, selection: ForwardSelection) -> None:
+    """Select families by labels, until no candidate has signal or two steps in a row fail."""
+    network, labels, start = context.network, context.network.labels, selection.folds[0].composition
     if not context.families:
-        return selection
+        return
     context.progress("screening families of input maps")
     everything = torch.ones(len(labels), dtype=torch.bool)
-    identity = FoldState(everything, Composition([]), Loss().temperature(plain, labels))
-    candidates, states, refused, failures = list(context.families), [identity], set[str](), 0
+    identity = FoldState(everything, start, Loss().temperature(network.plain_logits(), labels))
+    states = selection.folds if start.parts else [identity]
+    candidates, refused, failures = list(context.families), set[str](), 0
     scores = _held_out_scores(context, states, candidates)
     p_values = selection.p_values = {name: scores[name].p_value(context.seed) for name in candidates}
     while failures < MAX_FAILURES:
@@ -183,7 +235,7 @@ def select_maps(context: RepairContext) -> ForwardSelection:
         if not families or network.cost().equivalents > context.budget:
             no_signal = "no other family has signal" if len(selection.steps) > 1 else "no family of maps has signal"
             selection.stopped = "the budget of forward passes was used up" if families else no_signal
-            return selection
+            return
         context.progress(f"input map: {' + '.join(families)}")
         kept = _try_families(context, selection, families, p_values[families[0]])
         if kept is None:
@@ -195,7 +247,6 @@ def select_maps(context: RepairContext) -> ForwardSelection:
         scores = _held_out_scores(context, kept, candidates)
         p_values = {name: scores[name].p_value(context.seed) for name in candidates}
     selection.stopped = "two richer maps in a row did not help"
-    return selection
 
 
 def _try_families(
@@ -293,19 +344,17 @@ def average_folds(selection: ForwardSelection) -> Composition:
     return composition.with_theta(torch.stack([state.composition.theta for state in selection.folds]).mean(dim=0))
 
 
-def fit_to_teacher(
-    context: RepairContext, targets: Tensor, temperature: float, start: Composition | None = None
-) -> Composition:
+def fit_to_teacher(context: RepairContext, targets: Tensor, temperature: float, start: Composition) -> Composition:
     """Fit a map that brings the network's predictions close to a teacher's probabilities.
 
-    With `start` only its families are fitted. Otherwise families are selected as with labels, but on one split: a third
-    of the samples scores each step by the cross-entropy to the teacher. Finally the map is fitted to all samples. The
-    final fit is used only if it lowers the cross-entropy.
+    If the map `start` has parameters, only these are fitted. Otherwise families are selected as with labels, but on one
+    split: a third of the samples scores each step by the cross-entropy to the teacher. Finally the map is fitted to all
+    samples. The final fit is used only if it lowers the cross-entropy.
     """
     network = context.network
     out = fold_mask(sample_order(network, Loss()), 0, N_FOLDS)
-    state = FoldState(out, Composition([]) if start is None else start, temperature)
-    if start is None:
+    state = FoldState(out, start, temperature)
+    if not len(start.theta):
         state = _select_for_teacher(context, targets, state)
     if not len(state.composition.theta):
         return state.composition
@@ -340,8 +389,8 @@ def _select_for_teacher(context: RepairContext, targets: Tensor, state: FoldStat
         return gradients.logits, _scores((gradients, drawn, gradients), extended, candidates, [*fitted, *renewed])
 
     context.progress("screening families against the teacher")
-    _, scores = scores_at(state)
-    losses = row_losses(network.plain_logits()[out].double().numpy() / state.temperature, targets[out])
+    logits, scores = scores_at(state)
+    losses = row_losses(logits[out].double().numpy() / state.temperature, targets[out])
     while True:
         p_values = {name: scores[name].p_value(context.seed) for name in scores}
         chosen = _choose(scores, p_values, set(), context.seed, TEACHER_SIGNIFICANCE)
@@ -365,7 +414,7 @@ def _fit_fold(
     for family in families:
         composition = composition.extend(family, context.network.shape)
     before = replace(fold, composition=composition)
-    n_steps = LATER_STEPS if fold.composition.parts else FIRST_STEPS
+    n_steps = LATER_STEPS if len(fold.composition.theta) else FIRST_STEPS
     return before, _fit_map(context, targets, before, (~fold.out).nonzero()[:, 0], n_steps, seed)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import permutations
 from typing import ClassVar
 
 import numpy as np
@@ -93,6 +94,11 @@ class InputMap(nn.Module):
         """Return the same family at other coordinates."""
         return type(self)(self.shape, theta)
 
+    @property
+    def stored(self) -> Tensor:
+        """Numbers of the map in a file."""
+        return self.theta
+
     def extra_repr(self) -> str:
         """Describe the map."""
         return ", ".join(self.words())
@@ -146,6 +152,8 @@ def matrix_words(matrix: Tensor, offset: Tensor, shape: Shape) -> list[str]:
     return gains + mixture + channel_words("offset", offset, shape)
 
 
+MIN_GEOMETRY_SIDE = 16
+"""Smallest side of an image whose positions are changed; smaller images have too few pixels to interpolate."""
 _DARK = 0.002  # below it the gamma curve is a line, since its slope at zero may be infinite
 
 
@@ -531,6 +539,134 @@ class PixelOffset(_Constants):
     scale, axes, any_input = 0.05, slice(None), True
 
 
+def sample_at(x: Tensor, matrix: Tensor) -> Tensor:
+    """Sample images (n, C, H, W) at positions mapped by a matrix (2, 3), in units of half a side; black outside."""
+    rows, columns = (2 * _positions(size, x) - 1 for size in x.shape[2:])
+    shape = len(rows), len(columns)
+    ones = torch.ones(shape, dtype=x.dtype, device=x.device)
+    points = torch.stack([columns.expand(shape), rows[:, None].expand(shape), ones], dim=-1)
+    grid = (points @ matrix.to(x).T).expand(len(x), *shape, 2)
+    return F.grid_sample(x, grid, padding_mode="zeros", align_corners=False)
+
+
+def _position_words(matrix: Tensor, shape: Shape) -> list[str]:
+    """Describe the rotation, zoom, shear and shift of an image that is sampled at a matrix (2, 3)."""
+    a, b, c, d = matrix[:, :2].reshape(-1).tolist()
+    b, c = b * shape[2] / shape[1], c * shape[1] / shape[2]  # from sides to pixels
+    angle, zoom = math.degrees(math.atan2(c - b, a + d)), 1 / math.sqrt(max(abs(a * d - b * c), 1e-6))
+    shear, shift = math.hypot(a - d, b + c), float(matrix[:, 2].norm()) / 2
+    phrases = [f"rotation by {abs(angle):.0f}°"] if abs(angle) >= 1 else []
+    phrases += [f"zoom {zoom:.2f}"] if abs(zoom - 1) >= VISIBLE else []
+    phrases += [f"shear {shear:.2f}"] if shear >= VISIBLE else []
+    return phrases + ([f"shift by {100 * shift:.0f} % of the side"] if shift >= VISIBLE else [])
+
+
+class Geometry(InputMap):
+    """Shift, rotate, zoom and shear: x sampled at positions (I + Θ)(u, v, 1) (scale 0.1), black outside."""
+
+    name, title = "geometry", "shift, rotation, zoom and shear"
+    cause = "geometry"
+    scale, per_map, min_side = 0.1, 6, MIN_GEOMETRY_SIDE
+
+    def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Sample at other positions."""
+        return sample_at(x, self._matrix(theta))
+
+    def words(self) -> list[str]:
+        """Describe rotation, zoom, shear and shift."""
+        return _position_words(self._matrix(self.theta.cpu()), self.shape)
+
+    def _matrix(self, theta: Tensor) -> Tensor:
+        return torch.eye(2, 3, dtype=theta.dtype, device=theta.device) + self.scale * theta.reshape(2, 3)
+
+
+class Orientation(InputMap):
+    """A fixed change of images without fitted parameters: positions, order of channels, or inverted brightness.
+
+    The settings (7 + C,) are the matrix (2, 3) of `sample_at`, 1 for inverted brightness, and the order of channels.
+    """
+
+    name, title, cause = "orientation", "orientation", "another orientation"
+    min_side = MIN_GEOMETRY_SIDE
+    settings: Tensor
+
+    def __init__(self, shape: Sequence[int], settings: Tensor | None = None) -> None:
+        super().__init__(shape)
+        identity = torch.cat([torch.eye(2, 3).flatten(), torch.zeros(1), torch.arange(float(shape[0]))])
+        settings = identity if settings is None else settings.detach()
+        if settings.shape != identity.shape:
+            raise InputError("settings", f"have shape {tuple(identity.shape)}", f"{tuple(settings.shape)}")
+        self.register_buffer("settings", settings)
+
+    @property
+    def stored(self) -> Tensor:
+        """Numbers of the map in a file."""
+        return self.settings
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no pixel is interpolated or lost."""
+        turned = self.settings[:6].reshape(2, 3)
+        return bool((turned[:, 2] == 0).all() and (turned[:, :2].abs().sum(dim=1) == 1).all())
+
+    def with_theta(self, theta: Tensor) -> InputMap:
+        """Return the map itself, which has no coordinates."""
+        return self
+
+    def apply_map(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Change the images."""
+        channels, inverted = self.settings[7:].long().tolist(), bool(self.settings[6])
+        x = sample_at(x[:, channels], self.settings[:6].reshape(2, 3))
+        return 1 - x if inverted else x
+
+    def words(self) -> list[str]:
+        """Describe the change."""
+        matrix = self.settings[:6].reshape(2, 3)
+        turned = tuple(round(v) for v in matrix[:, :2].reshape(-1).tolist())
+        phrases = [TURNS[turned]] if self.is_exact and turned in TURNS else []
+        phrases += [] if self.is_exact else _position_words(matrix, self.shape)
+        channels, names = self.settings[7:].long().tolist(), channel_names(self.shape)
+        if channels != sorted(channels):
+            phrases.append(f"channels in the order {', '.join(names[c] for c in channels)}")
+        return phrases + (["inverted brightness"] if self.settings[6] else [])
+
+
+TURNS: Mapping[tuple[int, ...], str] = {
+    (-1, 0, 0, 1): "mirroring left to right",
+    (1, 0, 0, -1): "flip upside down",
+    (-1, 0, 0, -1): "half turn",
+    (0, 1, 1, 0): "transposition",
+    (0, -1, -1, 0): "transposition along the other diagonal",
+    (0, 1, -1, 0): "quarter turn",
+    (0, -1, 1, 0): "quarter turn the other way",
+}
+"""Exact changes of positions, by the first two columns of the matrix; the last four need square images."""
+ANGLES, ZOOMS, SHIFTS = (-30, -20, -10, 10, 20, 30), (0.7, 0.85, 1.2, 1.4), (-0.2, 0.2)
+"""Angles in degrees, scales of the sampled positions, and shifts in sides that are tried."""
+
+
+def orientations(shape: Shape) -> list[Orientation]:
+    """Return the fixed changes that are tried: turns, orders of three channels, inversion, angles, zooms, shifts."""
+    channels, height, width = shape
+    identity = torch.eye(2, 3)
+    turns = list(TURNS)[: 7 if height == width else 3]
+    matrices = [torch.cat([torch.tensor(turn).float().reshape(2, 2), torch.zeros(2, 1)], dim=1) for turn in turns]
+    for angle in map(math.radians, ANGLES):
+        sine, cosine = math.sin(angle), math.cos(angle)
+        matrices.append(torch.tensor([[cosine, -sine * height / width, 0], [sine * width / height, cosine, 0]]))
+    matrices += [identity * zoom for zoom in ZOOMS]
+    for shift in SHIFTS:
+        for offsets in ([[0, 0, 2 * shift], [0, 0, 0]], [[0, 0, 0], [0, 0, 2 * shift]]):
+            matrices.append(identity + torch.tensor(offsets))
+    settings: list[tuple[Tensor, int, Sequence[int]]] = [(matrix, 0, range(channels)) for matrix in matrices]
+    settings += [(identity, 1, range(channels))]
+    settings += [(identity, 0, order) for order in list(permutations(range(3)))[1:] if channels == 3]
+    return [
+        Orientation(shape, torch.cat([matrix.flatten(), torch.tensor([float(inverted), *order])]))
+        for matrix, inverted, order in settings
+    ]
+
+
 def _pad(x: Tensor, by: int) -> Tensor:
     return F.pad(x, (by, by, by, by), mode="replicate")
 
@@ -563,8 +699,12 @@ def _range(kind: str, values: Tensor, neutral: float) -> list[str]:
 
 _POINTWISE = (Gamma, ChannelGamma, Offset, ChannelAffine, Matrix, LowRank)
 _SPATIAL = (GreyKernel, Kernel, WideKernel, RadialGain, SmoothGain, SmoothOffset, RowOffset, ColumnOffset, PixelOffset)
-FAMILIES: Mapping[str, type[InputMap]] = {family.name: family for family in (Shrinkage, *_POINTWISE, *_SPATIAL)}
-"""All families by name, in the order in which a composition applies them."""
+FAMILIES: Mapping[str, type[InputMap]] = {
+    family.name: family for family in (Geometry, Shrinkage, *_POINTWISE, *_SPATIAL)
+}
+"""All families with fitted parameters by name, in the order in which a composition applies them."""
+MAP_TYPES: Mapping[str, type[InputMap]] = {Orientation.name: Orientation, **FAMILIES}
+"""All kinds of maps by name, in the same order."""
 
 NEEDS_PIXELS = ("gamma", "channel_gamma")
 """Families that need a known range of the pixels."""

@@ -19,7 +19,7 @@ from trueup.adaptation.batch_norm import share_copy
 from trueup.adaptation.composition import Composition, PixelSpace
 from trueup.adaptation.context import RepairContext
 from trueup.adaptation.forward_selection import ForwardSelection
-from trueup.adaptation.input_maps import FAMILIES
+from trueup.adaptation.input_maps import MAP_TYPES
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import Chain
 from trueup.calibrators.temperature import Temperature
@@ -260,7 +260,7 @@ def to_artifact(repaired: Repaired) -> tuple[dict[str, Any], dict[str, Any]]:
     if before is not None:
         assert isinstance(before.inner, Composition)
         maps = {part.name: list(part.shape) for part in before.inner.parts}
-        tensors |= {f"map.{part.name}": part.theta for part in before.inner.parts}
+        tensors |= {f"map.{part.name}": part.stored for part in before.inner.parts}
         tensors |= {"low": before.low, "high": before.high}
     inside = {"maps": maps, "record": pack(asdict(repaired.repair_record), "record", None)}
     inside |= identify_model(repaired.model, repaired.changed)
@@ -306,11 +306,11 @@ def _as_in(model: nn.Module, changed: Mapping[str, Tensor]) -> dict[str, Tensor]
 def _map(maps: Mapping[str, Any], tensors: dict[str, Tensor]) -> PixelSpace | None:
     parts = []
     for name, shape in maps.items():
-        if name not in FAMILIES:
-            raise ValueError(f"no input map is called {name!r}; the maps are: {', '.join(FAMILIES)}")
+        if name not in MAP_TYPES:
+            raise ValueError(f"no input map is called {name!r}; the maps are: {', '.join(MAP_TYPES)}")
         if f"map.{name}" not in tensors:
             raise ValueError(f"the tensor map.{name} is missing")
-        parts.append(FAMILIES[name](shape, tensors.pop(f"map.{name}")))
+        parts.append(MAP_TYPES[name](shape, tensors.pop(f"map.{name}")))
     if not parts:
         return None
     if not {"low", "high"} <= set(tensors):
