@@ -211,12 +211,12 @@ def number_labels(labels: ArrayLike, class_names: Sequence[str]) -> np.ndarray:
     if arrays.is_tensor(labels) or values.dtype.kind not in "USOT":
         return values
     number = {str(name): k for k, name in enumerate(class_names)}
-    numbers = [number.get(str(value), -1) for value in values.ravel().tolist()]
+    names = values.ravel().tolist()
+    numbers = [number.get(str(name), -1) for name in names]
     if -1 in numbers:
         row = numbers.index(-1)
-        missing = values.ravel()[row] is None or values.ravel()[row] != values.ravel()[row]
-        hint = "leave out rows without a label" if missing else None
-        got = f"{values.ravel().tolist()[row]!r} in row {row} and {numbers.count(-1)} such in all"
+        hint = None if isinstance(names[row], str) else "leave out rows without a label"
+        got = f"{names[row]!r} in row {row} and {numbers.count(-1)} such in all"
         raise InputError("labels", f"be classes ({', '.join(list(number)[:8])})", got, hint)
     return np.array(numbers, dtype=np.int64).reshape(values.shape)
 

@@ -59,7 +59,7 @@ def _sniff(path: Path, sep: str | None, decimal: str | None) -> tuple[str, str]:
     """Return the separator and the decimal mark of a CSV file, with a warning if they are not comma and point."""
     with _open_text(path, newline="") as file:
         lines = [line[:LINE_CHARACTERS] for line in islice(file, _ROWS_OF_COLUMNS)]
-    separator = sep or max(SEPARATORS, key=lambda mark: lines[:1] and len(next(csv.reader(lines[:1], delimiter=mark))))
+    separator = sep or max(SEPARATORS, key="".join(lines[:1]).count)
     cells = [cell for line in csv.reader(lines[1:], delimiter=separator) for cell in line]
     has_commas = any(map(_DECIMAL_COMMA.fullmatch, cells)) and not any(map(_DECIMAL_POINT.fullmatch, cells))
     mark = decimal or ("," if separator != "," and has_commas else ".")

@@ -155,11 +155,10 @@ class Fields:
 
     def csv_options(self, path: str) -> dict[str, str]:
         """Return `sep` and `decimal`, if they were given."""
-        options = {"sep": self.sep, "decimal": self.decimal}
-        chosen = {name: value for name, value in options.items() if value is not None}
-        if chosen and suffix_of(path) not in (".csv", ".csv.gz"):
-            raise InputError(next(iter(chosen)), "be left out for files other than .csv", suffix_of(path))
-        return chosen
+        options = {name: value for name, value in (("sep", self.sep), ("decimal", self.decimal)) if value is not None}
+        if options and suffix_of(path) not in (".csv", ".csv.gz"):
+            raise InputError(next(iter(options)), "be left out for files other than .csv", suffix_of(path))
+        return options
 
     @property
     def label_column(self) -> str:
@@ -406,8 +405,8 @@ class PredictionFile:
     def find_floor(self, plan: Plan, rows: int) -> float | None:
         """Return the replacement of exact zero probabilities, reading the file a second time."""
         reader, _ = format_of(self.path)
-        options = self.fields.csv_options(self.name)
-        with silence_warnings(message=".*: read as CSV"), reader(self.path, **options) as again:
+        csv_options = self.fields.csv_options(self.name)
+        with silence_warnings(message=".*: read as CSV"), reader(self.path, **csv_options) as again:
             return self.floor(again.read(plan._replace(labels=None, others=()), rows))
 
     def floor(self, chunks: Iterable[Chunk]) -> float | None:

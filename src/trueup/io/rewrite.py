@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from trueup._core.errors import InputError
+from trueup._core.namespace import NUMPY
 from trueup.io.atomic import StorageOptions, StrPath, errors_name_file
 from trueup.io.formats import ARRAYS, FORMATS
 from trueup.io.load_save import draft_files
@@ -62,7 +63,7 @@ def rewrite(
             elif name in ("label", "labels"):
                 columns = {"label" if key == name else key: column for key, column in columns.items()}
             total, classes = total + len(chunk.logits), after.shape[axis]
-            numbers = _softmax(after, axis) if probs else after
+            numbers = NUMPY.softmax(after.astype(np.float64), axis).astype(after.dtype) if probs else after
             kept = numbers if fields.confidence is None or is_array else np.empty(len(after))
             if not is_array and not isinstance(fields.logits, str):
                 columns = {**_class_columns(fields.logits, numbers), **columns}
@@ -75,12 +76,6 @@ def rewrite(
         with draft_files(target, storage_options, labels=first.labels is not None) as drafts:
             write(chain([first], parts), *drafts)
     return total, classes
-
-
-def _softmax(logits: np.ndarray, axis: int) -> np.ndarray:
-    """Compute probabilities in double precision and return them in the type of the logits."""
-    odds = np.exp(np.subtract(logits, logits.max(axis=axis, keepdims=True), dtype=np.float64))
-    return (odds / odds.sum(axis=axis, keepdims=True)).astype(logits.dtype)
 
 
 def _class_columns(names: Sequence[str], numbers: np.ndarray) -> dict[str, np.ndarray]:

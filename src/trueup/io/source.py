@@ -117,11 +117,7 @@ class LabelParser:
 
 
 def _is_integer(text: str) -> bool:
-    try:
-        int(text)
-    except ValueError:
-        return False
-    return True
+    return re.fullmatch(r"[-+]?\d+", text) is not None
 
 
 class Chunk(NamedTuple):
