@@ -216,8 +216,7 @@ def number_labels(labels: ArrayLike, class_names: Sequence[str]) -> np.ndarray:
     if -1 in numbers:
         row = numbers.index(-1)
         hint = None if isinstance(names[row], str) else "leave out rows without a label"
-        got = f"{names[row]!r} in row {row} and {numbers.count(-1)} such in all"
-        raise InputError("labels", f"be classes ({', '.join(list(number)[:8])})", got, hint)
+        raise InputError("labels", f"be classes ({', '.join(list(number)[:8])})", f"{names[row]!r} in row {row}", hint)
     return np.array(numbers, dtype=np.int64).reshape(values.shape)
 
 

@@ -153,12 +153,6 @@ def trusted_arrays(logits: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     return read_padding(to_array(logits, "logits")), to_array(labels, "labels")
 
 
-def as_labels(labels: Any, logits: Any) -> Any:
-    """Check labels (n,) against logits that were checked before. Return a tensor if the logits are one, else NumPy."""
-    y = _check_labels(to_array(labels, "labels"), to_array(logits, "logits"))
-    return _to_torch(y).to(logits.device) if is_tensor(logits) else y
-
-
 def as_logits(logits: Any, name: str = "logits", *, padding: bool = True) -> np.ndarray:
     """Check logits (n, classes): floating point, at least two classes; −∞ marks an option that the row does not have.
 

@@ -220,9 +220,8 @@ def read_header(path: StrPath, kind: str | None = None) -> Header:
     >>> header.kind, header.class_name, header.summary
     ('calibrator', 'Temperature', {'fitted to': 'val'})
     """
-    file = require_file(Path(path))
-    with errors_name_file(file), TensorFile(file) as tensors:
-        return _read_header(tensors, kind)[0]
+    with open_artifact(path, kind) as (header, _):
+        return header
 
 
 def is_artifact(path: StrPath) -> bool:

@@ -69,7 +69,7 @@ def read_parquet(path: Path) -> Iterator[Source]:
             for batch in batches(names, rows, plain, labels):
                 rows_read += len(batch)
                 columns = {name: batch.column(name) for name in names}
-                parts = [_with_gaps(columns[x]) if gaps else _from_arrow(columns[x], x, absent) for x in logits]
+                parts = [_from_arrow(columns[x], x, math.nan if gaps else absent) for x in logits]
                 y = _labels(columns[labels], labels, parse) if labels else None
                 yield Chunk(matrix(parts), y, {name: columns[name] for name in others})
             if rows_read != n:  # a damaged directory of pages makes arrow end early
@@ -95,12 +95,6 @@ def _class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, tuple[str,
         return {}
 
 
-def _with_gaps(column: Any) -> np.ndarray:
-    """Convert a column to numbers, with NaN for missing ones."""
-    pa, _ = pyarrow()
-    return np.array(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
-
-
 def _labels(column: Any, name: str, parse: LabelParser | None) -> np.ndarray:
     """Convert a column to labels, with `MISSING` for missing ones."""
     pa, _ = pyarrow()
@@ -114,7 +108,7 @@ def _labels(column: Any, name: str, parse: LabelParser | None) -> np.ndarray:
     if whole and column.null_count:
         return np.array(column.cast(pa.int64()).fill_null(MISSING).to_numpy(zero_copy_only=False))
     if pa.types.is_floating(kind):  # data frames write whole numbers with gaps as floats
-        values = _with_gaps(column)
+        values = _from_arrow(column, name, math.nan)
         missing = np.isnan(values)
         if translated or (missing.any() and (values[~missing] % 1).any()):
             return parse.array(values)

@@ -267,10 +267,8 @@ def _records(file: IO[str]) -> Iterator[tuple[int, dict[str, Any]]]:
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"line {number} is not JSON: {error}") from None
-        except RecursionError:
-            raise ValueError(f"line {number} is not JSON that can be read: it is nested too deeply") from None
         if not isinstance(record, dict):
             raise ValueError(f"line {number} must be an object {{…}}, got {line.strip()[:40]!r}")
         yield number, record

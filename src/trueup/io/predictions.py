@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from trueup._core.arrays import ROUNDING, Array, as_labels, as_pair, read_padding, subtract_one
+from trueup._core.arrays import ROUNDING, Array, as_pair, subtract_one
 from trueup._core.errors import InputError, silence_warnings
 from trueup._core.formatting import format_percent, html_summary
 from trueup._core.types import ArrayLike
@@ -330,15 +330,15 @@ class PredictionFile:
         with errors_name_file(self.name):
             return self.source.width(self.plan(split).logits)
 
-    def stream(self, rows: int, split: str | None = None, *, checked_before: bool = False) -> Iterator[Predictions]:
-        """Read in parts as `stream` does; with `checked_before`, logits are not checked to be finite again."""
+    def stream(self, rows: int, split: str | None = None) -> Iterator[Predictions]:
+        """Read in parts; see `stream`."""
         skipped = 0
-        for table in self.tables(rows, split, checked_before=checked_before):
+        for table in self.tables(rows, split):
             skipped += table.skipped
             yield table.pair
         warn_of_skipped(skipped, self.name)
 
-    def tables(self, rows: int, split: str | None = None, *, checked_before: bool = False) -> Iterator[PredictionTable]:
+    def tables(self, rows: int, split: str | None = None) -> Iterator[PredictionTable]:
         """Read in parts as `stream` does, with weights, groups and columns; count rows without a label silently."""
         start, classes, fields = 0, None, self.fields
         is_flat = fields.class_axis is not None or fields.multilabel
@@ -364,7 +364,7 @@ class PredictionFile:
                     if fields.multilabel:  # checked as events before
                         z, y = Predictions(kept.logits, np.asarray(kept.labels))
                     else:
-                        z, y = self._check(kept.logits, kept.labels, floor, checked_before)
+                        z, y = self._check(kept.logits, kept.labels, floor)
                     if classes not in (None, z.shape[1]):
                         raise InputError("logits", f"have {classes} classes as before", str(z.shape[1]))
                     classes, named = z.shape[1], None if fields.multilabel else fields.class_names
@@ -445,16 +445,11 @@ class PredictionFile:
             return from_probs(_vector(values), floor=floor, name=self.fields.confidence)
         return from_probs(values, floor=floor)
 
-    def _check(self, values: np.ndarray, labels: Any, floor: float | None, checked_before: bool) -> Predictions:
-        if self.fields.probs or self.fields.confidence is not None:
-            return Predictions(*as_pair(self.to_logits(values, floor), labels))
-        values = self.to_logits(values, None)
-        if checked_before:
-            values = read_padding(values)
-            return Predictions(values, as_labels(labels, values))
-        z, y = as_pair(values, labels, padding=False)
+    def _check(self, values: np.ndarray, labels: Any, floor: float | None) -> Predictions:
+        logits = self.to_logits(values, floor)
+        z, y = as_pair(logits, labels, padding=False)
         # A memory map is returned itself: its checked view would lose the read-only flag.
-        return Predictions(values if isinstance(values, np.memmap) and values.dtype.isnative else z, y)
+        return Predictions(logits if isinstance(logits, np.memmap) and logits.dtype.isnative else z, y)
 
     def _groups(self, chunk: Chunk, name: str) -> np.ndarray:
         if name in chunk.others:
@@ -526,8 +521,7 @@ def _weights(chunk: Chunk, name: str | None) -> np.ndarray | None:
     if name is None:
         return None
     weights = numbers_of(chunk.others[name], name)
-    bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
-    if len(bad):
+    if len(bad := np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))):
         raise InputError(name, "be weights, finite and not negative", f"{weights[bad[0]]:g} in row {bad[0]}")
     return weights
 

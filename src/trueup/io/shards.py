@@ -58,8 +58,8 @@ class Shards:
     split: str | None = None
     storage_options: StorageOptions = None
     """Options with which fsspec opens addresses."""
-    checked_before: bool = False
-    """Whether the files were read before, so that their logits need not be checked again."""
+    read_before: bool = False
+    """Whether the files were read before, so that warnings need not be repeated."""
     head_rows: int | None = None
     """Number of rows to read at the beginning of each file; None reads all."""
     seed: int | None = None
@@ -113,7 +113,7 @@ class Shards:
         with self.open(path) as file:
             rows = self.rows or max(1, NUMBERS // max(1, file.width(self.split)))
             head = self.head_rows
-            tables = file.tables(min(rows, head or rows), self.split, checked_before=self.checked_before)
+            tables = file.tables(min(rows, head or rows), self.split)
             yield from islice(tables, None if head is None else 1)
 
     def open(self, path: str) -> AbstractContextManager[PredictionFile]:
@@ -188,14 +188,14 @@ class Shards:
         return replace(self, paths=paths, head_rows=max(64, -(-rows // len(paths))))
 
     def reread(self) -> Shards:
-        """Return the same shards for another reading, without checks for finite logits.
+        """Return the same shards for another reading, without repeated warnings.
 
         Returns
         -------
         Shards
             The same files.
         """
-        return replace(self, checked_before=True)
+        return replace(self, read_before=True)
 
     def without(self, bad: Sequence[str]) -> Shards:
         """Return the shards without some files.
@@ -373,7 +373,7 @@ def map_shards(
                 raise BadShard(f"shards must have the same classes: {classes}")
             total = part.value if total is None else combine(total, part.value)
             rows += part.rows
-    if not shards.checked_before and shards.head_rows is None:
+    if not shards.read_before and shards.head_rows is None:
         warn_of_skipped(skipped, f"{len(shards)} shards" if len(shards) > 1 else shards.paths[0])
     if total is None:
         raise NoRows(f"no rows in {len(shards)} shards" + (f", {len(bad)} of which are bad" if bad else ""))
