@@ -76,7 +76,7 @@ def test_a_promise_is_chosen_with_the_slider(page):
     assert page.locator("#promise-chart .main-svg").count() > 0
     last = page.locator("#allowed").get_attribute("max")
     page.locator("#allowed").fill(last)
-    assert "At most 30\u00a0% wrong: answer from a confidence of" in page.inner_text("#promise-text")
+    assert "At most 30\u00a0% wrong: answer if the confidence is at least" in page.inner_text("#promise-text")
     page.locator("#allowed").fill("0")
     assert "cannot be promised" in page.inner_text("#promise-text")
     page.locator("#coverage").fill("80")

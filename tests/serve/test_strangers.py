@@ -176,6 +176,17 @@ def test_validation_stops_at_the_first_error():
     assert peak < 20 << 20
 
 
+def test_whole_numbers_may_have_a_point(client):
+    body = {"name": "whole", "n_classes": 3.0, "block": 20.0}
+    id = client.post("/api/monitors", json=body).json()["id"]
+    path = f"/api/monitors/{id}/update"
+    assert client.post(path, json={"logits": [[1, 2, 3]], "labels": [2.0]}).json()["status"]["rows"] == 1
+    for wrong in (True, "2", 1.5):
+        assert error(client.post(path, json={"logits": [[1, 2, 3]], "labels": [wrong]}), 422)
+        assert error(client.post("/api/monitors", json={**body, "name": "other", "n_classes": wrong}), 422)
+    client.delete(f"/api/monitors/{id}")
+
+
 def test_three_errors_are_named_and_the_others_counted():
     errors = [{"loc": ("body", "logits", n), "msg": "is wrong"} for n in range(10)]
     assert describe_fields(errors, skip=1) == (

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import re
 import secrets
+from pathlib import Path
 from urllib.parse import urlencode
 
 from starlette.datastructures import MutableHeaders
@@ -31,14 +32,7 @@ HEADERS = {
 UPLOADS = re.compile(r"/api/upload|/api/monitors/[^/]+/replay")
 """Paths that receive a file, which may be larger than other bodies."""
 
-_TOKEN_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>trueup</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<body style="font-family: system-ui, sans-serif; max-width: 32rem; margin: 4rem auto; padding: 0 1rem">
-<h1>This server requires a token</h1>
-<p>The server printed its address with the token when it started. Open that address, or enter the token here.</p>
-<form method="get"><label>Token <input type="password" name="token" autocomplete="off" autofocus></label>
-<button>Open</button></form></body></html>
-"""
+_TOKEN_PAGE = Path(__file__).parent / "static" / "token.html"
 
 
 class Guard:
@@ -97,7 +91,7 @@ class Guard:
             return answer
         challenge = {"WWW-Authenticate": 'Bearer realm="trueup"'}
         if "text/html" in request.headers.get("accept", ""):
-            return HTMLResponse(_TOKEN_PAGE, 401, headers=challenge)
+            return HTMLResponse(_TOKEN_PAGE.read_bytes(), 401, headers=challenge)
         return JSONResponse(
             {"error": "this server requires its token, which it printed when it started"}, 401, challenge
         )

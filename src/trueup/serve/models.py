@@ -36,6 +36,17 @@ Rows = Annotated[list[Row], FailFast(), Field(min_length=1), AfterValidator(to_a
 """One row per prediction; null means an absent option. Validation stops at the first error."""
 
 
+def to_whole(value: Any) -> Any:
+    """Read 3.0 as 3, which are the same integer in a JSON schema; also in a list.
+
+    >>> to_whole([3.0, 2.5, True])
+    [3, 2.5, True]
+    """
+    if isinstance(value, list) and not any(isinstance(each, list) for each in value[:1]):
+        return [to_whole(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 class Strict(BaseModel):
     """A request that rejects unknown fields."""
 
@@ -43,11 +54,14 @@ class Strict(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _stop_at_first_unknown_field(cls, data: Any) -> Any:
-        for name in data if isinstance(data, dict) else ():
+    def _check_fields(cls, data: Any) -> Any:
+        """Stop at the first unknown field: a request may have a million of them."""
+        if not isinstance(data, dict):
+            return data
+        for name in data:
             if name not in cls.model_fields:
                 raise ValueError(f"there is no field {shorten(repr(name), 100)}")
-        return data
+        return {name: to_whole(value) for name, value in data.items()}
 
 
 class Error(BaseModel):
