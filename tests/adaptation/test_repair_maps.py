@@ -141,6 +141,7 @@ def test_images_without_colours_have_no_white_balance() -> None:
     grey, coloured = (FAMILIES["affine"](shape) for shape in ((1, 8, 8), (3, 8, 8)))
     assert (grey.diagnosis(), coloured.diagnosis()) == ("brightness and contrast", "white balance")
     assert FAMILIES["affine"]((5,)).diagnosis() == "gain and offset per feature"
+    assert FAMILIES["row_offset"]((64, 1, 1)).diagnosis() == "offset per row"
 
 
 def test_every_orientation_is_the_exact_inverse_of_one_of_them() -> None:
@@ -158,6 +159,8 @@ def test_an_orientation_says_what_it_does() -> None:
     phrases = {phrase for orientation in orientations(LARGE) for phrase in orientation.words()}
     assert {"flip upside down", "inverted brightness", "channels in the order blue, green, red"} <= phrases
     assert {"rotation by 20°", "zoom 1.43", "shift by 20 % of the side"} <= phrases
+    causes = {orientation.diagnosis() for orientation in orientations(LARGE)}
+    assert causes == {"another orientation", "another order of channels", "inverted brightness"}
     assert len(orientations((1, 16, 24))) == 3 + 6 + 4 + 4 + 1
     torch.testing.assert_close(Orientation(LARGE)(pixels(2, LARGE)), pixels(2, LARGE), rtol=0, atol=1e-6)
 

@@ -25,6 +25,8 @@ MAX_CHANNELS = 16
 """Largest number of channels or features for a full matrix."""
 VISIBLE = 0.01
 """Smallest change that is described."""
+MIN_IMAGE_SIDE = 3
+"""Smallest side of an image; smaller inputs (C, H, W) are features."""
 MAX_WORDS = 6
 """Largest number of gains or offsets that are listed one by one."""
 
@@ -105,13 +107,18 @@ class InputMap(nn.Module):
 
     def diagnosis(self) -> str:
         """Name the fault that the map corrects; for inputs that are no images, name the map."""
-        if len(self.shape) != 3:
+        if not is_image(self.shape):
             return self.label()
         return self.grey_cause or self.cause if self.shape[0] == 1 else self.cause
 
     def label(self) -> str:
         """Return the family's title for its kind of inputs."""
         return self.feature_title or self.title if len(self.shape) == 1 else self.title
+
+
+def is_image(shape: Shape) -> bool:
+    """Check whether inputs of a shape are images; features may also come as (C, 1, 1)."""
+    return len(shape) == 3 and min(shape[1:]) >= MIN_IMAGE_SIDE
 
 
 def broadcast_channels(values: Tensor, shape: Shape) -> Tensor:
@@ -629,6 +636,13 @@ class Orientation(InputMap):
         if channels != sorted(channels):
             phrases.append(f"channels in the order {', '.join(names[c] for c in channels)}")
         return phrases + (["inverted brightness"] if self.settings[6] else [])
+
+    def diagnosis(self) -> str:
+        """Name the fault: orientation, order of channels or brightness."""
+        if self.settings[6]:
+            return "inverted brightness"
+        channels = self.settings[7:].tolist()
+        return self.cause if channels == sorted(channels) else "another order of channels"
 
 
 TURNS: Mapping[tuple[int, ...], str] = {

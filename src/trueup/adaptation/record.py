@@ -19,7 +19,7 @@ from trueup.adaptation.batch_norm import share_copy
 from trueup.adaptation.composition import Composition, PixelSpace
 from trueup.adaptation.context import RepairContext
 from trueup.adaptation.forward_selection import ForwardSelection
-from trueup.adaptation.input_maps import MAP_TYPES
+from trueup.adaptation.input_maps import MAP_TYPES, is_image
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import Chain
 from trueup.calibrators.temperature import Temperature
@@ -163,7 +163,7 @@ def assemble(
     parts = tuple(name for name, was in done if was)
     causes = tuple(dict.fromkeys(part.diagnosis() for part in composition.parts))
     words = tuple(composition.words())
-    changes = _changes(parts, causes if labelled else (), words, is_image=len(composition.shape) == 3)
+    changes = _changes(parts, causes if labelled else (), words, is_image=is_image(composition.shape))
     also = [*repair.also, *([] if repair.after is None else [f"{repair.method} after the temperature"])]
     baseline = float(steps[0].losses.mean())
     repaired.repair_record = RepairRecord(
@@ -227,7 +227,8 @@ def _verdict(
     before, gain, error = held_out
     description = "; ".join([*changes, *also])
     if not labelled and changes:
-        return f"Repaired without labels: {description}. The gain cannot be measured without labels."
+        assumed = "This assumes that classes are as frequent as in training"
+        return f"Repaired without labels: {description}. {assumed}; the gain cannot be measured without labels."
     lowered = (
         f"{description} lowered the held-out loss from {before:.4f} to {before - gain:.4f} "
         f"(standard error of the gain {error:.4f})"
