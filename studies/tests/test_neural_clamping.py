@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from strategies import calibrated
 from trueup import metrics
 from trueup.calibrators import Temperature
 from trueup.clamping.calibration_set import MEMORY, CalibrationSet
@@ -21,9 +22,10 @@ from trueup_studies.ablation import clamp_with as clamp
 from trueup_studies.networks import CNN, Normalise, resnet20, resnet110
 from trueup_studies.papers.neural_clamping import clamping_presets
 from trueup_studies.papers.neural_clamping import clamping_study as neural_clamping
+from trueup_studies.papers.neural_clamping import clamping_tables as nc_tables
 from trueup_studies.papers.neural_clamping.clamping_presets import PRESETS
 from trueup_studies.papers.neural_clamping.clamping_tables import choose_gamma
-from trueup_studies.papers.neural_clamping.gradient_steps import temperature_by_descent
+from trueup_studies.papers.neural_clamping.gradient_steps import BY_STEPS, temperature_by_descent
 from trueup_studies.published import Reason, comparison_section
 from trueup_studies.run import execute
 from trueup_studies.statistics import paired_interval
@@ -80,7 +82,7 @@ def test_the_whole_study_in_small(tmp_path, tiny):
     store = Store(tmp_path / "results.sqlite")
     ran = run(STUDY, store, options=options)
     assert ran.failed == {}
-    assert ran.finished == 2 * (len(neural_clamping.LOGITS) + CLAMPS + 3 + 1 + 2)
+    assert ran.finished == 2 * (len(neural_clamping.LOGITS) + CLAMPS + 2 * (3 + 1) + 2)
     assert len(list((tmp_path / "networks").glob("*.safetensors"))) == 2  # a network a run, whatever the cells
     rows = store.rows(STUDY.cells(options))
     tables = STUDY.tables(rows, options)
@@ -92,7 +94,8 @@ def test_the_whole_study_in_small(tmp_path, tiny):
     for each in members.values():
         assert each["ece"].count == 2
         assert all(math.isfinite(each[name].mean) for name in ("accuracy", "entropy", "ece", "aece", "sce", "nll"))
-    [parts] = tables["ablation"].groups.values()
+    assert list(tables["ablation"].groups) == ["digits, cnn", "digits, cnn, sum form"]
+    parts = tables["ablation"].groups["digits, cnn"]
     assert parts["Neural Clamping"]["ece"].mean == members["Neural Clamping (FL)"]["ece"].mean
     assert list(tables["gamma"].groups["digits, cnn"]) == ["0", "0.5", "1"]
     assert "2 runs, each with a new network and split" in tables["methods"].notes[0]
@@ -104,14 +107,15 @@ def test_the_whole_study_in_small(tmp_path, tiny):
         ("the data-driven start ends lower", 0),
     ):
         [claim] = [claim for claim in STUDY.claims() if claim.text == text]
-        [values] = claim.support(rows, options).values()
+        values = claim.support(rows, options)["digits, cnn"]
         ends = paired_interval(np.array(values), resplit_ratio=ratio)
         assert [float(written[text][end]) for end in ("low", "high")] == pytest.approx(ends)
     figures = STUDY.figures(rows, options)
     assert {"gamma-digits-cnn", "starts-digits-cnn", "reliability-digits-cnn-nc_fl"} <= set(figures)
     figures["gamma-digits-cnn"].savefig(tmp_path / "gamma.svg")
-    again = execute(STUDY.work, cell_of(options, exponent=0.5, seed=1, part="sweep")).rows
-    kept = [row for row in rows if row["part"] == "sweep" and row["exponent"] == 0.5 and row["seed"] == 1]
+    again = execute(STUDY.work, cell_of(options, exponent=0.5, seed=1, part="sweep", reduction="sum")).rows
+    key = {"part": "sweep", "exponent": 0.5, "seed": 1, "reduction": "sum"}
+    kept = [row for row in rows if key.items() <= row.items()]
     assert [row["nll"] for row in again] == [row["nll"] for row in kept]
 
 
@@ -180,8 +184,8 @@ def test_what_is_asked_for_must_be_there(tmp_path):
     presets = "digits, cifar10, cifar10-5000, cifar10-shift, paper"
     with pytest.raises(ValueError, match=f"preset must be one of {presets}, or data of .*, got 'trec'"):
         STUDY.cells(Options(data="trec"))
-    with pytest.raises(ValueError, match=r"nc_searched needs a preset that searches λ too \(digits, paper\)"):
-        STUDY.cells(Options(preset="cifar10", methods=("nc_searched",)))
+    with pytest.raises(ValueError, match=r"nc_searched needs a preset that searches λ too"):
+        STUDY.cells(Options(preset="cifar10-shift", methods=("nc_searched",)))
     with pytest.raises(ValueError, match="nc_code_augmented is for cifar10, cifar100, imagenet"):
         STUDY.cells(Options(methods=("temperature", "nc_code_augmented")))
     with pytest.raises(ValueError, match="data must be one of digits, got 'cifar10'"):
@@ -705,3 +709,27 @@ def test_a_training_that_was_killed_goes_on_and_leaves_no_checkpoint(tmp_path, m
     assert seen == [1, 2, 3]
     assert all(torch.equal(weight, whole[name]) for name, weight in again.items())
     assert not [path for folder in ("whole", "networks") for path in (tmp_path / folder).glob("*.ckpt")]
+
+
+def test_the_sum_form_takes_steps_as_long_as_the_batch_is_large():
+    """With one batch of all rows, lr and the sum form are n · lr and the mean form."""
+    z, y = calibrated(200, 4, temperature=2.0)
+    for name, fit in BY_STEPS.items():
+        if name.endswith("_sum"):
+            short, long = fit(z, y, steps=3, lr=1e-4), BY_STEPS[name.replace("_sum", "_steps")](z, y, steps=3, lr=0.02)
+            np.testing.assert_allclose(short(z), long(z), rtol=1e-9, err_msg=name)
+
+
+def test_rows_of_the_sum_form_are_methods_of_their_own():
+    row = {"part": "sweep", "data": "digits", "network": "cnn", "how": {}, "seed": 0, "method": "both", "fit_ece": 0.1}
+    rows = [
+        {**row, "exponent": gamma, "ece": ece, **form}
+        for gamma in clamping_presets.GAMMAS
+        for form, ece in (({}, 0.05), ({"reduction": "sum"}, 0.02))
+    ]
+    scored = {r["method"]: r for r in nc_tables.scored_rows(rows, Options())}
+    assert {name: r["ece"] for name, r in scored.items()} == {
+        **{"nc_ce": 0.05, "nc_fl": 0.05, "nc_sum_ce": 0.02, "nc_sum_fl": 0.02}
+    }
+    assert {r["network"] for r in nc_tables.name_shifts(list(scored.values()))} == {"cnn"}
+    assert {r["network"] for r in nc_tables.name_shifts(rows)} == {"cnn", "cnn, sum form"}

@@ -6,6 +6,8 @@ calibration.
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import partial
@@ -29,12 +31,13 @@ from trueup_studies.ablation import ablation_rows, clamp_with, score_row
 from trueup_studies.grid import Options, Study, as_json, product
 from trueup_studies.papers.neural_clamping import clamping_presets as presets
 from trueup_studies.papers.neural_clamping.clamping_claims import CLAIMS
-from trueup_studies.papers.neural_clamping.clamping_tables import BINS, PASS_BACK, figures, tables
+from trueup_studies.papers.neural_clamping.clamping_tables import BINS, FORMS, PASS_BACK, figures, tables
 from trueup_studies.papers.neural_clamping.gradient_steps import BY_STEPS, STEPS
 from trueup_studies.trained_networks import SETTINGS, Loader, load_or_train, resplit
 from trueup_studies.training.data.sources import folder_of
 
 RUNS = 5
+MEASURED = ("accuracy", "entropy", "nll", "ece", "aece", "sce")
 KEPT = 4 * RUNS
 """Number of halves whose logits a process caches, since a dozen methods need those of the same network."""
 _CONVERGED = ("temperature", "temperature_ece", "vector", "matrix", "ms_odir", "dirichlet_odir")
@@ -48,6 +51,7 @@ CLAMPS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     },
     "nc_short": lambda s: {"recipe": partial(paper, epochs=1, batch_size=s["batch"])},
     "nc_converged": lambda s: {"recipe": "varpro", "penalty": "R1"},
+    "nc_converged_fl": lambda s: {"recipe": "varpro", "penalty": "R1", "loss": "focal", "gamma": s["gammas"]},
     "closed": lambda s: {"recipe": "closed_form", "boxed": True},
     "closed_scaled": lambda s: {"recipe": partial(closed_form, scale=SCALES), "boxed": True},
     "ours": lambda s: {},
@@ -56,19 +60,21 @@ CLAMPS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 CODE, AUGMENTED = "nc_code", "nc_code_augmented"
 CUTOUTS = {"cifar10": 6, "cifar100": 4, "imagenet": 32}
 """Side of the square that the released code blanks in the images of each data set."""
-PASSES = {"nc_short": 6, "nc_converged": 54, "closed": 4, "closed_scaled": 7, "ours": 17}
+PASSES = {"nc_short": 6, "nc_converged": 54, "nc_converged_fl": 216, "closed": 4, "closed_scaled": 7, "ours": 17}
 """Passes over the calibration images that the methods took on digits; the cost elsewhere is estimated from these."""
 EVALUATIONS = {
     **{"vector": 19, "matrix": 123, "ms_odir": 348, "dirichlet_odir": 855},
-    **dict.fromkeys(("vector_steps", "matrix_steps"), STEPS),
-    **dict.fromkeys(("ms_odir_steps", "dirichlet_odir_steps"), STEPS * len(PENALTIES)),
+    **dict.fromkeys((f"{name}_{end}" for name in ("vector", "matrix") for end in ("steps", "sum")), STEPS),
+    **dict.fromkeys(
+        (f"{name}_odir_{end}" for name in ("ms", "dirichlet") for end in ("steps", "sum")), STEPS * len(PENALTIES)
+    ),
 }
 """Evaluations of the likelihood on all calibration images: the paper's steps, or those of a converged fit on digits.
 
 Fits of one number cost too little to count."""
-SWEPT = ("nc_ce", "nc_fl", "nc_searched")
+SWEPT = {form: tuple(f"{prefix}_{name}" for name in ("ce", "fl", "searched")) for form, prefix in FORMS.items()}
 """Neural Clamping by the paper's recipe: γ = 0; γ > 0 chosen by calibration ECE; and γ and λ chosen so."""
-NAMES = (*LOGITS, *CLAMPS, *SWEPT)
+NAMES = (*LOGITS, *CLAMPS, *SWEPT["mean"], *SWEPT["sum"])
 
 
 def grid(options: Options) -> Iterator[dict[str, Any]]:
@@ -87,19 +93,22 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
             split = {"split": seed} if preset.resplit and seed else {}
             return {**known, **split, "network_seed": seed if preset.retrained else 0, "draw": seed, "seed": seed}
 
-        methods = [m for m in selected if m not in SWEPT and (m != AUGMENTED or net["data"] in CUTOUTS)]
+        methods = [m for m in selected if m in (*LOGITS, *CLAMPS) and (m != AUGMENTED or net["data"] in CUTOUTS)]
         for method, seed in ((m, s) for m in methods for s in runs):
-            how = dict(descent) if method in (CODE, AUGMENTED, "nc_short") else {}
+            how: dict[str, Any] = dict(descent) if method in (CODE, AUGMENTED, "nc_short") else {}
             if preset.code_batch and method in (CODE, AUGMENTED):
                 how["code_batch"] = preset.code_batch
             how |= {"cutout": CUTOUTS[net["data"]]} if method == AUGMENTED else {}
+            how |= {"gammas": list(preset.searched_gammas)} if method == "nc_converged_fl" else {}
             yield {**run(seed), "part": "method", "method": method, **how}
-        if set(SWEPT) & set(selected):
-            for gamma, seed in ((g, s) for g in preset.gammas for s in runs):
-                yield {**run(seed), "part": "sweep", "exponent": gamma, **descent}
-        if "nc_searched" in selected:
-            for each in product(penalty=preset.penalties, exponent=preset.searched_gammas, seed=runs):
-                yield {**run(each["seed"]), "part": "sweep", **descent, **each}
+        for form, names in SWEPT.items():
+            sweep = {"part": "sweep", **descent, **({} if form == "mean" else {"reduction": form})}
+            if set(names) & set(selected):
+                for gamma, seed in ((g, s) for g in preset.gammas for s in runs):
+                    yield {**run(seed), **sweep, "exponent": gamma}
+            if names[-1] in selected:
+                for each in product(penalty=preset.penalties, exponent=preset.searched_gammas, seed=runs):
+                    yield {**run(each["seed"]), **sweep, **each}
         if not options.methods and "starts" not in options.without:
             for each in product(start=["random", "data"], seed=runs):
                 yield {**run(0), "part": "starts", "exponent": 1.0, **descent, **each}
@@ -110,7 +119,7 @@ def _require_possible(methods: Sequence[str], preset: presets.Preset, networks: 
     data = list(dict.fromkeys(net["data"] for net in networks))
     if AUGMENTED in methods and not set(data) & CUTOUTS.keys():
         raise ValueError(f"{AUGMENTED} is for {', '.join(CUTOUTS)}, like the released code, got {data[0]}")
-    if "nc_searched" in methods and not preset.penalties:
+    if {names[-1] for names in SWEPT.values()} & set(methods) and not preset.penalties:
         names = ", ".join(name for name, each in presets.PRESETS.items() if each.penalties)
         raise ValueError(f"nc_searched needs a preset that searches λ too ({names}); this one searches γ only")
 
@@ -154,9 +163,8 @@ def resplit_ratio(row: Mapping[str, Any]) -> float:
 def measure(pair: Predictions) -> dict[str, Any]:
     """Compute every metric of the tables, and the numbers of the reliability diagram."""
     shown = reliability(*pair)
-    names = ("accuracy", "entropy", "nll", "ece", "aece", "sce")
     return {
-        **{name: getattr(metrics, name)(*pair) for name in names},
+        **{name: getattr(metrics, name)(*pair) for name in MEASURED},
         **{f"ece_{bins}": metrics.ece(*pair, bins=bins) for bins in BINS},
         "reliability": {field.name: getattr(shown, field.name) for field in fields(Reliability)},
     }
@@ -166,10 +174,13 @@ def _method(model: nn.Module, val: Loader, test: Loader, settings: Mapping[str, 
     name = settings["method"]
     if name in LOGITS:
         val_pair, test_pair = (_logits(model, half, settings) for half in (val, test))
-        if name in BY_STEPS:  # a thousand passes over the logits are faster on a GPU
-            fitted = BY_STEPS[name](*(torch.as_tensor(part, device=settings.get("device")) for part in val_pair))
-        else:
-            fitted = (Identity.fit if name == "uncalibrated" else METHODS[name])(*val_pair)
+        device = settings.get("device") if name in BY_STEPS else None  # a thousand passes over the logits
+        fit = BY_STEPS.get(name) or (Identity.fit if name == "uncalibrated" else METHODS[name])
+        try:
+            fitted = fit(*(torch.as_tensor(part, device=device) for part in val_pair) if device else val_pair)
+        except FloatingPointError as error:  # steps of the sum may be too long; that is a result
+            warnings.warn(str(error), stacklevel=2)
+            return [dict.fromkeys((*MEASURED, *(f"ece_{bins}" for bins in BINS)), math.nan)]
         t = getattr(fitted, "temperature", None)
         after = Predictions(fitted(test_pair.logits), test_pair.labels)
         return [{**measure(after), "temperature": None if t is None else float(t), "cost": 1}]
@@ -208,7 +219,8 @@ def _fit_facts(clamped: Clamped) -> dict[str, Any]:
 
 def _sweep(model: nn.Module, val: Loader, test: Loader, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Fit by the paper's recipe at one exponent, and score δ and T alone and jointly."""
-    recipe = partial(paper, epochs=settings["epochs"], batch_size=settings["batch"])
+    reduction = settings.get("reduction", "mean")
+    recipe = partial(paper, epochs=settings["epochs"], batch_size=settings["batch"], reduction=reduction)
     how = {"gamma": settings["exponent"], "penalty": settings.get("penalty", "auto"), "seed": settings["seed"]}
     clamped = clamp_with(model, val, recipe=recipe, loss="focal", progress=False, **how)
     shifted = collect(Calibrated(model, before=clamped.before), test, progress=False)

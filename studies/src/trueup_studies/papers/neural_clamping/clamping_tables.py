@@ -22,6 +22,9 @@ BINS = (5, 10, 15, 20, 25, 30, 50)
 PASS_BACK = 2
 """Cost of a backward pass in forward passes; a fixed number, since measured times vary."""
 
+FORMS = {"mean": "nc", "sum": "nc_sum"}
+"""Form of the objective over a batch → prefix of its methods. The released code has means; equation 9 has a sum."""
+SUM_SUFFIX = ", sum form"
 _WORDS = read_toml(__package__, "titles.toml")
 TITLES, ABLATION, HELD_OUT = _WORDS["titles"], _WORDS["ablation"], _WORDS["held_out"]
 """Printed names of methods and of ablation rows, and descriptions of the images that weights were not trained on."""
@@ -78,26 +81,31 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
 
 
 def name_shifts(rows: Rows) -> list[Mapping[str, Any]]:
-    """Add the shift of the images to the name of the data set.
+    """Add the shift of the images to the name of the data set, and the sum form to that of the network.
 
     >>> name_shifts([{"data": "cifar10", "how": {"shift": ["haze", 3]}}])[0]["data"]
     'cifar10, haze 3'
     """
-    return [
-        {**row, "data": " ".join([f"{row['data']},", *map(str, row["how"]["shift"])])} if "shift" in row["how"] else row
-        for row in rows
-    ]
+    named: list[Mapping[str, Any]] = []
+    for row in rows:
+        data = " ".join([f"{row['data']},", *map(str, row["how"]["shift"])]) if "shift" in row["how"] else row["data"]
+        network = row["network"] + SUM_SUFFIX if row.get("reduction") == "sum" else row["network"]
+        named.append({**row, "data": data, "network": network})
+    return named
 
 
 def scored_rows(rows: Rows, options: Options) -> list[Mapping[str, Any]]:
     """Return the rows of every method, with Neural Clamping at γ = 0 and at γ, or γ and λ, chosen by ECE."""
-    swept = [row for row in rows if row["part"] == "sweep"]
-    chosen = {"nc_fl": choose_gamma(swept, options)}
-    if len(by_rule(swept)) < len(swept):
-        chosen["nc_searched"] = choose_gamma(swept, options, penalties=True)
-    joint = [{**row, "method": name} for name, best in chosen.items() for row in best if row["method"] == "both"]
-    by_likelihood = (row for row in by_rule(swept) if row["exponent"] == 0 and row["method"] == "both")
-    joint += [{**row, "method": "nc_ce"} for row in by_likelihood]
+    joint: list[Mapping[str, Any]] = []
+    for form, prefix in FORMS.items():
+        swept = [row for row in rows if row["part"] == "sweep" and row.get("reduction", "mean") == form]
+        chosen = {"ce": [row for row in by_rule(swept) if row["exponent"] == 0], "fl": choose_gamma(swept, options)}
+        if len(by_rule(swept)) < len(swept):
+            chosen["searched"] = choose_gamma(swept, options, penalties=True)
+        for name, best in chosen.items():
+            for row in (row for row in best if row["method"] == "both"):
+                network = row["network"].removesuffix(SUM_SUFFIX)
+                joint.append({**row, "method": f"{prefix}_{name}", "network": network, "reduction": "mean"})
     return [*(row for row in rows if row["part"] == "method"), *joint]
 
 
@@ -118,7 +126,7 @@ def choose_gamma(swept: Rows, options: Options, *, penalties: bool = False) -> l
     runs: dict[tuple[Any, ...], dict[tuple[float, float], list[Mapping[str, Any]]]] = {}
     for row in swept if penalties else by_rule(swept):
         if row["exponent"] > 0:
-            key = row["data"], str(row["how"].get("shift")), row["network"], row["seed"]
+            key = row["data"], str(row["how"].get("shift")), row["network"], row.get("reduction"), row["seed"]
             pair = row["exponent"], row.get("penalty") or 0.0
             runs.setdefault(key, {}).setdefault(pair, []).append(row)
     best: list[Mapping[str, Any]] = []
@@ -149,7 +157,7 @@ def figures(rows: Rows, options: Options) -> dict[str, Any]:
         shown = [row for row in net_rows if row["part"] == "method" and row["method"] in TITLES]
         shown += [row for row in scored_rows(swept, options) if row["method"] == "nc_fl"]
         for row in shown:
-            if row["seed"] == 0:
+            if row["seed"] == 0 and "reliability" in row:
                 record = Reliability(**{k: _array(v) for k, v in row["reliability"].items()})
                 drawings[f"reliability-{name}-{row['method']}"] = draw(record, title=TITLES[row["method"]]).figure
     return drawings
