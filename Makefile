@@ -61,7 +61,7 @@ reliability: $(VENV)/.ready
 server-trial: $(VENV)/.ready
 	TRUEUP_EFFORT=17 $(VENV)/bin/python -m pytest tests/hard/test_shared_server.py
 
-# docs/studies.md from the tables in docs/studies; OPTIONS="--take NAME FOLDER" first takes those of a study's page.
+# docs/papers from the tables in docs/studies; OPTIONS="--take NAME FOLDER" first takes those of a study's page.
 studies: $(VENV)/.ready
 	$(VENV)/bin/python docs/studies.py $(OPTIONS)
 

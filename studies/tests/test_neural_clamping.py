@@ -295,7 +295,7 @@ def test_one_epoch_of_every_network_of_the_paper_on_files_of_the_right_format(li
         ("wrn40x10", 2),
         *((name, 4) for name in IMAGENET_NETWORKS),
     ):
-        settings = settings_of(options, network=network, exponent=1.0, part="sweep", penalty=None)
+        settings = settings_of(options, network=network, exponent=1.0, part="sweep", penalty=None, reduction=None)
         assert (settings["epochs"], settings["batch"]) == (100, 512)
         how = {**settings["how"], "epochs": 1, "batch": 9} if network == "timm:resnet50" else {}
         pretrained = settings["how"] if settings["data"] == "imagenet" else how

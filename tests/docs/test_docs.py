@@ -15,7 +15,7 @@ import trueup
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-MANUAL = sorted(p for p in DOCS.rglob("*.md") if DOCS / "studies" not in p.parents)  # those are parts of studies.md
+MANUAL = sorted(DOCS.rglob("*.md"))
 PAGES = [ROOT / "README.md", *MANUAL]
 LARGEST_PICTURE = 200_000
 

@@ -22,7 +22,7 @@ class TextCNN(nn.Module):
     """An 8-layer convolutional network on words: seven convolutions of width 3, global max pooling, a linear layer.
 
     Tokens (n, length) may have any length. 0 is padding and does not change the result, except through the batch
-    statistics in training with `batch_norm`.
+    statistics in training with `batch_norm`. Texts are cut after `length` tokens.
 
     >>> TextCNN(6, vocabulary=100, dropout=0.3).eval()(torch.tensor([[5, 17, 2, 0], [8, 0, 0, 0]])).shape
     torch.Size([2, 6])
@@ -38,9 +38,11 @@ class TextCNN(nn.Module):
         width: int = 128,
         dropout: float = 0.0,
         batch_norm: bool = True,
+        length: int | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
+        self.length = length
         with torch.device("meta"):
             self.embedding = nn.Embedding(vocabulary, width, padding_idx=0)
             self.convolutions = nn.ModuleList(
@@ -54,6 +56,7 @@ class TextCNN(nn.Module):
 
     def trunk(self, tokens: Tensor) -> Tensor:
         """Map tokens (n, length) to features (n, width)."""
+        tokens = tokens[:, : self.length]
         x = self.embedding(tokens).transpose(1, 2)
         text = (tokens != 0).to(x.dtype)[:, None]
         for number, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
