@@ -148,8 +148,8 @@ def draw_figures(folder: Path) -> list[Path]:
     drawn = {}
     figure, [ax] = panels(1, 1, height=3.6)
     methods = {
-        "Uncalibrated": "uncalibrated", "Temperature Scaling": "temperature scaling", "Vector Scaling": "vector scaling",
-        "Matrix Scaling": "matrix scaling", "Neural Clamping (FL)": "clamping, mean form",
+        "Uncalibrated": "uncalibrated", "Temperature Scaling": "temperature scaling",
+        "Vector Scaling": "vector scaling", "Matrix Scaling": "matrix scaling", "Neural Clamping (FL)": "clamping, mean form",
         "Neural Clamping (FL), sum form": "clamping, sum form",
         "Neural Clamping (FL), sum form, λ and γ by ECE": "clamping, sum form, λ and γ by ECE",
         "Neural Clamping (FL), converged": "clamping, converged", "Neural Clamping, released code": "clamping, code",

@@ -1,4 +1,4 @@
-"""Sums and concatenations over the processes of an initialised `torch.distributed` group; without one, nothing."""
+"""Sums and concatenations over the processes of a `torch.distributed` group; no effect without a group."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import distributed as dist
 
 
 def world_size() -> int:
-    """How many processes work together: 1 where no group is initialised."""
+    """Return the number of processes in the group; 1 without a group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """This process's place among them, from 0 on."""
+    """Return the number of this process in the group, from 0."""
     return dist.get_rank() if world_size() > 1 else 0
 
 
 def all_gather_rows(tensor: Tensor) -> Tensor:
-    """Concatenate the rows of every rank's tensor in the order of the ranks, which may have different numbers of rows.
+    """Concatenate the rows of all ranks, in the order of the ranks; the numbers of rows may differ.
 
-    A rank without rows need not know the others' shape or type. Without a group it is the tensor itself.
+    A rank without rows may have any shape and type. Without a group the result is the tensor itself.
 
     >>> all_gather_rows(torch.arange(3))
     tensor([0, 1, 2])
@@ -34,8 +34,8 @@ def all_gather_rows(tensor: Tensor) -> Tensor:
     shapes = all_gather_object((tuple(tensor.shape), tensor.dtype))
     kinds = {(shape[1:], dtype) for shape, dtype in shapes if shape[0]}
     if len(kinds) > 1:
-        found = ", ".join(f"{shape} {dtype}" for shape, dtype in shapes)
-        raise ValueError(f"the ranks' tensors must differ in their rows alone, got {found}".replace("torch.", ""))
+        got = ", ".join(f"{shape} {dtype}" for shape, dtype in shapes)
+        raise ValueError(f"the ranks' tensors may differ in the number of rows only, got {got}".replace("torch.", ""))
     rest, dtype = kinds.pop() if kinds else (tuple(tensor.shape[1:]), tensor.dtype)
     parts = []
     for source, (shape, _) in enumerate(shapes):
@@ -51,7 +51,7 @@ def all_gather_rows(tensor: Tensor) -> Tensor:
 
 
 def all_reduce_sum(tensor: Tensor) -> Tensor:
-    """Sum a tensor over the ranks, entry by entry; without a group it is the tensor itself.
+    """Sum a tensor over the ranks, entry by entry; without a group the result is the tensor itself.
 
     >>> all_reduce_sum(torch.tensor([1.0, 2.0]))
     tensor([1., 2.])
@@ -63,20 +63,20 @@ def all_reduce_sum(tensor: Tensor) -> Tensor:
     return total.to(tensor.device)
 
 
-def all_gather_object(thing: Any) -> list[Any]:
-    """What each rank has, a small object that pickles, in the order of the ranks."""
-    things: list[Any] = [thing]
+def all_gather_object(value: Any) -> list[Any]:
+    """Gather a small picklable object from each rank, in the order of the ranks."""
+    values: list[Any] = [value]
     if world_size() > 1:
-        things = [None] * world_size()
-        dist.all_gather_object(things, thing)
-    return things
+        values = [None] * world_size()
+        dist.all_gather_object(values, value)
+    return values
 
 
 @contextmanager
 def raise_on_all_ranks() -> Iterator[None]:
-    """Raise on every rank when the body raises on one, so that none waits for it forever.
+    """Raise on every rank if the body raises on one, so that no rank waits forever.
 
-    The body may not itself gather or reduce. The others raise a `RuntimeError` that names the rank and its error.
+    The body must not gather or reduce. The other ranks raise a `RuntimeError` that names the rank and its error.
     """
     failure: Exception | None = None
     try:
@@ -92,7 +92,7 @@ def raise_on_all_ranks() -> Iterator[None]:
 
 
 def _carrier() -> torch.device:
-    """Where tensors have to be to travel: NCCL alone carries none from the CPU."""
+    """Return the device for communication; NCCL does not support CPU tensors."""
     backend = str(dist.get_backend())
     if "nccl" in backend and "gloo" not in backend:
         return torch.device("cuda", torch.cuda.current_device())

@@ -1,4 +1,4 @@
-"""Frozen values (calibrators, recalibrators, rules of prediction sets) as modules of torch."""
+"""Frozen values (calibrators, recalibrators, rules of prediction sets) as torch modules."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ _TORCH = namespace_of(torch.empty(0))
 
 
 class ValueModule(nn.Module):
-    """A module that calls a frozen value, whose parameters are its buffers: moved, saved and exported, never trained.
-
-    `wrapped` is the value.
-    """
+    """A module that calls a frozen value `wrapped`; its parameters are buffers, so they are saved but not trained."""
 
     wrapped: Any
 
@@ -38,7 +35,7 @@ class ValueModule(nn.Module):
         module.register_buffer(name, torch.tensor(parameter, dtype=torch.float64))
 
     def forward(self, array: torch.Tensor, **extra: Any) -> Any:
-        """What the value makes of a tensor."""
+        """Apply the value to a tensor."""
         return self._run(array, **extra)
 
     def _run(self, *arrays: torch.Tensor, **extra: Any) -> Any:
@@ -53,12 +50,12 @@ class PairModule(ValueModule):
     """A module that calls a frozen value of two arrays, such as means and standard deviations."""
 
     def forward(self, first: torch.Tensor, second: torch.Tensor) -> Any:  # type: ignore[override]
-        """What the value makes of two tensors."""
+        """Apply the value to two tensors."""
         return self._run(first, second)
 
 
 def _read_back(module: ValueModule, _: Any) -> None:
-    """Have the wrapped value follow buffers that were loaded."""
+    """Update the wrapped value after its buffers were loaded."""
 
     def parameter(path: str, _: Any) -> Any:
         array = module.get_buffer(path).detach().cpu().double().numpy().copy()
@@ -69,11 +66,22 @@ def _read_back(module: ValueModule, _: Any) -> None:
 
 
 def as_module(value: Any) -> nn.Module:
-    """A calibrator, a recalibrator or a rule of prediction sets as an `nn.Module` with its parameters as buffers.
+    """Wrap a calibrator, a recalibrator or a rule of prediction sets as an `nn.Module`.
 
-    It runs on any device, and under `torch.export`, `torch.compile` and the ONNX exporter. Modules are returned as they
-    are.
+    Its parameters are buffers. It runs on any device, and under `torch.export`, `torch.compile` and the ONNX exporter.
 
+    Parameters
+    ----------
+    value
+        The frozen value; a module is returned unchanged.
+
+    Returns
+    -------
+    Module
+        The module, from logits to the value's output.
+
+    Examples
+    --------
     >>> from trueup.calibrators.temperature import Temperature
     >>> module = as_module(Temperature(2.0))
     >>> module(torch.tensor([[4.0, 1.0]])), list(module.state_dict())

@@ -1,4 +1,4 @@
-"""What goes into a network and what comes out of it: batches of any kind, and the logits in any kind of output."""
+"""Inputs and outputs of a network: batches of any kind, and the logits in any kind of output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 Device: TypeAlias = torch.device | str | int
 
 LABELS = ("labels", "label", "targets", "target", "y")
-"""Under which names a batch may hold its labels; the first that is there is taken."""
+"""Names of labels in a batch, by priority."""
 
 
 INPUTS = ("image", "images", "pixel_values", "inputs", "input", "x")
@@ -25,7 +25,7 @@ INPUTS = ("image", "images", "pixel_values", "inputs", "input", "x")
 
 
 class Batch(NamedTuple):
-    """One batch, parsed: the arguments of the model, and the labels."""
+    """One parsed batch: the arguments of the model, and the labels."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -71,7 +71,7 @@ def _positional(model: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str
 
 @contextmanager
 def errors_name_batch(number: int) -> Iterator[None]:
-    """Let errors about a batch say which one it is."""
+    """Add the number of the batch to error messages."""
     try:
         yield
     except ValueError as error:
@@ -79,7 +79,7 @@ def errors_name_batch(number: int) -> Iterator[None]:
 
 
 def arguments_of(inputs: Any) -> Arguments:
-    """Positional arguments and keywords of inputs: a tensor, a tuple of arguments, or a mapping of keywords.
+    """Return the positional arguments and keywords of inputs: a tensor, a tuple of arguments, or a mapping.
 
     >>> arguments_of((1, 2)), arguments_of({"x": 3})
     (((1, 2), {}), ((), {'x': 3}))
@@ -92,7 +92,7 @@ def arguments_of(inputs: Any) -> Arguments:
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits in what a model returned: itself, its entry or attribute `logits`, or a tuple's first tensor.
+    """Find the logits in a model's output: the output, its entry or attribute `logits`, or a tuple's first tensor.
 
     >>> logits_of({"loss": None, "logits": torch.ones(1, 2)})
     tensor([[1., 1.]])
@@ -102,7 +102,7 @@ def logits_of(output: Any) -> Tensor:
 
 
 def with_logits(output: Any, logits: Tensor) -> Any:
-    """The same kind of output with its logits replaced, and nothing else; the given one stays as it is.
+    """Return a copy of an output with its logits replaced.
 
     >>> with_logits((torch.ones(1, 2), "state"), torch.zeros(1, 2))
     (tensor([[0., 0.]]), 'state')
@@ -112,7 +112,7 @@ def with_logits(output: Any, logits: Tensor) -> Any:
 
 
 def tensors_in(inputs: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-    """Each tensor in nested tuples, lists and mappings, after the keys that lead to it.
+    """Yield the path and the tensor of each tensor in nested tuples, lists and mappings.
 
     >>> [keys for keys, tensor in tensors_in(((torch.ones(1), {"mask": torch.ones(1)}), {"scale": 2.0}))]
     [(0, 0), (0, 1, 'mask')]
@@ -125,7 +125,7 @@ def tensors_in(inputs: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
 
 
 def replace_at(inputs: Any, keys: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> Any:
-    """The same inputs with the one tensor changed that the keys lead to; the given ones stay as they are.
+    """Return a copy of inputs with the tensor at a path changed.
 
     >>> replace_at((torch.ones(2), "text"), (0,), lambda x: x + 1)
     (tensor([2., 2.]), 'text')
@@ -136,7 +136,7 @@ def replace_at(inputs: Any, keys: tuple[Any, ...], change: Callable[[Tensor], Te
 
 
 def _key(output: Any) -> Any:
-    """Where the logits are: None when the output is them, else an index, a key or the name of an attribute."""
+    """Return the index, key or attribute of the logits; None if the output is the logits."""
     if isinstance(output, Tensor):
         return None
     kind = type(output).__name__
@@ -166,7 +166,7 @@ def _entry(container: Any, key: Any) -> Any:
 
 
 def replace_entry(container: Any, key: Any, value: Any) -> Any:
-    """A copy of a tuple, a list, a mapping or an object with one entry or attribute replaced."""
+    """Copy a tuple, a list, a mapping or an object with one entry or attribute replaced."""
     if isinstance(container, tuple):
         at = container._fields.index(key) if isinstance(key, str) else key  # type: ignore[attr-defined]
         return _like(container, [value if i == at else entry for i, entry in enumerate(container)])
@@ -208,7 +208,7 @@ def _parts(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
 
 
 def named_batch(batch: Any) -> dict[str, Any] | None:
-    """What a mapping, a dataclass or a named tuple holds, by name; None of any other batch."""
+    """Return the fields of a mapping, a dataclass or a named tuple; None for any other batch."""
     if isinstance(batch, Mapping):
         return dict(batch)
     if is_dataclass(batch) and not isinstance(batch, type):
@@ -230,13 +230,13 @@ def _labels(labels: Any, any_shape: bool = False) -> Tensor:
         if y.ndim == 2 and y.shape[1] == 1:
             hint = "; squeeze(1) takes the second dimension away"
         raise ValueError(f"labels must have shape (n,), got {tuple(y.shape)}{hint}")
-    if y.is_complex() or (y.is_floating_point() and len(y)):  # an empty list has no type to speak of
+    if y.is_complex() or (y.is_floating_point() and len(y)):  # an empty list has no meaningful type
         raise ValueError(f"labels must be integers, got {y.dtype}".replace("torch.", ""))
     return y.detach().to(torch.int64)
 
 
 def _numbers(targets: Any) -> Tensor:
-    """Targets of regression, (n,) or (n, 1)."""
+    """Check targets of a regression, (n,) or (n, 1)."""
     y = torch.as_tensor(_without_numpy(targets))
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     if y.ndim != 1 or y.is_complex():
@@ -245,7 +245,7 @@ def _numbers(targets: Any) -> Tensor:
 
 
 def _to_device(value: Any, device: Device | None) -> Any:
-    """Tensors to the device, also inside of tuples, lists, dicts and whatever knows how to move itself."""
+    """Move tensors to the device, also inside tuples, lists, mappings and objects with a method `to`."""
     value = _without_numpy(value)
     if callable(getattr(value, "to", None)):
         return value if device is None else value.to(device)
@@ -260,7 +260,7 @@ def _to_device(value: Any, device: Device | None) -> Any:
 
 
 def _without_numpy(value: Any) -> Any:
-    """Numbers as a tensor, which wants an array that it may write to."""
+    """Convert a numeric NumPy array to a tensor, copying it if it is not writable."""
     numbers = isinstance(value, np.ndarray) and value.dtype.kind in "fiub"
     return torch.from_numpy(np.require(value, requirements=["C", "W"])) if numbers else value
 

@@ -1,4 +1,4 @@
-"""What touches a live network: its logits over a loader, and a calibrated network that is just a network."""
+"""Networks with a calibrator: logits over a loader, and a calibrated network with the model's own signature."""
 
 from __future__ import annotations
 
@@ -35,25 +35,44 @@ def outputs(
     device: Device | None = None,
     progress: bool = True,
 ) -> Iterator[Predictions]:
-    """The logits and labels of a model batch by batch, of any dimension, leaving the model exactly as it was.
+    """Yield the logits and labels of a model batch by batch; the model does not change.
 
-    They are on the CPU, in float32 where the model computes in half precision. What sums up batch by batch, as
-    `metrics.SegmentationTally` does, never holds the whole set in memory. `class_axis="first"` is for outputs (n, K,
-    …), as segmentation networks give them, `class_axis="last"` for (n, …, K); labels are then (n, …).
+    They are on the CPU, in float32 if the model computes in half precision. A tally that sums up batch by batch, such
+    as `metrics.SegmentationTally`, never holds the whole set in memory.
 
+    Parameters
+    ----------
+    model
+        The network.
+    loader
+        Batches with labels; see `collect`.
+    class_axis
+        Position of the classes: "first" for outputs (n, K, …), "last" for (n, …, K), None for (n, K).
+    device
+        Device of the inputs; by default that of the model.
+    progress
+        Whether to show progress.
+
+    Yields
+    ------
+    Predictions
+        Logits and labels of a batch; labels are (n, …) with a `class_axis`.
+
+    Examples
+    --------
     >>> x, y = torch.zeros(2, 3, 4, 4), torch.zeros(2, 4, 4, dtype=torch.int64)
     >>> [batch.logits.shape for batch in outputs(nn.Identity(), [(x, y)], class_axis="first")]
     [torch.Size([2, 3, 4, 4])]
     """
     model = unwrap(model)
     device = device_of(model) if device is None else device
-    with frozen(model), torch.no_grad():  # not inference mode: what a model caches must stay trainable
+    with frozen(model), torch.no_grad():  # not inference mode, since cached tensors must stay trainable
         steps = track(loader, label="collecting logits", enabled=progress and rank() == 0)
         parsed = batches(steps, device=device, any_shape=class_axis is not None, model=model)
         for number, (args, kwargs, y) in enumerate(parsed):
             output = model(*args, **kwargs)
             with errors_name_batch(number):
-                # A copy, for a model or a loader may use the same memory for the next batch.
+                # A copy, since a model or a loader may reuse the memory for the next batch.
                 z = upcast_half(logits_of(output)).to("cpu", copy=True)
             yield Predictions(z, y.to("cpu", copy=True))
 
@@ -87,17 +106,36 @@ def collect(
     device: Device | None = None,
     progress: bool = True,
 ) -> Predictions | PredictionTable:
-    """Collect the logits of a model on every batch of a loader, leaving it exactly as it was.
+    """Collect the logits of a model on every batch of a loader; the model does not change.
 
-    The batches may be tuples, mappings or dataclasses (see `batches`), and go to `device`, by default the model's own.
-    What comes back is on the CPU, in float32 where the model computes in half precision. In an initialised
-    `torch.distributed` group each rank gives its share of the data and gets the whole, in the order of the ranks.
+    The result is on the CPU, in float32 if the model computes in half precision. In a `torch.distributed` group each
+    rank passes its share of the data and gets the whole, in the order of the ranks.
 
-    Outputs of more dimensions, tokens or pixels, need `class_axis`: "first" for (n, K, …), "last" for (n, …, K). They
-    come back as rows, without those labelled `ignore_index`, in a table that unpacks as the pair and knows in
-    `clusters` which text or image each row is of: `evaluate(*table, **table.options())` has intervals by image. The
-    logits of a causal language model, (n, length, K), are for the next token: `shifted=True` moves its labels by one.
+    Parameters
+    ----------
+    model
+        The network.
+    loader
+        Batches with labels: tuples or lists that end in the labels, or mappings or dataclasses with a field `labels`.
+    class_axis
+        Position of the classes: "first" for outputs (n, K, …), "last" for (n, …, K), None for (n, K).
+    ignore_index
+        Label of tokens or pixels that are left out.
+    shifted
+        Whether the logits (n, length, K) of a causal language model are for the next token, so that labels move by one.
+    device
+        Device of the inputs; by default that of the model.
+    progress
+        Whether to show progress.
 
+    Returns
+    -------
+    Predictions or PredictionTable
+        Unpacks as (logits, labels). With a `class_axis`, tokens or pixels are rows, and `clusters` has the text or
+        image of each row, so that ``evaluate(*table, **table.options())`` has intervals by image.
+
+    Examples
+    --------
     >>> x, y = torch.eye(3), torch.tensor([0, 1, 1])
     >>> collect(nn.Identity(), [(x[:2], y[:2]), (x[2:], y[2:])])
     Predictions(3 rows, 3 classes, torch float32)
@@ -134,13 +172,15 @@ def collect(
     pair = Predictions(whole, all_gather_rows(torch.cat(labels) if labels else none))
     if class_axis is None:
         return pair
-    before = sum(all_gather_object(seen)[: rank()]) if world_size() > 1 else 0  # no two ranks' images are one
+    before = (
+        sum(all_gather_object(seen)[: rank()]) if world_size() > 1 else 0
+    )  # images of different ranks are different
     of_row = all_gather_rows(torch.cat(samples) + before if samples else none)
     return PredictionTable(*pair, clusters=of_row.numpy(), cluster_name="sample")
 
 
 class ModelSignature:
-    """Binds `forward` as a method is bound; what it binds shows the signature of the instance's model.
+    """Binds `forward` like a method, with the signature of the instance's model.
 
     Exporters and trainers read that signature.
     """
@@ -160,33 +200,42 @@ class ModelSignature:
         return inspect.signature(cast(Any, self.instance).model.forward)
 
     @property
-    def __code__(self) -> CodeType:  # torch.export asks for it
+    def __code__(self) -> CodeType:  # read by torch.export
         return self.function.__code__
 
 
 class ModelWrapper(nn.Module):
-    """A module around a model; what the model has besides is had through this one too."""
+    """A module around a model, with the model's other attributes."""
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            model = self.__dict__.get("_modules", {}).get("model")  # not there yet while it is copied or unpickled
+            model = self.__dict__.get("_modules", {}).get("model")  # missing while it is copied or unpickled
             if model is None or name.startswith("__"):
                 raise
         return getattr(model, name)
 
 
 class Calibrated(ModelWrapper):
-    """A network with a map before it and a calibrator after it: after(model(before(x))), called as the model itself is.
+    """A network with an input map and a calibrator, after(model(before(x))), with the model's own signature.
 
-    `before` acts on the first floating-point tensor among the inputs; where these are tokens, on what the model's input
-    embedding makes of them. `after` acts on the logits, wherever they are in what the model returns, and the rest of it
-    stays. The model is shared, not copied, and its mode and gradients are left to the caller. Logits of more than two
-    dimensions keep their shape; `class_axis` says where their classes are, "first" for (n, K, …), "last" for (n, …, K).
-    What the model has besides is had through this one too (`config`, `device`), and a method that calls the model, such
-    as `generate`, sees the calibrated logits.
+    The model is shared, not copied; the caller controls its mode and gradients. The model's other attributes, such as
+    `config`, are available. Methods that call the model, such as `generate`, see the calibrated logits.
 
+    Parameters
+    ----------
+    model
+        The network.
+    before
+        Map of the first floating-point tensor among the inputs; for tokens, of the output of the input embedding.
+    after
+        Calibrator of the logits, wherever they are in the model's output; the rest of the output does not change.
+    class_axis
+        Position of the classes in logits with more than two dimensions: "first" for (n, K, …), "last" for (n, …, K).
+
+    Examples
+    --------
     >>> from trueup.calibrators.temperature import Temperature
     >>> Calibrated(nn.Identity(), after=Temperature(2.0))(torch.tensor([[4.0, 1.0]]))
     tensor([[2.0000, 0.5000]])
@@ -216,28 +265,28 @@ class Calibrated(ModelWrapper):
         is_ready = after is None or isinstance(after, nn.Module)
         self.calibrator = after if is_ready else as_module(after).to(device_of(model))
         self.class_axis = class_axis
-        self.training = getattr(model, "training", False)  # which a frozen script has not
+        self.training = getattr(model, "training", False)  # frozen scripts have no mode
 
     @property
     def after(self) -> Any:
-        """The calibrator, or the module that was given; its parameters are in the state as `calibrator`."""
+        """The calibrator or module after the model; its parameters are in the state dict under `calibrator`."""
         return getattr(self.calibrator, "wrapped", self.calibrator)
 
     @ModelSignature
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns for the mapped inputs, its logits calibrated."""
+        """Call the model on the mapped inputs, and calibrate the logits of its output."""
         call = self.model if self.before is None else self._call_with_map
         return self._replace_logits(call(*args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
         value = super().__getattr__(name)
-        if name == "save_pretrained":  # the network's own would leave out the calibrator
+        if name == "save_pretrained":  # the network's own method would omit the calibrator
             from trueup.models.pretrained import save_pretrained
 
             return functools.partial(save_pretrained, self)
         if name == "push_to_hub":
             raise AttributeError(
-                "a calibrated network has no push_to_hub, which would leave out the calibrator; "
+                "a calibrated network has no push_to_hub, which would omit the calibrator; "
                 "save_pretrained(folder) writes both"
             )
         if not inspect.ismethod(value) or value.__self__ is not self.model:
@@ -254,20 +303,20 @@ class Calibrated(ModelWrapper):
         return sorted({*super().__dir__(), *dir(self.model)})  # type: ignore[no-untyped-call]
 
     def _replace_logits(self, output: Any) -> Any:
-        """Calibrate the logits of an output; each token or pixel is a row, and their shape stays."""
+        """Calibrate the logits of an output; each token or pixel is a row."""
         if self.calibrator is None:
             return output
         logits = logits_of(output)
         if logits.ndim == 2:
             return with_logits(output, self.calibrator(logits).to(logits.dtype))
-        last = classes_last(logits, self.class_axis)
-        calibrated = self.calibrator(last.reshape(-1, last.shape[-1])).reshape(last.shape)
+        rows = classes_last(logits, self.class_axis)
+        calibrated = self.calibrator(rows.reshape(-1, rows.shape[-1])).reshape(rows.shape)
         calibrated = calibrated.movedim(-1, 1) if self.class_axis == "first" else calibrated
         return with_logits(output, calibrated.to(logits.dtype))
 
     @contextmanager
     def _on_model(self) -> Iterator[None]:
-        """Have this thread's calls of the model do what calls of this module do, for methods that make such."""
+        """Make this thread's calls of the model behave like calls of this module, for methods that call the model."""
         caller = get_ident()
         with ExitStack() as stack:
 
@@ -286,7 +335,7 @@ class Calibrated(ModelWrapper):
                 call.close()
                 return self._replace_logits(output)
 
-            call = stack.enter_context(ExitStack())  # what lasts for one call of the model
+            call = stack.enter_context(ExitStack())  # for one call of the model
             if self.before is not None:
                 handle = self.model.register_forward_pre_hook(before, with_kwargs=True)
                 stack.callback(handle.remove)
@@ -302,14 +351,12 @@ class Calibrated(ModelWrapper):
         with self._embedding_mapped(calls):
             output = self.model(*args, **kwargs)
         if not calls:
-            raise ValueError(
-                "before must act on the output of the model's input embedding, but the model never called it"
-            )
+            raise ValueError("before acts on the output of the model's input embedding, but the model never called it")
         return output
 
     @contextmanager
     def _embedding_mapped(self, calls: list[nn.Module]) -> Iterator[None]:
-        """Have `before` act on what the input embedding makes of tokens, in this thread; `calls` notes that it did."""
+        """Apply `before` to the output of the input embedding, in this thread; `calls` records it."""
         caller = get_ident()
 
         def mapped(module: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
@@ -343,10 +390,36 @@ def calibrate(
 ) -> Calibrated:
     """Fit a calibrator to the logits of a model over a loader, and put it after the model.
 
-    `method` is a name of `trueup.METHODS`, or a function of logits and labels; `options` go to it. Tokens and pixels
-    need `class_axis`, `ignore_index` and `shifted` as `collect` does; methods that choose on folds then keep the rows
-    of one text or image in the same fold.
+    With a `class_axis`, methods that use cross-validation keep the rows of one text or image in the same fold.
 
+    Parameters
+    ----------
+    model
+        The network.
+    loader
+        Batches with labels; see `collect`.
+    method
+        Name in `trueup.METHODS`, or a function of logits and labels.
+    class_axis
+        Position of the classes: "first" for outputs (n, K, …), "last" for (n, …, K), None for (n, K).
+    ignore_index
+        Label of tokens or pixels that are left out.
+    shifted
+        Whether the logits (n, length, K) of a causal language model are for the next token, so that labels move by one.
+    device
+        Device of the inputs; by default that of the model.
+    progress
+        Whether to show progress.
+    **options
+        Options of the method.
+
+    Returns
+    -------
+    Calibrated
+        The network with the calibrator.
+
+    Examples
+    --------
     >>> x, y = torch.tensor([[4.0, 0.0], [4.0, 0.0], [0.0, 4.0], [4.0, 0.0]]), torch.tensor([0, 0, 1, 1])
     >>> calibrate(nn.Identity(), [(x, y)]).after
     Temperature(temperature=3.64096)
@@ -363,7 +436,7 @@ def calibrate(
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model takes its inputs: the device of its first parameter, or else buffer, or else the CPU.
+    """Return the device of a model's first parameter, or else of its first buffer, or else the CPU.
 
     >>> device_of(nn.Linear(2, 2))
     device(type='cpu')
@@ -372,9 +445,9 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def input_position(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-    """Find the tensor that `before` acts on: the keys in `(args, kwargs)` that lead to it, or None for tokens.
+    """Find the path in `(args, kwargs)` of the tensor for `before`; None for tokens.
 
-    It is the first of floating point, positional ones before keywords; beside integers, one called a mask is not meant.
+    It is the first floating-point tensor, positional arguments first. With integer inputs, masks do not count.
 
     >>> input_position(nn.Identity(), ("text", torch.ones(1)), {})
     (0, 1)
@@ -394,9 +467,9 @@ def input_position(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         return positions[0]
     if tokens:
         return None
-    given = [*(type(value).__name__ for value in args), *(f"{k}={type(v).__name__}" for k, v in kwargs.items())]
+    kinds = [*(type(value).__name__ for value in args), *(f"{k}={type(v).__name__}" for k, v in kwargs.items())]
     raise ValueError(
-        f"the model's inputs must hold numbers for `before` to act on, got {', '.join(given) or 'nothing'}"
+        f"the model's inputs must contain floating-point tensors for `before`, got {', '.join(kinds) or 'nothing'}"
     )
 
 
@@ -409,9 +482,7 @@ def _is_mask(model: nn.Module, position: tuple[Any, ...]) -> bool:
 
 
 def embedding_of(model: nn.Module) -> nn.Module:
-    """Find the module that turns a model's tokens into vectors.
-
-    It is what `get_input_embeddings()` returns, where the model or a part of it has one; else the only `nn.Embedding`.
+    """Find the input embedding of a model: the result of `get_input_embeddings()`, else the only `nn.Embedding`.
 
     >>> embedding_of(nn.Sequential(nn.Embedding(100, 8), nn.Flatten(), nn.Linear(32, 2)))
     Embedding(100, 8)
@@ -420,7 +491,7 @@ def embedding_of(model: nn.Module) -> nn.Module:
         named = getattr(module, "get_input_embeddings", None)
         try:
             embedding = named() if callable(named) else None
-        except NotImplementedError:  # a base class that promises more than it has
+        except NotImplementedError:  # an abstract base class
             continue
         if isinstance(embedding, nn.Module):
             return embedding
@@ -428,7 +499,7 @@ def embedding_of(model: nn.Module) -> nn.Module:
     if len(embeddings) != 1:
         got = f"{len(embeddings)} of them: {', '.join(embeddings)}" if embeddings else "none"
         raise ValueError(
-            "the model's inputs are integers, so the map acts on what its input embedding makes of them: model must "
-            f"have one nn.Embedding, got {got}; a method get_input_embeddings() that returns the right module decides"
+            "the model's inputs are integers, so the map acts on the output of its input embedding: model must "
+            f"have one nn.Embedding, got {got}; add a method get_input_embeddings() that returns the right one"
         )
     return next(iter(embeddings.values()))

@@ -1,4 +1,4 @@
-"""What one calls in one's own training loop: early stopping by calibrated loss, and when samples were learned."""
+"""Callbacks for a training loop: early stopping by calibrated loss, and the epoch in which samples were learned."""
 
 from __future__ import annotations
 
@@ -17,11 +17,18 @@ StopOn: TypeAlias = Literal["nll", "refinement"]
 
 
 class EarlyStopping:
-    """Keep the weights of the epoch of least validation loss, and say when it has not fallen for some epochs.
+    """Keeps the weights of the epoch with the lowest validation loss, and stops when it has not fallen for a while.
 
-    "refinement" is the loss that is left after a temperature fitted on other validation samples: what a temperature can
-    repair afterwards is then no reason to stop early. "nll" is the loss itself.
+    Parameters
+    ----------
+    stop_on
+        "nll" for the loss itself. "refinement" for the loss after a temperature fitted on other validation samples, so
+        that overconfidence, which a temperature can correct, is no reason to stop.
+    patience
+        Number of epochs without improvement after which `update` returns True; None never stops.
 
+    Examples
+    --------
     >>> import torch
     >>> model, stopping = nn.Linear(2, 2), EarlyStopping(patience=2)
     >>> x, y = torch.eye(2).repeat(20, 1), torch.tensor([0, 1]).repeat(20)
@@ -33,7 +40,9 @@ class EarlyStopping:
     >>> stopping.best_epoch, epoch, stopping.restore(model).weight.diagonal().tolist()
     (2, 3, [1.0, 1.0])
 
-    Berta et al., "Rethinking early stopping: refine, then calibrate" (2025).
+    References
+    ----------
+    Berta et al. (2025), Rethinking early stopping: refine, then calibrate, arXiv:2501.19195.
     """
 
     def __init__(self, stop_on: StopOn = "nll", *, patience: int | None = None) -> None:
@@ -41,17 +50,17 @@ class EarlyStopping:
             raise InputError("stop_on", 'be "nll" or "refinement"', repr(stop_on))
         self.stop_on, self.patience = stop_on, patience
         self.scores: list[float] = []
-        """Of each epoch."""
+        """Validation loss of each epoch."""
         self.weights: Mapping[str, Tensor] | None = None
-        """Of the best epoch."""
+        """Weights of the best epoch."""
 
     @property
     def best_epoch(self) -> int:
-        """From 1; 0 before the first."""
+        """Number of the best epoch, from 1; 0 before the first update."""
         return 1 + min(range(len(self.scores)), key=self.scores.__getitem__) if self.scores else 0
 
     def update(self, model: nn.Module, logits: Any, labels: Any) -> bool:
-        """Look at the validation logits of an epoch; whether training should stop."""
+        """Score the validation logits of an epoch; return whether training should stop."""
         score = nll(logits, labels) if self.stop_on == "nll" else refinement(logits, labels).refinement
         if score < min(self.scores, default=math.inf):
             self.weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
@@ -59,15 +68,17 @@ class EarlyStopping:
         return self.patience is not None and len(self.scores) - self.best_epoch >= self.patience
 
     def restore(self, model: nn.Module) -> nn.Module:
-        """Give a model the weights of the best epoch."""
+        """Load the weights of the best epoch into a model."""
         if self.weights is not None:
             model.load_state_dict(self.weights)
         return model
 
 
 class LearnedEpochs:
-    """Note after every epoch which training samples are right, in an order that does not change.
+    """Records after every epoch which training samples are correct; their order must not change.
 
+    Examples
+    --------
     >>> tracker = LearnedEpochs()
     >>> for logits in ([[0, 1], [1, 0]], [[1, 0], [1, 0]]):
     ...     tracker.update(np.array(logits), np.array([0, 0]))
@@ -77,23 +88,22 @@ class LearnedEpochs:
 
     def __init__(self) -> None:
         self.correct: list[np.ndarray] = []
-        """Of each epoch, (n,)."""
+        """Correctness of each sample (n,), per epoch."""
 
     def update(self, logits: Any, labels: Any) -> None:
-        """Note an epoch by its logits (n, classes) and labels (n,)."""
+        """Record an epoch from its logits (n, classes) and labels (n,)."""
         z, y = (np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x) for x in (logits, labels))
         self.correct.append(z.argmax(axis=1) == y)
 
     def epochs(self) -> np.ndarray:
-        """The first epoch from which on each sample stayed right; infinity if there is none."""
+        """Return the first epoch from which each sample stays correct; infinity if there is none."""
         return learned_epochs(np.array(self.correct))
 
 
 def learned_epochs(correct: np.ndarray) -> np.ndarray:
-    """The first epoch from which on each sample was right to the end; infinity if there is none.
+    """Return the first epoch from which each sample stays correct; infinity if there is none.
 
-    `correct` (epochs, n) says which samples were right at the end of each epoch.
-    Wang et al., "Rethinking calibration of deep neural networks" (2021).
+    `correct` has shape (epochs, n). Wang et al., "Rethinking calibration of deep neural networks" (2021).
 
     >>> learned_epochs(np.array([[0, 1, 1, 0], [1, 0, 1, 0], [1, 1, 1, 0]], dtype=bool))
     array([ 2.,  3.,  1., inf])

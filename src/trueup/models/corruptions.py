@@ -1,9 +1,9 @@
-"""Shifts of images in pixel space: what a camera, a codec or the weather does to the inputs a network was trained on.
+"""Shifts of images in pixel space, like those of a camera, a codec or the weather.
 
-Images are torch tensors (n, C, H, W) or (C, H, W) with pixels in [0, 1], before any normalisation; so is what comes
-back, clipped, of the same shape, dtype and device. `corrupt` and `CORRUPTIONS` speak in severities 1–5, which are this
-library's own and not those of CIFAR-10-C; the functions of the same names take the amount itself. The idea is that of
-Hendrycks and Dietterich, "Benchmarking neural network robustness to common corruptions and perturbations" (2019).
+Images are torch tensors (n, C, H, W) or (C, H, W) with pixels in [0, 1], before any normalisation. Results have the
+same shape, dtype and device, and are clipped. `corrupt` and `CORRUPTIONS` use severities 1–5, which are our own and not
+those of CIFAR-10-C; the functions take the amount itself. Hendrycks and Dietterich, "Benchmarking neural network
+robustness to common corruptions and perturbations" (2019).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Change: TypeAlias = Callable[Concatenate[Tensor, Options], Tensor]
 CAST = (0.2, -0.1, -0.15)
 """The colour cast of severity 3: warm light."""
 FIELD = 4
-"""A field of haze is drawn on FIELD × FIELD points and is smooth between them."""
+"""The field of haze is drawn on FIELD × FIELD points and interpolated."""
 
 
 def _on_images(change: Change[Options]) -> Change[Options]:
-    """Lift a change of float batches to checked images of either shape and any precision, and clip what it returns."""
+    """Extend a function of float batches to checked images of either shape and any precision, and clip its result."""
 
     @functools.wraps(change)
     def changed(images: Tensor, /, *args: Options.args, **options: Options.kwargs) -> Tensor:
@@ -60,8 +60,22 @@ def _as_images(images: Tensor) -> Tensor:
 
 @_on_images
 def brightness(images: Tensor, amount: float) -> Tensor:
-    """Add the same amount to every pixel: x + a; a negative amount darkens.
+    """Add the same amount to every pixel: x + a.
 
+    Parameters
+    ----------
+    images
+        Images (n, C, H, W) or (C, H, W) with pixels in [0, 1].
+    amount
+        a in −1..1; a negative amount darkens.
+
+    Returns
+    -------
+    Tensor
+        The shifted images, clipped to [0, 1].
+
+    Examples
+    --------
     >>> brightness(torch.full((1, 1, 1), 0.8), 0.3).item()
     1.0
     """
@@ -70,22 +84,48 @@ def brightness(images: Tensor, amount: float) -> Tensor:
 
 @_on_images
 def colour_cast(images: Tensor, vector: Sequence[float] = CAST) -> Tensor:
-    """Add one amount a channel: x_c + v_c.
+    """Add one amount per channel: x_c + v_c.
 
-    Images of one channel have no colour: the default vector is refused there rather than averaged away.
+    Parameters
+    ----------
+    images
+        Images (n, C, H, W) or (C, H, W) with pixels in [0, 1].
+    vector
+        v, one number in −1..1 per channel; the default needs three channels.
 
+    Returns
+    -------
+    Tensor
+        The shifted images, clipped to [0, 1].
+
+    Examples
+    --------
     >>> [f"{v:.2f}" for v in colour_cast(torch.full((3, 1, 1), 0.5)).flatten()]
     ['0.70', '0.40', '0.35']
     """
     if len(vector) != images.shape[1]:
-        raise ValueError(f"vector must have one entry a channel, {images.shape[1]} in all, got {len(vector)}")
+        raise ValueError(f"vector must have one entry per channel, {images.shape[1]} in all, got {len(vector)}")
     return images + images.new_tensor([_within("vector", v, -1, 1) for v in vector]).reshape(-1, 1, 1)
 
 
 @_on_images
 def contrast(images: Tensor, factor: float) -> Tensor:
-    """Pull every pixel towards mid-grey: (x − ½)·f + ½.
+    """Move every pixel towards mid-grey: (x − ½)·f + ½.
 
+    Parameters
+    ----------
+    images
+        Images (n, C, H, W) or (C, H, W) with pixels in [0, 1].
+    factor
+        f, at least 0.
+
+    Returns
+    -------
+    Tensor
+        The shifted images, clipped to [0, 1].
+
+    Examples
+    --------
     >>> f"{contrast(torch.ones(1, 1, 1), 0.4).item():.2f}"
     '0.70'
     """
@@ -96,9 +136,27 @@ def contrast(images: Tensor, factor: float) -> Tensor:
 def gaussian_noise(images: Tensor, sigma: float, *, seed: int = 0, first: int = 0) -> Tensor:
     """Add independent normal noise to every pixel: x + σ·N(0, 1).
 
-    The noise of an image depends on `seed` and on its number in the data set, which is `first` for the first image
-    given: so batches with their own `first` get what the whole set would, and no two images share their noise.
+    The noise of an image depends on `seed` and on its number in the data set. So batches get the same noise as the
+    whole set, and no two images share their noise.
 
+    Parameters
+    ----------
+    images
+        Images (n, C, H, W) or (C, H, W) with pixels in [0, 1].
+    sigma
+        σ, at least 0.
+    seed
+        Seed of the noise.
+    first
+        Number of the first image in the data set, on which the noise depends.
+
+    Returns
+    -------
+    Tensor
+        The shifted images, clipped to [0, 1].
+
+    Examples
+    --------
     >>> x = torch.full((2, 1, 1, 1), 0.5)
     >>> torch.equal(gaussian_noise(x, 0.1)[1:], gaussian_noise(x[1:], 0.1, first=1))
     True
@@ -109,8 +167,22 @@ def gaussian_noise(images: Tensor, sigma: float, *, seed: int = 0, first: int = 
 
 @_on_images
 def gaussian_blur(images: Tensor, sigma: float) -> Tensor:
-    """Average over a Gaussian of standard deviation σ pixels, cut off at 4σ; the border is repeated outwards.
+    """Average over a Gaussian window, cut off at 4σ; the border is repeated outwards.
 
+    Parameters
+    ----------
+    images
+        Images (n, C, H, W) or (C, H, W) with pixels in [0, 1].
+    sigma
+        σ in pixels, at least 0.
+
+    Returns
+    -------
+    Tensor
+        The shifted images, clipped to [0, 1].
+
+    Examples
+    --------
     >>> x = torch.zeros(1, 5, 5)
     >>> x[0, 2, 2] = 1
     >>> [f"{v:.3f}" for v in gaussian_blur(x, 0.5)[0, 2]]
@@ -129,13 +201,27 @@ def gaussian_blur(images: Tensor, sigma: float) -> Tensor:
 
 @_on_images
 def pixelate(images: Tensor, share: float) -> Tensor:
-    """Shrink height and width to a share of theirs, averaging by area, and enlarge by repeating the nearest pixel.
+    """Shrink height and width by averaging areas, and enlarge by repeating the nearest pixel.
 
+    Parameters
+    ----------
+    images
+        Images (n, C, H, W) or (C, H, W) with pixels in [0, 1].
+    share
+        Share of height and width that remains, in 0..1.
+
+    Returns
+    -------
+    Tensor
+        The shifted images, clipped to [0, 1].
+
+    Examples
+    --------
     >>> pixelate(torch.tensor([[[0.0, 0.5, 0.5, 1.0]]]), 0.5)
     tensor([[[0.2500, 0.2500, 0.7500, 0.7500]]])
     """
 
-    # torch's own area interpolation counts a pixel at the edge of two windows fully in both, which blurs.
+    # torch's area interpolation counts a pixel at the edge of two windows fully in both, which blurs.
     def parts(size: int) -> Tensor:
         small = max(1, round(_within("share", share, 0, 1) * size))
         start, at = torch.arange(small).double()[:, None] * (size / small), torch.arange(size)
@@ -146,18 +232,36 @@ def pixelate(images: Tensor, share: float) -> Tensor:
 
 
 def _combine(images: Tensor, matrix: Callable[[int], Tensor]) -> Tensor:
-    """Replace rows and columns by combinations of theirs, with the weights that `matrix` gives for their number."""
+    """Combine rows and columns linearly, with the weights `matrix(number of rows or columns)`."""
     rows, columns = (matrix(size).to(images.dtype).to(images.device) for size in images.shape[2:])
     return torch.einsum("ri,ncij,sj->ncrs", rows, images, columns)
 
 
 @_on_images
 def haze(images: Tensor, density: float, *, seed: int = 0, first: int = 0) -> Tensor:
-    """Mix every image with a bright field that varies slowly over it: x·(1 − h) + h·field.
+    """Mix every image with a bright, slowly varying field: x·(1 − h) + h·field.
 
-    The field is grey, between ½ and 1: uniform numbers on a coarse grid, joined by bicubic interpolation, drawn for
-    each image by `seed` and its number, as in `gaussian_noise`.
+    The field is grey, between ½ and 1: uniform numbers on a coarse grid with bicubic interpolation. Its randomness is
+    that of `gaussian_noise`.
 
+    Parameters
+    ----------
+    images
+        Images (n, C, H, W) or (C, H, W) with pixels in [0, 1].
+    density
+        h in 0..1.
+    seed
+        Seed of the noise.
+    first
+        Number of the first image in the data set, on which the noise depends.
+
+    Returns
+    -------
+    Tensor
+        The shifted images, clipped to [0, 1].
+
+    Examples
+    --------
     >>> f"{haze(torch.zeros(1, 1, 1), 0.5).item():.4f}"
     '0.2529'
     """
@@ -169,14 +273,30 @@ def haze(images: Tensor, density: float, *, seed: int = 0, first: int = 0) -> Te
 
 @_on_images
 def jpeg(images: Tensor, quality: int) -> Tensor:
-    """Round to bytes and lose what a baseline JPEG file of this quality (1–100) loses.
+    """Round to bytes and apply the losses of a baseline JPEG file.
 
-    Colour goes to YCbCr with both chroma planes halved each way; cosine coefficients of 8 × 8 blocks are rounded to
-    multiples of the standard tables, scaled to the quality. One channel is taken as luma.
+    Colours become YCbCr with both chroma planes halved each way. Cosine coefficients of 8 × 8 blocks are rounded to
+    multiples of the standard tables, scaled to the quality. A single channel is luma.
 
+    Parameters
+    ----------
+    images
+        Images (n, C, H, W) or (C, H, W) with pixels in [0, 1].
+    quality
+        Quality in 1..100.
+
+    Returns
+    -------
+    Tensor
+        The shifted images, clipped to [0, 1].
+
+    Examples
+    --------
     >>> (jpeg(torch.full((3, 8, 8), 77 / 255), 20) * 255).unique()
     tensor([78.])
 
+    References
+    ----------
     ITU-T recommendation T.81 (1992), annexes A and K; the JPEG File Interchange Format (JFIF).
     """
     channels, height, width = images.shape[1:]
@@ -192,7 +312,7 @@ def jpeg(images: Tensor, quality: int) -> Tensor:
     luma = _encode_jpeg(planes[:, :1], _LUMA, quality)[:, :, :height, :width]
     chroma = _encode_jpeg(torch.round(F.avg_pool2d(planes[:, 1:], 2)), _CHROMA, quality)
     chroma = chroma[:, :, : (height + 1) // 2, : (width + 1) // 2]
-    # Decoders weigh the nearer sample ¾ and the farther ¼ in each direction, which is what bilinear doubling does.
+    # Decoders give the nearer sample weight ¾ and the farther ¼ in each direction: bilinear doubling.
     chroma = torch.round(F.interpolate(chroma, scale_factor=2, mode="bilinear", align_corners=False))
     planes = torch.cat([luma, chroma[:, :, :height, :width]], dim=1) - middle
     return _whole(torch.einsum("cd,ndhw->nchw", torch.linalg.inv(mix), planes)) / 255
@@ -214,7 +334,7 @@ _CHROMA = (
 
 
 def _encode_jpeg(planes: Tensor, table: Sequence[Sequence[int]], quality: int) -> Tensor:
-    """Quantise the cosine coefficients of each 8 × 8 block and go back to whole numbers in 0..255."""
+    """Quantise the cosine coefficients of each 8 × 8 block, and transform back to integers in 0..255."""
     scale = 5000 // quality if _within("quality", quality, 1, 100) < 50 else 200 - 2 * quality
     steps = ((torch.tensor(table) * scale + 50) // 100).clamp(1, 255).to(planes)[:, None, :]
     k = torch.arange(8, dtype=planes.dtype, device=planes.device)
@@ -229,12 +349,12 @@ def _encode_jpeg(planes: Tensor, table: Sequence[Sequence[int]], quality: int) -
 
 
 def _whole(x: Tensor) -> Tensor:
-    """Round to whole numbers, halves up, also those that arithmetic left a hair below a half."""
+    """Round to integers, halves up, with a tolerance for rounding errors just below a half."""
     return torch.floor(x + (0.5 + 1e-9))
 
 
 def _draw_noise(draw: Callable[..., Any], images: Tensor, shape: Sequence[int], seed: int, first: int) -> Tensor:
-    """Draw an array for each image from its own stream, on the CPU, so that device and batch do not matter."""
+    """Draw an array for each image from its own stream, on the CPU, independent of device and batch."""
     key = [int(_within("seed", seed, 0)), int(_within("first", first, 0))]
     streams = (np.random.Generator(np.random.Philox(key=[key[0], key[1] + i])) for i in range(len(images)))
     return torch.from_numpy(np.stack([draw(s, tuple(shape)) for s in streams])).to(images.dtype).to(images.device)
@@ -248,15 +368,15 @@ def _within(name: str, value: float, low: float, high: float = math.inf) -> floa
 
 @dataclass(frozen=True)
 class Corruption:
-    """A shift with its setting at each of the five severities; calling it with severity 0 changes nothing."""
+    """A shift with its setting at each of five severities; severity 0 changes nothing."""
 
     change: Callable[..., Tensor]
     settings: tuple[Any, ...]
     random: bool = False
-    channels: tuple[int, ...] | None = None  # those it is defined for; None means any
+    channels: tuple[int, ...] | None = None  # allowed numbers of channels; None for any
 
     def __call__(self, images: Tensor, severity: int, *, seed: int = 0, first: int = 0) -> Tensor:
-        """Shift the images; `seed` and `first` matter to the random ones only, as in `gaussian_noise`."""
+        """Shift the images; `seed` and `first` are for random shifts, as in `gaussian_noise`."""
         if isinstance(severity, bool) or severity not in range(len(self.settings) + 1):
             raise ValueError(f"severity must be a whole number in 0..{len(self.settings)}, got {severity!r}")
         if severity == 0:
@@ -281,8 +401,28 @@ CORRUPTIONS: Mapping[str, Corruption] = {
 
 
 def corrupt(images: Tensor, name: str, severity: int, *, seed: int = 0, first: int = 0) -> Tensor:
-    """Shift images by the corruption of this name at a severity 0–5; 0 changes nothing.
+    """Shift images by a corruption at a severity.
 
+    Parameters
+    ----------
+    images
+        Images (n, C, H, W) or (C, H, W) with pixels in [0, 1].
+    name
+        Name in `CORRUPTIONS`.
+    severity
+        Severity in 0..5; 0 changes nothing.
+    seed
+        Seed of the noise.
+    first
+        Number of the first image in the data set, on which the noise depends.
+
+    Returns
+    -------
+    Tensor
+        The shifted images, clipped to [0, 1].
+
+    Examples
+    --------
     >>> x = torch.full((1, 3, 4, 4), 0.5)
     >>> [f"{corrupt(x, 'darkness', severity).mean().item():.1f}" for severity in range(6)]
     ['0.5', '0.4', '0.3', '0.2', '0.1', '0.0']
@@ -293,7 +433,7 @@ def corrupt(images: Tensor, name: str, severity: int, *, seed: int = 0, first: i
 
 
 def corruptions_for(channels: int) -> tuple[str, ...]:
-    """Name the corruptions that images of so many channels can undergo.
+    """List the corruptions for a number of channels.
 
     >>> "colour_cast" in corruptions_for(3), "colour_cast" in corruptions_for(1)
     (True, False)

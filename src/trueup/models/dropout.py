@@ -1,6 +1,6 @@
-"""Monte-Carlo dropout: several passes with dropout switched on, and the uncertainty that their samples show.
+"""Monte-Carlo dropout: several passes with active dropout, and the uncertainty of their samples.
 
-`mc_dropout` gives samples (passes, n, K); from them come entropy, mutual information and variance, on torch's graph.
+`mc_dropout` returns samples (passes, n, K). Entropy, mutual information and variance of samples keep torch's graph.
 """
 
 from __future__ import annotations
@@ -38,20 +38,40 @@ _divided: WeakKeyDictionary[nn.Module, dict[Any, bool]] = WeakKeyDictionary()
 
 
 def mc_dropout(model: nn.Module, inputs: Any, passes: int = 10, *, seed: Seed = 0, memory: int = MEMORY) -> Tensor:
-    """Run a network several times with its dropout layers switched on, and nothing else: samples (passes, n, …).
+    """Run a network several times with active dropout layers, and return the samples.
 
-    `inputs` is a tensor whose rows are the samples, a tuple of arguments, or a mapping of keywords. Where the network
-    is head(trunk(x)) and its trunk drops nothing, the trunk runs once. The passes on a tensor go through as one batch
-    as far as `memory` (in bytes) allows; 0 runs them one by one, and draws other masks. Batch-norm stays in evaluation
-    mode, no gradient is kept, and the network and every global random state are left as they were. A generator as the
-    seed draws anew for each batch: `torch.cat([mc_dropout(net, x, seed=rng) for x, y in loader], dim=1)`.
+    Everything else stays in evaluation mode, such as batch-norm. No gradients are kept, and the network and all global
+    random states do not change. The layers before the first active dropout run once, if they can be separated.
 
+    Parameters
+    ----------
+    model
+        A network with dropout.
+    inputs
+        A tensor whose rows are the samples, a tuple of arguments, or a mapping of keywords.
+    passes
+        Number of passes.
+    seed
+        Seed or generator. A generator draws new masks for each batch:
+        ``torch.cat([mc_dropout(net, x, seed=rng) for x, y in loader], dim=1)``.
+    memory
+        Bytes of repeated input that run as one batch. With 0 the passes run one by one, with other masks.
+
+    Returns
+    -------
+    Tensor
+        Samples, shape (passes, n, …).
+
+    Examples
+    --------
     >>> net = nn.Sequential(nn.Linear(4, 100), nn.Dropout(0.5), nn.Linear(100, 3)).eval()
     >>> samples = mc_dropout(net, torch.ones(7, 4), passes=5)
     >>> samples.shape, len(samples.unique(dim=0)), net[1].training
     (torch.Size([5, 7, 3]), 5, False)
 
-    Gal & Ghahramani (2016), Dropout as a Bayesian approximation.
+    References
+    ----------
+    Gal & Ghahramani (2016), Dropout as a Bayesian approximation, arXiv:1506.02142.
     """
     if passes < 1:
         raise ValueError(f"passes must be at least 1, got {passes}")
@@ -59,7 +79,7 @@ def mc_dropout(model: nn.Module, inputs: Any, passes: int = 10, *, seed: Seed = 
     if not has_dropout(model):
         layers = [module for module in model.modules() if dropout_probability(module) is not None]
         fact = f"{len(layers)} with p = 0" if layers else "none"
-        raise ValueError(f"model must have a dropout layer with p above 0, got {fact}; insert_dropout puts one in")
+        raise ValueError(f"model must have a dropout layer with p above 0, got {fact}; insert_dropout adds one")
     with dropout_enabled(model):
         start = seed_rng(int(np.random.default_rng(seed).integers(2**63)))
         samples = sample_passes(model, model, arguments_of(inputs), passes, memory)
@@ -69,17 +89,32 @@ def mc_dropout(model: nn.Module, inputs: Any, passes: int = 10, *, seed: Seed = 
 
 
 def insert_dropout(model: Network, p: float, *, layers: int | Sequence[str] = 1, in_place: bool = False) -> Network:
-    """A copy of a network that drops out a share p of what enters its last layers.
+    """Copy a network, with dropout before its final layers; the names of all weights stay.
 
-    `layers` says before how many of the last linear and convolutional ones, in the order in which the network made
-    them, or names them. The names of all weights stay. With `in_place` the network itself is changed.
+    Parameters
+    ----------
+    model
+        The network.
+    p
+        Probability of dropout, between 0 and 1.
+    layers
+        Number of final linear and convolutional layers, in the order of their creation, or their names.
+    in_place
+        Whether to change the network itself instead of a copy.
 
+    Returns
+    -------
+    Module
+        The network with dropout.
+
+    Examples
+    --------
     >>> net = insert_dropout(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3)), 0.3)
     >>> net[2].dropout, list(net.state_dict())
     (Dropout(p=0.3, inplace=False), ['0.weight', '0.bias', '2.weight', '2.bias'])
     """
     model = model if in_place else copy.deepcopy(model)
-    # Attention takes the weights of its own linear layers (a subclass) without calling them.
+    # Attention uses the weights of its linear layers (a subclass) without calling them.
     inner = NonDynamicallyQuantizableLinear
     there = [n for n, module in model.named_modules() if isinstance(module, WEIGHTED) and not isinstance(module, inner)]
     chosen = there[-layers:] if isinstance(layers, int) else [layers] if isinstance(layers, str) else list(layers)
@@ -97,10 +132,22 @@ def insert_dropout(model: Network, p: float, *, layers: int | Sequence[str] = 1,
 
 
 def predictive_entropy(samples: Array, *, class_axis: ClassAxis = None) -> Array:
-    """The entropy of the mean prediction in nats: H(p̄), p̄ = mean over passes of softmax(z_s).
+    """Compute the entropy of the mean prediction in nats: H(p̄) with p̄ the mean over passes of softmax(z_s).
 
-    Samples of tokens are (passes, n, …, K) with `class_axis="last"`, or (passes, n, K, …) with `class_axis="first"`.
+    Parameters
+    ----------
+    samples
+        Logits of several passes, shape (passes, n, classes), or with more dimensions; see `class_axis`.
+    class_axis
+        Position of the classes of tokens or pixels: "last" for (passes, n, …, K), "first" for (passes, n, K, …).
 
+    Returns
+    -------
+    array
+        Entropy of each sample, shape (n,) or (n, …).
+
+    Examples
+    --------
     >>> samples = torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]])
     >>> f"{predictive_entropy(samples).item():.4f}"
     '0.6931'
@@ -109,21 +156,51 @@ def predictive_entropy(samples: Array, *, class_axis: ClassAxis = None) -> Array
 
 
 def mutual_information(samples: Array, *, class_axis: ClassAxis = None) -> Array:
-    """The mutual information of prediction and weights in nats: H(p̄) − mean over passes of H(p_s); 0 if all agree.
+    """Compute the mutual information of prediction and weights in nats: H(p̄) − mean over passes of H(p_s).
 
+    Parameters
+    ----------
+    samples
+        Logits of several passes, shape (passes, n, classes), or with more dimensions; see `class_axis`.
+    class_axis
+        Position of the classes of tokens or pixels: "last" for (passes, n, …, K), "first" for (passes, n, K, …).
+
+    Returns
+    -------
+    array
+        Mutual information of each sample, shape (n,) or (n, …); 0 if all passes agree.
+
+    Examples
+    --------
     >>> samples = torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]])
     >>> f"{mutual_information(samples).item():.4f}"
     '0.3278'
 
-    Houlsby et al. (2011), Bayesian active learning for classification and preference learning.
+    References
+    ----------
+    Houlsby et al. (2011), Bayesian active learning for classification and preference learning, arXiv:1112.5745.
     """
     log_probs = _check_samples(samples, class_axis)
     return match_kind((entropy_of(mean_log_probs(log_probs)) - entropy_of(log_probs).mean(dim=0)).clamp(min=0), samples)
 
 
 def probability_variance(samples: Array, *, class_axis: ClassAxis = None) -> Array:
-    """How much the probabilities vary between passes: Σ_k mean over passes of (p_sk − p̄_k)².
+    """Compute the variance of the probabilities between passes: Σ_k mean over passes of (p_sk − p̄_k)².
 
+    Parameters
+    ----------
+    samples
+        Logits of several passes, shape (passes, n, classes), or with more dimensions; see `class_axis`.
+    class_axis
+        Position of the classes of tokens or pixels: "last" for (passes, n, …, K), "first" for (passes, n, K, …).
+
+    Returns
+    -------
+    array
+        Variance of each sample, shape (n,) or (n, …).
+
+    Examples
+    --------
     >>> samples = torch.tensor([[[2.0, 0.0]], [[0.0, 2.0]]])
     >>> f"{probability_variance(samples).item():.4f}"
     '0.2900'
@@ -132,7 +209,7 @@ def probability_variance(samples: Array, *, class_axis: ClassAxis = None) -> Arr
 
 
 class Moments(NamedTuple):
-    """Mean of the mixture of all passes; its variance between their means, and within: the mean of theirs."""
+    """Moments of the mixture of all passes: the mean, the variance between passes and the mean variance within."""
 
     mean: Any
     between: Any
@@ -140,21 +217,35 @@ class Moments(NamedTuple):
 
     @property
     def variance(self) -> Any:
-        """The predictive variance: between passes, what the network does not know, plus within, noise in the data."""
+        """The predictive variance: between passes (the network's uncertainty) plus within (noise in the data)."""
         return self.between + self.within
 
 
 def moments(samples: Array, *, variance_head: bool = False) -> Moments:
-    """Mean and variance of a regression: μ̄ = mean μ_s, variance mean (μ_s − μ̄)² + mean σ_s².
+    """Compute mean and variance of a regression: μ̄ = mean μ_s, variance mean (μ_s − μ̄)² + mean σ_s².
 
-    Samples are (passes, n) or (passes, n, targets). With a variance head they are (passes, n, 2·targets), first the
-    means, then v of σ² = ln(1 + eᵛ) + 1e-6, which is steady where eᵛ would overflow. One target gives (n,).
+    Parameters
+    ----------
+    samples
+        Outputs of several passes, shape (passes, n) or (passes, n, targets).
+    variance_head
+        Whether samples are (passes, n, 2·targets): the means, then v with σ² = ln(1 + eᵛ) + 1e-6.
 
+    Returns
+    -------
+    Moments
+        Mean and variances, shape (n,) for one target, else (n, targets).
+
+    Examples
+    --------
     >>> mixture = moments(torch.tensor([[[1.0, 0.0]], [[3.0, 0.0]]]), variance_head=True)
     >>> [f"{part.item():.4f}" for part in (*mixture, mixture.variance)]
     ['2.0000', '1.0000', '0.6931', '1.6931']
 
-    Lakshminarayanan et al. (2017), Simple and scalable predictive uncertainty estimation using deep ensembles.
+    References
+    ----------
+    Lakshminarayanan et al. (2017), Simple and scalable predictive uncertainty estimation using deep ensembles,
+    arXiv:1612.01474.
     """
     x = to_tensor(samples)
     x = x[:, :, None] if x.ndim == 2 and not variance_head else x
@@ -167,17 +258,17 @@ def moments(samples: Array, *, variance_head: bool = False) -> Moments:
 
 
 def mean_log_probs(log_probs: Tensor) -> Tensor:
-    """ln p̄ of log-probabilities (passes, …), exact also where a pass gives a probability of 0."""
+    """Compute ln p̄ from log-probabilities (passes, …), exactly also for probabilities of 0."""
     return log_probs.logsumexp(dim=0) - math.log(len(log_probs))
 
 
 def entropy_of(log_probs: Tensor) -> Tensor:
-    """−Σ_k p_k ln p_k over the last dimension."""
+    """Compute −Σ_k p_k ln p_k over the final dimension."""
     return -(log_probs.exp() * log_probs).sum(dim=-1)
 
 
 def log_probs_of(samples: Tensor, class_axis: ClassAxis) -> Tensor:
-    """Log-probabilities (passes, n, …, K) of samples of logits, on the graph they came with."""
+    """Compute log-probabilities (passes, n, …, K) of samples of logits, keeping their graph."""
     if samples.ndim < 3 or not len(samples) or not samples.is_floating_point():
         fact = f"{samples.dtype}, {tuple(samples.shape)}"
         raise ValueError(f"samples must be real of shape (passes, n, K) with at least one pass, got {fact}")
@@ -198,12 +289,12 @@ def _drop(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def has_dropout(model: nn.Module) -> bool:
-    """Whether a network has a dropout layer with a probability above 0."""
+    """Return whether a network has a dropout layer with a probability above 0."""
     return any(map(dropout_probability, model.modules()))
 
 
 def dropout_probability(module: nn.Module) -> float | None:
-    """With which a dropout layer, or attention or recurrence that holds one, drops; None of other layers."""
+    """Return the probability of a layer with dropout (also attention and recurrence); None for other layers."""
     if isinstance(module, _DropoutNd):
         return module.p
     return module.dropout if isinstance(module, nn.MultiheadAttention | nn.RNNBase) else None
@@ -211,11 +302,11 @@ def dropout_probability(module: nn.Module) -> float | None:
 
 @contextmanager
 def dropout_enabled(model: nn.Module) -> Iterator[None]:
-    """A frozen network whose dropout layers are on."""
+    """Freeze a network with its dropout layers active."""
     fast = torch.backends.mha.get_fastpath_enabled()
     with frozen(model), torch.no_grad():
         try:
-            torch.backends.mha.set_fastpath_enabled(False)  # it takes no notice of dropout layers
+            torch.backends.mha.set_fastpath_enabled(False)  # it ignores dropout layers
             for module in model.modules():
                 module.training = bool(dropout_probability(module))
             yield
@@ -224,36 +315,36 @@ def dropout_enabled(model: nn.Module) -> Iterator[None]:
 
 
 def _is_divided(model: nn.Module, whole: Callable[..., Any], halves: Halves, inputs: Arguments) -> bool:
-    """Whether head(trunk(·)) is all the network does and its trunk draws nothing: asked once, of one row.
+    """Test once, on one row, whether head(trunk(·)) is the whole network and its trunk is deterministic.
 
-    In a stranger's network these names may mean anything, and a subclass may do more in its own forward.
+    In an unknown network these names may mean anything, and a subclass may do more in its forward.
     """
     (args, kwargs), (trunk, head) = inputs, halves
-    # A trunk may know its arguments by other names, and draw in training alone.
+    # A trunk may have other argument names, and be random in training only.
     known, form = _divided.setdefault(model, {}), (model.training, len(args), *kwargs)
     if form in known:
         return known[form]
     training, modes = model.training, [(module, module.training) for module in model.modules()]
     with dropout_enabled(model):
-        if _is_rows(inputs):  # numbers are moved away from 0, where networks that differ may agree
+        if _is_rows(inputs):  # away from 0, where different networks may agree
             row = args[0][:1]
             args = (row + torch.randn_like(row) if row.is_floating_point() else row.clone(),)
         seed_rng(0)
-        wanted = logits_of(whole(*args, **kwargs))
+        expected = logits_of(whole(*args, **kwargs))
         start = seed_rng(0)
         try:
             features = trunk(*args, **kwargs)
             steady = rng_state().equal(start)
             output = logits_of(head(features))
-            if steady and training:  # in training a trunk may draw what it does not otherwise
+            if steady and training:  # a trunk may be random in training only
                 for module, mode in modes:
                     module.training = mode
                 start = seed_rng(0)
                 trunk(*inputs[0], **kwargs)
                 steady = rng_state().equal(start)
         except Exception:
-            steady, output = False, wanted
-    same = output.shape == wanted.shape and torch.allclose(output, wanted, rtol=1e-4, atol=1e-5)
+            steady, output = False, expected
+    same = output.shape == expected.shape and torch.allclose(output, expected, rtol=1e-4, atol=1e-5)
     return known.setdefault(form, steady and same and output.numel() > 0)
 
 
@@ -270,7 +361,7 @@ def _is_rows(inputs: Arguments) -> bool:
 def sample_passes(
     model: nn.Module, whole: Callable[..., Any], inputs: Arguments, passes: int, memory: int | None
 ) -> Tensor:
-    """Outputs (passes, n, …) of `whole`, the model's call, or of its head alone, in the mode it is in."""
+    """Compute outputs (passes, n, …) of `whole`, the model's call, or of its head only, in the current mode."""
     args, kwargs = inputs
     halves = _halves(model)
     if halves is not None and _is_divided(model, whole, halves, inputs):
@@ -278,7 +369,7 @@ def sample_passes(
         features = halves[0](*args, **kwargs)
         if rng_state().equal(start):
             whole, args, kwargs = halves[1], (features,), {}
-        else:  # it was changed since it was asked
+        else:  # it has changed since the test
             _divided.pop(model)
     if not _is_rows((args, kwargs)):
         return torch.stack([logits_of(whole(*args, **kwargs)) for _ in range(passes)])
@@ -295,13 +386,13 @@ def sample_passes(
 
 
 def rng_state() -> Tensor:
-    """The global random states, which tell whether anything was drawn."""
+    """Return the global random states, which change with every draw."""
     on_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     return torch.cat([torch.get_rng_state(), *on_cuda])
 
 
 def seed_rng(seed: int) -> Tensor:
-    """Begin the global random states anew; what they are then."""
+    """Seed the global random states and return them."""
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)

@@ -1,4 +1,4 @@
-"""A live network's table without its logits: each batch is tallied and forgotten."""
+"""Scores of a network over a loader, without keeping its logits."""
 
 from __future__ import annotations
 
@@ -29,12 +29,39 @@ def evaluate_loader(
     progress: bool = True,
     **resampling: Any,
 ) -> Scores:
-    """The table of `trueup.evaluate` for a network over a loader, in the memory of one batch.
+    """Compute the table of `trueup.evaluate` for a network over a loader, in the memory of one batch.
 
-    With `class_axis`, where outputs are pixels (n, K, …) or tokens (n, …, K), rows of one image or text are a cluster,
-    and intervals and tests are by sample; the adaptive error, and of two classes what is of the event alone, then come
-    without intervals, which need all rows at once (`collect`). `level`, `n_resamples` and `seed` are as in `evaluate`.
+    With a `class_axis`, rows of one image or text are a cluster, and intervals and tests count samples. The adaptive
+    error, and with two classes the scores of the event, then have no intervals; use `collect` for these.
 
+    Parameters
+    ----------
+    model
+        The network.
+    loader
+        Batches with labels; see `collect`.
+    class_axis
+        Position of the classes: "first" for outputs (n, K, …), "last" for (n, …, K), None for (n, K).
+    ignore_index
+        Label of tokens or pixels that are left out.
+    bins
+        Number of bins.
+    top_label
+        Whether to score a binary model by the confidence of its predicted class.
+    device
+        Device of the inputs; by default that of the model.
+    progress
+        Whether to show progress.
+    **resampling
+        `level`, `n_resamples` and `seed`, as in `trueup.evaluate`.
+
+    Returns
+    -------
+    Scores
+        The table of scores.
+
+    Examples
+    --------
     >>> import torch
     >>> x, y = torch.randn(8, 3, 4, 4), torch.randint(0, 3, (8, 4, 4))
     >>> evaluate_loader(nn.Identity(), [(x[:4], y[:4]), (x[4:], y[4:])], class_axis="first", progress=False).caption()

@@ -1,4 +1,4 @@
-"""A frozen network: out of its wrappers, in evaluation mode, and left exactly as it was."""
+"""Temporarily frozen networks: without wrappers, in evaluation mode, and restored exactly."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 WRAPPERS = ("DataParallel", "DistributedDataParallel", "_FabricModule", "AveragedModel")
-"""Modules that pass on to the network under .module."""
+"""Wrappers whose network is `.module`."""
 
 
 def unwrap(model: nn.Module, *, compiled: bool = False) -> nn.Module:
-    """The network inside of wrappers that add nothing to what it computes, but may wait for ranks that have no batch.
+    """Return the network inside wrappers that do not change its output, but may wait for other ranks.
 
-    With `compiled` also the one that was compiled: what a compiled network runs takes no notice of new hooks.
+    With `compiled`, return the network before compilation too, since a compiled network ignores new hooks.
 
     >>> unwrap(torch.optim.swa_utils.AveragedModel(nn.Linear(2, 3)))
     Linear(in_features=2, out_features=3, bias=True)
@@ -34,12 +34,24 @@ def unwrap(model: nn.Module, *, compiled: bool = False) -> nn.Module:
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """Hold a model in evaluation mode, without gradients of its parameters, and leave it exactly as it was.
+    """Hold a model in evaluation mode without gradients of its parameters, and restore it exactly on exit.
 
-    On leaving, also by an exception or Ctrl-C, these are back to the bit: the mode of every module, `requires_grad` and
-    `.grad` of every parameter, every module's hooks and buffers, and the global random states of torch (CUDA's too, if
-    it is in use), NumPy and Python. So batch-norm statistics never move, and reading a shuffled loader draws nothing.
+    An exception or Ctrl-C restores it too. Bit by bit this restores the mode of every module, `requires_grad` and
+    `.grad` of every parameter, and the hooks and buffers of every module. It also restores the global random states of
+    torch (with CUDA's, if in use), NumPy and Python.
 
+    Parameters
+    ----------
+    model
+        The network.
+
+    Yields
+    ------
+    None
+        Control to the body of the `with` statement.
+
+    Examples
+    --------
     >>> model = nn.Sequential(nn.Linear(2, 3), nn.Dropout())
     >>> with frozen(model):
     ...     model.training, model[0].weight.requires_grad
@@ -50,23 +62,23 @@ def frozen(model: nn.Module) -> Iterator[None]:
     lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
     if lazy:
         raise ValueError(f"model must have all its shapes, got lazy {', '.join(lazy)}; call it once on a batch before")
-    with ExitStack() as leaving:  # which does all of it, even where one part should fail
+    with ExitStack() as leaving:  # restores everything, even if one part fails
         for remember in (_modes, _parameters, _hooks, _buffers, _random_states):
-            state = remember(model)  # up to its yield it remembers, after that it restores
+            state = remember(model)  # saves before its yield, restores after it
             next(state)
             leaving.callback(next, state, None)
         for module in _with_modes(model):
-            module.training = False  # not .eval(), which some models use to fold weights
+            module.training = False  # not .eval(), with which some models fold weights
         for parameter in model.parameters():
-            if parameter.is_inference():  # it could not be set back, and has no gradient
+            if parameter.is_inference():  # has no gradient, and could not be restored
                 continue
             parameter.requires_grad = False
-            parameter.grad = None  # set aside, so that nothing can add to it
+            parameter.grad = None  # set aside, so that nothing accumulates
         yield
 
 
 def copy_modes(model: nn.Module, to: nn.Module) -> None:
-    """Put every module of a copy of a model into the mode that its own has.
+    """Copy the mode of every module of a model to a copy of the model.
 
     >>> model, copied = nn.Sequential(nn.Dropout()).eval(), nn.Sequential(nn.Dropout())
     >>> copy_modes(model, copied)
@@ -78,7 +90,7 @@ def copy_modes(model: nn.Module, to: nn.Module) -> None:
 
 
 def _with_modes(model: nn.Module) -> list[nn.Module]:
-    """Scripted modules that were frozen have none."""
+    """Return the modules with a mode; frozen scripted modules have none."""
     return [module for module in model.modules() if hasattr(module, "training")]
 
 
@@ -92,13 +104,13 @@ def _modes(model: nn.Module) -> Iterator[None]:
 def _parameters(model: nn.Module) -> Iterator[None]:
     states = [(p, p.requires_grad, p.grad) for p in model.parameters() if not p.is_inference()]
     yield
-    for parameter, wanted, grad in states:
-        parameter.requires_grad = wanted
+    for parameter, requires_grad, grad in states:
+        parameter.requires_grad = requires_grad
         parameter.grad = grad
 
 
 def _hooks(model: nn.Module) -> Iterator[None]:
-    """The dictionaries themselves stay: the handles that remove hooks know them."""
+    """Restore the content of the hook dictionaries; the handles refer to the dictionaries themselves."""
     states = [
         (hooks, list(hooks.items()))
         for module in model.modules()
@@ -128,7 +140,7 @@ def _buffers(model: nn.Module) -> Iterator[None]:
         for buffer, value in values:
             if (buffer.shape, buffer.dtype, buffer.device) != (value.shape, value.dtype, value.device):
                 buffer.data = value
-            elif not _same_bits(buffer, value):  # writing all of them would spoil gradients the caller waits for
+            elif not _same_bits(buffer, value):  # writing all of them would invalidate pending gradients
                 buffer.copy_(value)
 
 

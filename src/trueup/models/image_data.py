@@ -1,4 +1,4 @@
-"""Images and labels from a `.npz` file, or pictures from a folder with a folder for each class."""
+"""Images and labels from an `.npz` file, or pictures from a folder with a subfolder per class."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from trueup.io.source import Plan
 
 ENDINGS = (".jpeg", ".jpg", ".png", ".bmp", ".webp")
 SHORT, CROP = 256, 224
-"""The shorter side is scaled to SHORT pixels, and the CROP × CROP pixels in the middle are taken."""
+"""Pixels of the shorter side after scaling, and of each side of the center crop."""
 
 
 class Part(NamedTuple):
-    """Inputs of one part as they come from a file (an array or a list of texts), and their labels."""
+    """Inputs of one part (an array or a list of texts), and their labels."""
 
     inputs: Any
     labels: np.ndarray
 
 
 Parts: TypeAlias = Mapping[str, Part]
-"""Under "train" and "test", and "val" where the files say which samples are for validation."""
+""""train" and "test" → part, and "val" if the files contain a validation part."""
 
 
 def select(part: Part, index: Sequence[int] | np.ndarray) -> Part:
-    """The samples of a part with these indices."""
+    """Select the samples of a part with these indices."""
     inputs = part.inputs[index] if isinstance(part.inputs, np.ndarray) else [part.inputs[i] for i in index]
     return Part(inputs, part.labels[index])
 
@@ -48,10 +48,10 @@ def npz(path: Path, inputs: str = "images") -> Parts:
     with errors_name_file(require_file(path)), arrays_in(path) as arrays:
         keys = [key for key in ("train", "val", "test") if f"{key}_{inputs}" in arrays]
         prefixes = {key: f"{key}_" for key in keys} or {"train": ""}
-        wanted = [f"{prefix}{what}" for prefix in prefixes.values() for what in (inputs, "labels")]
-        if not {*wanted} <= arrays.keys():
+        required = [f"{prefix}{what}" for prefix in prefixes.values() for what in (inputs, "labels")]
+        if not {*required} <= arrays.keys():
             others = "" if keys else f"train_{inputs} … or "
-            raise ValueError(f"wanted the arrays {others}{', '.join(wanted)}, got {', '.join(arrays) or 'none'}")
+            raise ValueError(f"wanted the arrays {others}{', '.join(required)}, got {', '.join(arrays) or 'none'}")
         parts = {key: Part(arrays[f"{p}{inputs}"], label_vector(arrays[f"{p}labels"])) for key, p in prefixes.items()}
         for key, prefix in prefixes.items():
             if not np.isfinite(parts[key].inputs).all():
@@ -61,7 +61,7 @@ def npz(path: Path, inputs: str = "images") -> Parts:
 
 @contextmanager
 def arrays_in(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
-    """The arrays of an `.npz` file, to be used with `with`; each is read when it is asked for, and then once."""
+    """Open the arrays of an `.npz` file in a `with` statement; each array is read on first use."""
     if not is_zipfile(path):
         raise ValueError("not an .npz file, which is an archive of arrays")
     read, _ = FORMATS[".npz"]
@@ -70,7 +70,7 @@ def arrays_in(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
 
 
 class _Arrays(Mapping[str, np.ndarray]):
-    """Arrays of numbers by their names."""
+    """Numeric arrays by name."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -81,7 +81,7 @@ class _Arrays(Mapping[str, np.ndarray]):
     def __len__(self) -> int:
         return len(self._source.columns)
 
-    def __contains__(self, name: object) -> bool:  # else it would be read to find out
+    def __contains__(self, name: object) -> bool:  # without reading the array
         return name in self._source.columns
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -93,7 +93,7 @@ class _Arrays(Mapping[str, np.ndarray]):
 
 
 def label_vector(labels: np.ndarray) -> np.ndarray:
-    """Labels (n,) from (n,) or, as MedMNIST and SVHN write them, (n, 1)."""
+    """Return labels (n,) from (n,) or (n, 1), the shape in MedMNIST and SVHN."""
     if labels.ndim not in (1, 2) or (labels.ndim == 2 and labels.shape[1] != 1):
         raise ValueError(f"labels must have shape (n,) or (n, 1), got {labels.shape}")
     if labels.dtype.kind not in "biu" and not (labels.dtype.kind == "f" and (labels == np.floor(labels)).all()):
@@ -108,9 +108,9 @@ _CHANNELS = (1, 3, 4)
 
 
 def pixels(images: np.ndarray) -> Tensor:
-    """Images (n, H, W), (n, H, W, C) or (n, C, H, W), bytes or floats in [0, 1], as float tensors (n, C, H, W).
+    """Convert images (n, H, W), (n, H, W, C) or (n, C, H, W), bytes or floats in [0, 1], to floats (n, C, H, W).
 
-    Channels come first where only the first axis can be theirs: it has 1, 3 or 4 of them, and the last has not.
+    Channels are first if only the second axis has size 1, 3 or 4.
 
     >>> pixels(np.zeros((5, 8, 8, 3))).shape, pixels(np.zeros((5, 3, 8, 8))).shape
     (torch.Size([5, 3, 8, 8]), torch.Size([5, 3, 8, 8]))
@@ -125,7 +125,7 @@ def pixels(images: np.ndarray) -> Tensor:
 
 
 class Pictures(Dataset[tuple[Tensor, int]]):
-    """Pictures that are read when they are asked for, and brought to one size by `transform`."""
+    """Pictures that are read on access, and resized by `transform`."""
 
     def __init__(
         self, files: Sequence[Path], labels: Sequence[int], transform: Callable[[np.ndarray], Tensor] | None = None
@@ -142,12 +142,12 @@ class Pictures(Dataset[tuple[Tensor, int]]):
 
 
 def list_classes(folder: Path) -> tuple[str, ...]:
-    """The names of the folders in a folder, in alphabetical order."""
+    """List the subfolders of a folder in alphabetical order."""
     return tuple(sorted(path.name for path in folder.iterdir() if path.is_dir())) if folder.is_dir() else ()
 
 
 def list_files(folder: Path, classes: Sequence[str]) -> tuple[list[Path], list[int]]:
-    """The pictures in the class folders of a folder, and the number of each one's class."""
+    """List the pictures in the class folders of a folder, and the number of the class of each."""
     paths = sorted(path for path in folder.glob("*/*") if path.suffix.lower() in ENDINGS)
     numbers = {name: number for number, name in enumerate(classes)}
     if strange := next((path for path in paths if path.parent.name not in numbers), None):
@@ -156,10 +156,10 @@ def list_files(folder: Path, classes: Sequence[str]) -> tuple[list[Path], list[i
 
 
 def load_folder(folder: Path, seed: int = 0) -> tuple[Pictures, Pictures] | None:
-    """Pictures for validation and testing; None where there are none.
+    """Load pictures for validation and testing; None if there are none.
 
-    They are in folders `val` and `test`, each with a folder for each class, or in folders of classes that are halved at
-    random. Classes are numbered in alphabetical order.
+    They are in folders `val` and `test` with a subfolder per class, or in class folders that are halved at random.
+    Classes are numbered in alphabetical order.
     """
     halves = [folder / name for name in ("val", "test")]
     if all(half.is_dir() for half in halves):
@@ -173,7 +173,7 @@ def load_folder(folder: Path, seed: int = 0) -> tuple[Pictures, Pictures] | None
 
 
 def decode(path: Path) -> np.ndarray:
-    """The pixels of a picture, (H, W, 3) bytes, by Pillow."""
+    """Read the pixels of a picture with Pillow, (H, W, 3) bytes."""
     pillow = library("PIL.Image", "pillow")
     with errors_name_file(require_file(path)), pillow.open(path) as picture:
         return np.asarray(picture.convert("RGB"))

@@ -1,8 +1,8 @@
 """Two small networks, the normalisation of images, and reading a file of weights.
 
-A network has a `trunk`, which draws nothing at random, and a `head`, with forward(x) = head(trunk(x)): Monte-Carlo
-dropout computes the trunk once and repeats only the head. Dropout layers are there also at probability 0, so that the
-names of the weights do not depend on it. Initial weights come from `seed`; the global generator is not used.
+A network has a deterministic `trunk` and a `head` with forward(x) = head(trunk(x)): Monte-Carlo dropout computes the
+trunk once and repeats only the head. Dropout layers exist also at probability 0, so that the names of the weights do
+not depend on it. Initial weights come from `seed`; the global generator is not used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
-"""Mean of each colour over ImageNet, by which the common CIFAR weights too expect their inputs centred."""
+"""Mean of each colour over ImageNet; the common CIFAR weights use it too."""
 IMAGENET_STD = (0.229, 0.224, 0.225)
 """Standard deviation of each colour over ImageNet."""
 
@@ -25,8 +25,17 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 class Normalise(nn.Module):
-    """Centre and scale each channel of images (…, C, H, W): (x − mean)/std.
+    """Centres and scales each channel of images (…, C, H, W): (x − mean)/std.
 
+    Parameters
+    ----------
+    mean
+        Mean of each channel.
+    std
+        Standard deviation of each channel.
+
+    Examples
+    --------
     >>> Normalise((0.5,), (0.25,))(torch.ones(1, 1, 1, 1)).item()
     2.0
     """
@@ -39,7 +48,7 @@ class Normalise(nn.Module):
         for name, values in (("mean", mean), ("std", std)):
             self.register_buffer(name, torch.tensor(tuple(values)).reshape(-1, 1, 1))
         if len(self.mean) != len(self.std) or not bool((self.std > 0).all()):
-            raise ValueError(f"std must hold {len(self.mean)} positive numbers, one a mean, got {tuple(std)}")
+            raise ValueError(f"std must have {len(self.mean)} positive numbers, one per mean, got {tuple(std)}")
 
     def forward(self, images: Tensor) -> Tensor:
         """Normalise a batch."""
@@ -47,7 +56,7 @@ class Normalise(nn.Module):
 
 
 class _MaxPool2d(nn.MaxPool2d):
-    """The maximum of squares of two by two; without gradients by whole slices, which on a CPU is ten times as fast.
+    """Max pooling of 2 × 2 squares; without gradients by slices, which is ten times as fast on a CPU.
 
     >>> images = torch.arange(16.0).reshape(1, 1, 4, 4)
     >>> _MaxPool2d(2)(images).tolist()
@@ -62,9 +71,9 @@ class _MaxPool2d(nn.MaxPool2d):
 
 
 class CNN(nn.Module):
-    """A small convolutional network for images of any size: three convolutions, their mean over space, two layers.
+    """A small convolutional network for images of any size: three convolutions, mean pooling, two linear layers.
 
-    Without `batch_norm` the loss of a batch is the mean over its samples, whatever batch they came in.
+    Without `batch_norm` the loss of a sample does not depend on the batch.
 
     >>> CNN(10, channels=1, dropout=0.3).eval()(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])
@@ -81,22 +90,26 @@ class CNN(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        last = 4 * width
+        widest = 4 * width
         with torch.device("meta"):
             layers: list[nn.Module] = []
-            for before, after in pairwise((channels, width, 2 * width, last)):
+            for before, after in pairwise((channels, width, 2 * width, widest)):
                 layers += [nn.Conv2d(before, after, 3, padding=1, bias=not batch_norm)]
                 layers += [nn.BatchNorm2d(after)] if batch_norm else []
                 layers += [nn.ReLU()]
-                layers += [_MaxPool2d(2, ceil_mode=True)] if after != last else []
+                layers += [_MaxPool2d(2, ceil_mode=True)] if after != widest else []
             self.trunk = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
             self.head = nn.Sequential(
-                nn.Dropout(dropout), nn.Linear(last, last), nn.ReLU(), nn.Dropout(dropout), nn.Linear(last, n_classes)
+                nn.Dropout(dropout),
+                nn.Linear(widest, widest),
+                nn.ReLU(),
+                nn.Dropout(dropout),
+                nn.Linear(widest, n_classes),
             )
         initialise(self, seed)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images to logits."""
+        """Map images to logits."""
         return self.head(self.trunk(images))
 
 
@@ -122,16 +135,29 @@ class MLP(nn.Module):
         initialise(self, seed)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Inputs (n, …) to outputs (n, outputs)."""
+        """Map inputs (n, …) to outputs (n, outputs)."""
         return self.head(self.trunk(inputs))
 
 
 def load_weights(network: Network, path: str | Path | IO[bytes]) -> Network:
-    """Put the weights of a file into a network, in place, and return it.
+    """Load the weights of a file into a network, in place, and return the network.
 
-    The file holds a state dict, or a mapping with one under `state_dict`; the prefix `module.` that data-parallel
-    training leaves is stripped. It is read without unpickling code. Every weight must be there and fit.
+    The file is read without unpickling code. Every weight must be present and fit.
 
+    Parameters
+    ----------
+    network
+        The network.
+    path
+        File with a state dict, or with a mapping that has one under `state_dict`; a prefix `module.` is removed.
+
+    Returns
+    -------
+    Module
+        The same network.
+
+    Examples
+    --------
     >>> from io import BytesIO
     >>> torch.save({"state_dict": MLP(2, inputs=3, seed=7).state_dict()}, file := BytesIO())
     >>> _ = file.seek(0)
@@ -144,13 +170,13 @@ def load_weights(network: Network, path: str | Path | IO[bytes]) -> Network:
         got = f"a mapping of {', '.join(map(str, file))}" if isinstance(file, Mapping) else type(file).__name__
         raise ValueError(f"{path} must hold a state dict of tensors, got {got}")
     weights = {str(name).removeprefix("module."): weight for name, weight in state.items()}
-    # Files older than the counter of batches lack it. It plays no part in what the network computes.
-    wanted = {k: v for k, v in network.state_dict().items() if k in weights or not k.endswith("num_batches_tracked")}
-    wrong = [f"no {name}" for name in wanted if name not in weights]
-    wrong += [f"{name}, which the network has not" for name in weights if name not in wanted]
+    # Old files lack the counter of batches, which does not change the outputs.
+    expected = {k: v for k, v in network.state_dict().items() if k in weights or not k.endswith("num_batches_tracked")}
+    wrong = [f"no {name}" for name in expected if name not in weights]
+    wrong += [f"{name}, which the network does not have" for name in weights if name not in expected]
     wrong += [
         f"{name} of shape {tuple(weights[name].shape)} where the network has {tuple(parameter.shape)}"
-        for name, parameter in wanted.items()
+        for name, parameter in expected.items()
         if name in weights and weights[name].shape != parameter.shape
     ]
     if wrong:
@@ -161,13 +187,14 @@ def load_weights(network: Network, path: str | Path | IO[bytes]) -> Network:
 
 
 def initialise(network: nn.Module, seed: int) -> None:
-    """Give a network made on the meta device memory and weights: N(0, 2/fan-in) each, biases 0.
+    """Allocate and draw the weights of a network made on the meta device: N(0, 2/fan-in), biases 0.
 
-    He et al., "Delving deep into rectifiers" (2015). Drawn on the CPU, so that a seed means the same on any device.
+    They are drawn on the CPU, so that a seed gives the same weights on any device. He et al., "Delving deep into
+    rectifiers" (2015).
     """
     generator = torch.Generator().manual_seed(seed)
     network.to_empty(device=torch.get_default_device())
-    if torch.get_default_device().type == "meta":  # only its shapes are asked for
+    if torch.get_default_device().type == "meta":  # only shapes are needed
         return
     with torch.no_grad():
         for module in network.modules():

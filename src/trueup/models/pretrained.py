@@ -1,4 +1,4 @@
-"""A calibrated network beside its calibrator in one folder, as Hugging Face's `save_pretrained` lays it out."""
+"""A calibrated network and its calibrator in one folder, in the layout of Hugging Face's `save_pretrained`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,24 @@ from trueup.io.load_save import save
 from trueup.models.calibrated import Calibrated
 
 CALIBRATOR = "calibrator.safetensors"
-"""The calibrator's file, beside `config.json` and `model.safetensors`."""
+"""File of the calibrator, next to `config.json` and `model.safetensors`."""
 
 
 def save_pretrained(model: Calibrated, folder: str | os.PathLike[str], *, summary: Any = None, **options: Any) -> None:
     """Write a calibrated network to a folder: the network by its own `save_pretrained`, and `calibrator.safetensors`.
 
-    Whoever does not know of the calibrator still reads the network from there; `from_pretrained` reads both.
-    `summary`, plain data, is a note on the fit; `options` go to the network's `save_pretrained`.
+    Other programs can still read the network from the folder; `from_pretrained` reads both.
+
+    Parameters
+    ----------
+    model
+        The calibrated network.
+    folder
+        Target folder.
+    summary
+        A note on the fit, as plain data.
+    **options
+        Options of the network's `save_pretrained`.
     """
     if model.before is not None:
         raise InputError("model", "have no map before the network", type(model.before).__name__, "trueup.save keeps it")
@@ -34,15 +44,26 @@ def save_pretrained(model: Calibrated, folder: str | os.PathLike[str], *, summar
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     note = {"outputs": model.class_axis, "summary": summary}
-    save(model.after, target / CALIBRATOR, n_classes=classes, summary=note)  # what it refuses costs nothing
+    save(model.after, target / CALIBRATOR, n_classes=classes, summary=note)  # first, since it may reject the calibrator
     inner.save_pretrained(folder, **options)
 
 
 def from_pretrained(folder: str | os.PathLike[str], model: nn.Module | None = None, **options: Any) -> Calibrated:
-    """Read a calibrated network that `save_pretrained` wrote, ready to predict.
+    """Read a calibrated network from a folder of `save_pretrained`, ready to predict.
 
-    The network is of the class that its `config.json` names, read by that class's own `from_pretrained` with
-    `options`; or it is `model`, and only the calibrator is read.
+    Parameters
+    ----------
+    folder
+        Folder of `save_pretrained`.
+    model
+        The network, if only the calibrator is to be read. By default the class in `config.json` reads it.
+    **options
+        Options of the network's `from_pretrained`.
+
+    Returns
+    -------
+    Calibrated
+        The calibrated network.
     """
     file = Path(folder) / CALIBRATOR
     calibrator = load_artifact(file, "calibrator")
@@ -52,7 +73,7 @@ def from_pretrained(folder: str | os.PathLike[str], model: nn.Module | None = No
         names = config.architectures or []
         if not names or not hasattr(transformers, names[0]):
             got = ", ".join(names) or "none"
-            raise InputError("config.json", "name a class of transformers", got, "give the network as model=")
+            raise InputError("config.json", "name a transformers class", got, "pass the network as model=")
         model = getattr(transformers, names[0]).from_pretrained(folder, **options)
     assert model is not None
     note = read_header(file).summary

@@ -1,4 +1,4 @@
-"""Live networks of regression: their forecasts over a loader, and a recalibrated network that is just a network."""
+"""Regression networks: their forecasts over a loader, and a recalibrated network."""
 
 from __future__ import annotations
 
@@ -20,16 +20,26 @@ from trueup.models.calibrated import ModelWrapper, device_of
 from trueup.models.freezing import frozen, unwrap
 
 ReadForecast: TypeAlias = Callable[[Any], tuple[Tensor, Tensor]]
-"""From what a network returned to the means and standard deviations in it."""
+"""Function from a network's output to its means and standard deviations."""
 
 
 class Recalibrated(ModelWrapper):
-    """A network of regression with a recalibrator behind it, called as the network itself is.
+    """A regression network followed by a recalibrator, with the network's signature.
 
-    The network returns a pair (mean, std), a mapping with `mean` and `std`, or a `torch.distributions.Normal`, and so
-    does this. Of another output `forecast(output)` tells the pair, which is then what this returns. The network is
-    shared, not copied; what it has besides is had through this one too.
+    The network returns a pair (mean, std), a mapping with `mean` and `std`, or a `torch.distributions.Normal`; the
+    output has the same form. The network is shared, not copied, and its other attributes are available.
 
+    Parameters
+    ----------
+    model
+        The network.
+    recalibrator
+        The recalibrator.
+    forecast
+        Function from any other output to the pair, which is then the output of this module.
+
+    Examples
+    --------
     >>> from trueup.calibrators.forecasts import VarianceScaling
     >>> class Net(nn.Module):
     ...     def forward(self, x):
@@ -49,7 +59,7 @@ class Recalibrated(ModelWrapper):
         self.training = model.training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the network returns, its means and standard deviations recalibrated."""
+        """Call the network and recalibrate its means and standard deviations."""
         output = self.model(*args, **kwargs)
         pair = self.recalibrator(*_read(output, self.forecast))
         return pair if self.forecast is not None else _replace(output, *pair)
@@ -63,10 +73,28 @@ def collect_forecasts(
     device: Device | None = None,
     progress: bool = True,
 ) -> ForecastTable:
-    """Collect the forecasts of a network of regression on every batch of a loader, leaving it exactly as it was.
+    """Collect the forecasts of a regression network on every batch of a loader; the network does not change.
 
-    Batches are those of `collect`, with numbers as targets. It unpacks as (mean, std, targets).
+    Parameters
+    ----------
+    model
+        The network.
+    loader
+        Batches as in `collect`, with numbers as targets.
+    forecast
+        Function from a network's output to means and standard deviations; see `Recalibrated`.
+    device
+        Device of the inputs; by default that of the model.
+    progress
+        Whether to show progress.
 
+    Returns
+    -------
+    ForecastTable
+        Unpacks as (mean, std, targets).
+
+    Examples
+    --------
     >>> x, y = torch.tensor([1.0, 2.0]), torch.tensor([1.5, 1.0])
     >>> class Net(nn.Module):
     ...     def forward(self, x):
@@ -101,7 +129,25 @@ def recalibrate(
 ) -> Recalibrated:
     """Fit a recalibration to the forecasts of a network over a loader, and put it after the network.
 
-    `method` is the name of a recalibration, or a function of means, standard deviations and targets.
+    Parameters
+    ----------
+    model
+        The network.
+    loader
+        Batches as in `collect`, with numbers as targets.
+    method
+        Name in `FORECAST_METHODS`, or a function of means, standard deviations and targets.
+    forecast
+        Function from a network's output to means and standard deviations; see `Recalibrated`.
+    device
+        Device of the inputs; by default that of the model.
+    progress
+        Whether to show progress.
+
+    Returns
+    -------
+    Recalibrated
+        The network with the recalibrator.
     """
     fit = FORECAST_METHODS[method] if isinstance(method, str) else method
     table = collect_forecasts(model, loader, forecast=forecast, device=device, progress=progress)
@@ -127,8 +173,8 @@ def _read(output: Any, forecast: ReadForecast | None) -> tuple[Tensor, Tensor]:
     if isinstance(output, tuple | list) and len(output) >= 2 and all(isinstance(x, Tensor) for x in output[:2]):
         return output[0], output[1]
     got = f"keys {', '.join(map(str, output))}" if isinstance(output, Mapping) else type(output).__name__
-    wanted = "be a pair (mean, std), a mapping with mean and std, or a torch.distributions.Normal"
-    raise InputError("the model's output", wanted, got, "forecast= tells the pair of any other")
+    requirement = "be a pair (mean, std), a mapping with mean and std, or a torch.distributions.Normal"
+    raise InputError("the model's output", requirement, got, "for any other output pass forecast=")
 
 
 def _replace(output: Any, mean: Tensor, std: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Calibration under shifted inputs, and how well uncertainty detects out-of-distribution inputs."""
+"""Calibration under shifted inputs, and detection of out-of-distribution inputs by uncertainty."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Predict: TypeAlias = nn.Module | Callable[[Tensor], Any]
 
 SEVERITIES = (0, 1, 2, 3, 4, 5)
 SCORES: tuple[ranking.Score, ...] = ("entropy", "confidence")
-"""Uncertainties that the logits give; "confidence" stands for 1 − confidence."""
+"""Uncertainties from logits; "confidence" means 1 − confidence."""
 
 
 @dataclass(frozen=True)
 class ShiftRow:
-    """How a network does on images shifted in one way."""
+    """Scores of a network on images with one shift."""
 
     corruption: str
     severity: int
@@ -37,30 +37,30 @@ class ShiftRow:
     nll: float
     ece: float
     entropy: float
-    """The mean entropy of the predictions, in nats."""
+    """Mean entropy of the predictions, in nats."""
 
 
 @dataclass(frozen=True)
 class OODRow:
-    """How well a score detects out-of-distribution inputs; it is larger where uncertainty is."""
+    """Detection of out-of-distribution inputs by a score, which is larger for more uncertain predictions."""
 
     score: str
     auroc: float
-    """The chance that an out-of-distribution input scores above a known one."""
+    """Probability that an out-of-distribution input has a higher score than a known one."""
     aupr: float
-    """Average precision, out-of-distribution inputs being the positives; `share` if the score says nothing."""
+    """Average precision with out-of-distribution inputs as positives; equals `share` for a useless score."""
     fpr95: float
-    """The share of out-of-distribution inputs below the threshold that 95 % of the known ones are below."""
+    """Share of out-of-distribution inputs below the threshold that 95 % of the known inputs are below."""
     share: float
-    """The share of out-of-distribution inputs among all."""
+    """Share of out-of-distribution inputs among all."""
 
 
 @dataclass(frozen=True)
 class Shifts:
-    """Which shifts of the images are tried."""
+    """Selection of image shifts."""
 
     corruptions: Sequence[str] | None = None
-    """Names of `CORRUPTIONS`; None takes all that are defined for so many channels."""
+    """Names in `CORRUPTIONS`; None for all that fit the number of channels."""
     severities: Sequence[int] = SEVERITIES
     seed: int = 0
 
@@ -76,20 +76,44 @@ def evaluate_shift(
     device: Device | None = None,
     progress: bool = True,
 ) -> list[ShiftRow]:
-    """Accuracy, NLL, ECE and entropy of a model at each severity of each corruption, one row each.
+    """Compute accuracy, NLL, ECE and entropy of a model at each severity of each corruption.
 
-    `images` (n, C, H, W) have pixels in [0, 1], or bytes; a network that wants them normalised begins with `Normalise`.
-    A model that is a function and no Module, from a batch of images to logits (those of Monte-Carlo dropout, say), is
-    called as it is. Severity 0 is the same for every corruption and computed once.
+    Parameters
+    ----------
+    model
+        A network, or a function from a batch of images to logits. For normalised inputs it begins with `Normalise`.
+    images
+        Images (n, C, H, W) with pixels in [0, 1], or bytes.
+    labels
+        Class of each image, shape (n,).
+    shifts
+        Corruptions and severities; by default all. Severity 0 is computed once.
+    bins
+        Number of bins of the ECE.
+    batch_size
+        Images per batch.
+    device
+        Device of the inputs; by default that of the model.
+    progress
+        Whether to show progress.
 
+    Returns
+    -------
+    list of ShiftRow
+        One row per corruption and severity.
+
+    Examples
+    --------
     >>> from trueup.models.networks import CNN
     >>> x, y = torch.linspace(0, 1, 512).reshape(8, 1, 8, 8), torch.arange(8)
     >>> rows = evaluate_shift(CNN(channels=1), x, y, Shifts(["contrast", "haze"]), progress=False)
     >>> len(rows), rows[0].corruption, rows[0].severity, rows[0].accuracy == rows[6].accuracy
     (12, 'contrast', 0, True)
 
-    Ovadia et al., "Can you trust your model's uncertainty? Evaluating predictive uncertainty under dataset shift"
-    (2019).
+    References
+    ----------
+    Ovadia et al. (2019), Can you trust your model's uncertainty? Evaluating predictive uncertainty under dataset shift,
+    arXiv:1906.02530.
     """
     if isinstance(images, Tensor) and images.dtype == torch.uint8:
         images = images.float() / 255
@@ -105,7 +129,7 @@ def evaluate_shift(
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     y = torch.as_tensor(labels)
     if y.shape != (len(x),):
-        raise ValueError(f"labels must have shape ({len(x)},), one an image, got {tuple(y.shape)}")
+        raise ValueError(f"labels must have shape ({len(x)},), one per image, got {tuple(y.shape)}")
     network = model if isinstance(model, nn.Module) else _Function(model)
 
     @functools.cache
@@ -126,8 +150,20 @@ def evaluate_shift(
 
 
 def by_severity(rows: Iterable[ShiftRow]) -> list[ShiftRow]:
-    """The mean over corruptions at each severity, as rows of a corruption called "mean".
+    """Average over corruptions at each severity.
 
+    Parameters
+    ----------
+    rows
+        Rows of `evaluate_shift`.
+
+    Returns
+    -------
+    list of ShiftRow
+        One row per severity, with "mean" as the corruption.
+
+    Examples
+    --------
     >>> rows = [ShiftRow("haze", 1, 0.5, 2.0, 0.1, 1.0), ShiftRow("jpeg", 1, 0.7, 1.0, 0.2, 0.8)]
     >>> f"{by_severity(rows)[0].accuracy:.4f}"
     '0.6000'
@@ -146,11 +182,25 @@ def by_severity(rows: Iterable[ShiftRow]) -> list[ShiftRow]:
 
 
 def evaluate_ood(logits: Any, ood: Any, *, scores: Mapping[str, tuple[Any, Any]] | None = None) -> list[OODRow]:
-    """How well the entropy and 1 − confidence detect out-of-distribution inputs, one row for each score.
+    """Measure how well entropy and 1 − confidence detect out-of-distribution inputs.
 
-    `logits` are those of known inputs, `ood` those of out-of-distribution ones. `scores` adds others, such as mutual
-    information, as a pair of vectors (of known, of out-of-distribution inputs), larger where uncertainty is.
+    Parameters
+    ----------
+    logits
+        Logits of known inputs, shape (n, classes).
+    ood
+        Logits of out-of-distribution inputs, shape (m, classes).
+    scores
+        Further uncertainties, such as mutual information: name → a pair of vectors, for known and for
+        out-of-distribution inputs.
 
+    Returns
+    -------
+    list of OODRow
+        One row per score.
+
+    Examples
+    --------
     >>> import numpy as np
     >>> known, ood = np.log([[0.9, 0.1], [0.8, 0.2]]), np.log([[0.6, 0.4], [0.85, 0.15]])
     >>> for row in evaluate_ood(known, ood, scores={"mutual_information": ([0.0, 0.1], [0.2, 0.3])}):
@@ -159,7 +209,9 @@ def evaluate_ood(logits: Any, ood: Any, *, scores: Mapping[str, tuple[Any, Any]]
     confidence 0.7500 0.8333 0.5000
     mutual_information 1.0000 1.0000 0.0000
 
-    Hendrycks and Gimpel (2017); Liang, Li and Srikant (2018).
+    References
+    ----------
+    Hendrycks and Gimpel (2017), arXiv:1610.02136; Liang, Li and Srikant (2018), arXiv:1706.02690.
     """
     n_known, n_ood = len(as_logits(logits)), len(as_logits(ood, "ood"))
     share = n_ood / (n_known + n_ood) if n_known + n_ood else math.nan
@@ -178,7 +230,7 @@ def evaluate_ood(logits: Any, ood: Any, *, scores: Mapping[str, tuple[Any, Any]]
 
 
 class _Function(nn.Module):
-    """A function as a network; its own modules are left alone."""
+    """A function as a network; the modules in the function do not change."""
 
     def __init__(self, function: Callable[[Tensor], Any]) -> None:
         super().__init__()

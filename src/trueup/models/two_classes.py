@@ -1,4 +1,4 @@
-"""Networks of two classes that give one logit."""
+"""Binary networks with one logit."""
 
 from __future__ import annotations
 
@@ -13,11 +13,17 @@ from trueup.models.calibrated import ModelSignature
 
 
 class TwoClasses(nn.Module):
-    """A network with one logit x, the log-odds of class 1, as one of two classes: its logits become (0, x).
+    """A network with one logit x, the log-odds of class 1, as a network with the two logits (0, x).
 
-    The logit may have the shape (n,), (n, 1) or, of pixels, (n, 1, …). What comes out of a calibrated or repaired one
-    has two logits too; their difference is the log-odds.
+    A calibrated or repaired network of this kind has two logits too; their difference is the log-odds.
 
+    Parameters
+    ----------
+    model
+        A network whose logit has shape (n,), (n, 1) or, for pixels, (n, 1, …).
+
+    Examples
+    --------
     >>> network = nn.Sequential(nn.Flatten(), nn.Linear(4, 1))
     >>> TwoClasses(network)(torch.zeros(3, 4)).shape
     torch.Size([3, 2])
@@ -30,12 +36,12 @@ class TwoClasses(nn.Module):
 
     @ModelSignature
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Whatever the network returns, with two logits in place of one."""
+        """Call the network, and return its output with two logits in the place of one."""
         output = self.model(*args, **kwargs)
         logits = logits_of(output)
         one = logits[:, None] if logits.ndim == 1 else logits
         if one.shape[1] != 1:
-            raise ValueError(f"the network must give one logit a sample, got shape {tuple(logits.shape)}")
+            raise ValueError(f"the network must return one logit per sample, got shape {tuple(logits.shape)}")
         if self._first and not torch.compiler.is_compiling():
             self._first = False
             warn_of_probabilities(one.detach().flatten(), "logits")
