@@ -135,6 +135,12 @@ def _dots(ax: Any, names: Sequence[str], series: dict[str, list[tuple[float, flo
     ax.grid(axis="x", alpha=0.3)
 
 
+def _legend(figure: Any, ax: Any, columns: int = 5) -> None:
+    """Put the legend of one panel below the figure."""
+    handles, labels = ax.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize="x-small", frameon=False)
+
+
 def _pair(run: str, table: str, group: str, name: str, figure: str) -> tuple[float, float]:
     line = entry(run, table, group, name, figure)
     return float(line["mean"] or "nan"), float(line["std"] or 0)
@@ -149,7 +155,8 @@ def draw_figures(folder: Path) -> list[Path]:
     figure, [ax] = panels(1, 1, height=3.6)
     methods = {
         "Uncalibrated": "uncalibrated", "Temperature Scaling": "temperature scaling",
-        "Vector Scaling": "vector scaling", "Matrix Scaling": "matrix scaling", "Neural Clamping (FL)": "clamping, mean form",
+        "Vector Scaling": "vector scaling", "Matrix Scaling": "matrix scaling",
+        "Neural Clamping (FL)": "clamping, mean form",
         "Neural Clamping (FL), sum form": "clamping, sum form",
         "Neural Clamping (FL), sum form, λ and γ by ECE": "clamping, sum form, λ and γ by ECE",
         "Neural Clamping (FL), converged": "clamping, converged", "Neural Clamping, released code": "clamping, code",
@@ -174,7 +181,7 @@ def draw_figures(folder: Path) -> list[Path]:
         series = {w: [_pair(run, "methods", group, m, metric) for m in methods] for w, (run, group) in shifted.items()}
         _dots(ax, list(methods.values()), series, label)
     axes[1].set_yticklabels([])
-    style.legend(axes[0], loc="lower right")
+    _legend(figure, axes[0])
     drawn["clamping-shift"] = figure
 
     names = {"digits": "digits", "trec": "trec", "fashion_mnist": "fashion_mnist", "cifar10": "CIFAR-10"}
@@ -189,7 +196,7 @@ def draw_figures(folder: Path) -> list[Path]:
         ax.set_xticks([0, 1], labels=["raw", "after temperature"])
         ax.set(xlim=(-0.2, 1.2), ylim=(0, None))
         style.set_labels(ax, titles[data], "", "ECE (%)" if data == "digits" else "")
-    style.legend(axes[1], loc="lower left")
+    _legend(figure, axes[0])
     drawn["rethinking-before-after"] = figure
 
     figure, [ax] = panels(1, 1)
@@ -202,7 +209,7 @@ def draw_figures(folder: Path) -> list[Path]:
     ax.set_xticks(range(len(order)), labels=[SHORT[loss] for loss in order], rotation=15)
     ax.axhline(1, color=style.GREY, linewidth=0.7)
     style.set_labels(ax, "", "", "Fitted temperature")
-    style.legend(ax)
+    _legend(figure, ax)
     drawn["rethinking-temperature"] = figure
 
     figure, axes = panels(1, 4, height=3.0)
@@ -231,7 +238,7 @@ def draw_figures(folder: Path) -> list[Path]:
             ax.plot(severities, ece, **style.line_style(index), label=method.replace("of 5", "of the mean of 5"))
         style.set_labels(ax, titles[data], "Severity of the shift", "ECE (%)")
         ax.set_xticks(severities)
-        style.legend(ax)
+    _legend(figure, axes[0], columns=2)
     drawn["clue-shift"] = figure
 
     folder.mkdir(parents=True, exist_ok=True)

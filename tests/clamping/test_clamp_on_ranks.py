@@ -18,7 +18,7 @@ from trueup.adaptation.batch_norm import Crop, estimate
 from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.network import Network
 from trueup.clamping.varpro import varpro
-from trueup.models.networks import MLP
+from trueup_studies.networks import MLP
 from two_ranks import run_two_ranks
 
 SHARES = (slice(0, 260), slice(260, 600))

@@ -7,7 +7,7 @@ from torch import nn
 from trueup.clamping import Affine, Shift
 from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.network import Network
-from trueup.models.networks import MLP
+from trueup_studies.networks import MLP
 
 
 def images(n=9):

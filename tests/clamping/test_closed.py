@@ -10,7 +10,7 @@ from flat_options import clamp_with as clamp
 from trueup.calibrators import Temperature
 from trueup.clamping.published_recipes import SCALES, closed_form
 from trueup.models import Calibrated, collect
-from trueup.models.networks import MLP
+from trueup_studies.networks import MLP
 
 
 def sample(n=200, reach=0.6):

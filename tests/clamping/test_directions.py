@@ -10,7 +10,7 @@ from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.input_parameters import cosines, directions, principal
 from trueup.clamping.network import Network
 from trueup.clamping.theory import entropy_gradient
-from trueup.models.networks import MLP
+from trueup_studies.networks import MLP
 
 
 def network_of(x, model):

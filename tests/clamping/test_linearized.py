@@ -14,7 +14,7 @@ from trueup.clamping.input_parameters import InputParameters, channel_norms
 from trueup.clamping.linearized import LinearizedModel, cross_validate, linearize, max_samples_in_memory
 from trueup.clamping.network import Network
 from trueup.clamping.problem import Loss, Penalty
-from trueup.models.networks import MLP
+from trueup_studies.networks import MLP
 
 
 def drawn(n=400, classes=4, coordinates=3, signal=0.0, seed=0):

@@ -17,7 +17,7 @@ import reference
 from flat_options import clamp_with as clamp
 from trueup._core.optimize import FitError
 from trueup.clamping.published_recipes import augment_images, code, focal_losses, paper
-from trueup.models.networks import MLP
+from trueup_studies.networks import MLP
 
 
 def sample(n=60, m=3, classes=4, dtype=torch.float64):

@@ -11,7 +11,7 @@ from torch import nn
 from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.network import Network, check_box
 from trueup.clamping.theory import data_driven, entropy_corner, entropy_slope, random, theorem, zero
-from trueup.models.networks import MLP
+from trueup_studies.networks import MLP
 
 
 def network(model, x, box=None, batch=7):

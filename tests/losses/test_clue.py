@@ -22,7 +22,7 @@ from torch import nn
 import reference
 from trueup.losses import CLUE, clue, error_and_entropy, error_and_variance, training_passes
 from trueup.models import insert_dropout, mc_dropout
-from trueup.models.networks import CNN, MLP
+from trueup_studies.networks import CNN, MLP
 from two_ranks import run_two_ranks
 
 LEVELS = ("batch", "group", "sample")
@@ -602,3 +602,40 @@ def test_a_network_may_be_called_by_position_and_by_name():
     net = MLP(3, inputs=4, dropout=0.3)
     x = torch.ones(5, 4)
     assert mc_dropout(net, x, 2).shape == mc_dropout(net, {"inputs": x}, 2).shape == (2, 5, 3)
+
+
+SHARES = (0.6, 0.8, 0.95)
+
+
+def rest_point(p, alpha, **options):
+    """The probability at which gradient descent on 20 rows, a share p of them of class 1, comes to rest."""
+    labels = (torch.arange(20) < round(20 * p)).long()
+    theta = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    for _ in range(400):
+        logits = torch.stack([torch.zeros_like(theta), theta]).expand(1, 20, 2)
+        [slope] = torch.autograd.grad(clue(*error_and_entropy(logits, labels), alpha=alpha, **options), theta)
+        with torch.no_grad():
+            theta -= 5 * slope
+    return float(torch.sigmoid(theta.detach()))
+
+
+@pytest.mark.parametrize("alpha", [k / 10 for k in range(1, 10)])
+@pytest.mark.parametrize("p", SHARES)
+def test_the_consistent_form_recovers_the_true_probability(p, alpha):
+    assert rest_point(p, alpha, level="sample", detach_error=True) == pytest.approx(p, abs=0.01)
+
+
+def test_the_plain_form_is_underconfident():
+    assert rest_point(0.8, 0.5, level="sample") == pytest.approx(0.626, abs=1e-3)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 0.9])
+def test_the_consistent_form_recovers_a_variance(alpha):
+    error = torch.randn(2000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).mul(1.5).square()
+    raw = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    for _ in range(300):
+        loss = clue(error, raw.exp().expand(2000), alpha=alpha, level="sample", detach_error=True)
+        [slope] = torch.autograd.grad(loss, raw)
+        with torch.no_grad():
+            raw -= 0.1 * slope
+    assert float(raw.detach().exp()) == pytest.approx(float(error.mean()), rel=1e-3)

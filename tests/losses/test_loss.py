@@ -18,7 +18,7 @@ Y = torch.tensor([0, 2])
         (Z, torch.tensor([0, -1]), r"labels must lie in 0..2 or be ignore_index -100, got -1..0"),
         (Z, torch.tensor([0]), r"labels must have shape \(2,\) for logits \(2, 3\), got \(1,\)"),
         (Z, torch.tensor([0.0, 1.0]), "labels must be integers, got float32"),
-        (Z, torch.eye(2, 3), r"labels must have shape \(2,\)"),
+        (Z, torch.zeros(2, 3), "labels of the logits' shape must be probabilities that sum to 1"),
         (Z, torch.tensor([True, False]), "labels must be integers, got bool"),
         (Z[0], Y[0], r"logits must have shape \(N, K\) or \(N, K, d…\) with K at least 2, got \(3,\)"),
         (Z[:, :1], Y, r"with K at least 2, got \(2, 1\)"),

@@ -276,8 +276,8 @@ def test_errors_say_what_was_wanted_and_where(model, batches, message):
 def test_an_error_of_the_model_is_the_models():
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         collect(network(), [(X[:, :3], Y)])
-    with pytest.raises(TypeError, match="unexpected keyword argument 'image'"):
-        collect(network(), [{"image": X, "labels": Y}])
+    with pytest.raises(TypeError, match="unexpected keyword argument 'volume'"):
+        collect(network(), [{"volume": X, "labels": Y}])
 
 
 def test_batches_go_to_the_device_of_the_model_or_the_one_named():
@@ -410,7 +410,7 @@ def test_a_dict_that_is_an_argument_stays_as_it_is():
 
 
 def test_inputs_without_numbers():
-    with pytest.raises(ValueError, match=r"must hold numbers for `before` to act on, got str, mask=Tensor"):
+    with pytest.raises(ValueError, match=r"must contain floating-point tensors for `before`, got str, mask=Tensor"):
         Calibrated(Many(), before=Plus(1.0))("text", mask=BOOL)
     with pytest.raises(ValueError, match="got nothing"):
         input_position(Many(), (), {})
@@ -464,7 +464,7 @@ def test_which_embedding_is_meant():
 
 
 def test_an_embedding_that_cannot_be_found_is_explained():
-    wish = "inputs are integers, so the map acts on what its input embedding makes of them: model must have one"
+    wish = "inputs are integers, so the map acts on the output of its input embedding: model must have one"
     with pytest.raises(ValueError, match=f"{wish} nn.Embedding, got 2 of them: words, places; .*get_input_embeddings"):
         Calibrated(Positions(), Plus(torch.ones(8)))(IDS)
     with pytest.raises(ValueError, match=f"{wish} nn.Embedding, got none"):

@@ -284,7 +284,7 @@ def test_name_refused():
     [
         ("brightness", (math.nan,), "amount must be a finite number in [-1, 1], got nan"),
         ("colour_cast", ((0.1, 2, 0),), "vector must be a finite number in [-1, 1], got 2"),
-        ("colour_cast", ((0.1,),), "vector must have one entry a channel, 3 in all, got 1"),
+        ("colour_cast", ((0.1,),), "vector must have one entry per channel, 3 in all, got 1"),
         ("contrast", (-1,), "factor must be a finite number in [0, inf], got -1"),
         ("gaussian_noise", (math.inf,), "sigma must be a finite number in [0, inf], got inf"),
         ("gaussian_blur", (-0.1,), "sigma must be a finite number in [0, inf], got -0.1"),

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import reference
+from trueup.losses import training_passes
 from trueup.models import (
+    dropout,
     insert_dropout,
     mc_dropout,
     moments,
@@ -450,3 +452,77 @@ def test_wrappers_are_taken_off():
     averaged = torch.optim.swa_utils.AveragedModel(net)
     x = torch.ones(4, 3)
     assert torch.equal(mc_dropout(averaged, x, 3), mc_dropout(net, x, 3))
+
+
+def late(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(4, 32), nn.ReLU(), nn.Sequential(nn.Linear(32, 16), nn.Dropout(0.5), nn.Linear(16, 3))
+    )
+
+
+def rows_through(layer, call):
+    """The numbers of rows that a layer gets while `call` runs."""
+    sizes = []
+    handle = layer.register_forward_hook(lambda module, args, output: sizes.append(len(args[0])))
+    call()
+    handle.remove()
+    return sizes
+
+
+@pytest.mark.parametrize("run", [mc_dropout, training_passes])
+def test_layers_before_a_late_dropout_run_once(run):
+    net, x = late().train(run is training_passes), torch.randn(7, 4)
+    run(net, x, 5)  # the first call tests the split on one row
+    assert rows_through(net[0], lambda: run(net, x, 5)) == [7]
+    assert rows_through(net[2][2], lambda: run(net, x, 5)) == [35]
+
+
+def test_a_split_changes_no_sample(monkeypatch):
+    net, x = late().eval(), torch.randn(7, 4)
+    split = mc_dropout(net, x, 5, seed=3)
+    monkeypatch.setattr(dropout, "_trace_halves", lambda model: None)
+    dropout._traced.clear()
+    torch.testing.assert_close(split, mc_dropout(net, x, 5, seed=3))
+
+
+def test_a_layer_put_in_afterwards_is_used():
+    net, x = late().eval(), torch.randn(7, 4)
+    mc_dropout(net, x, 5)
+    net[0] = nn.Linear(4, 32)
+    net[0].weight.data.zero_()
+    net[0].bias.data.zero_()
+    torch.testing.assert_close(mc_dropout(net, x, 5), mc_dropout(net, torch.zeros(7, 4), 5))
+
+
+class Residual(nn.Module):
+    """Two tensors pass the dropout: its input too."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.dropout, self.second = nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.second(x + self.dropout(x)) + x.sum(dim=1, keepdim=True)
+
+
+class Noisy(nn.Module):
+    """Draws a constant that tracing would keep."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout, self.layer = nn.Dropout(0.5), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.layer(self.dropout(x * 2 + torch.randn(4)))
+
+
+def test_networks_that_draw_or_branch_keep_their_own_passes():
+    x = torch.randn(7, 4)
+    for network in (Residual().eval(), Noisy().eval()):
+        samples = mc_dropout(network, x, 5, memory=0)
+        assert samples.shape == (5, 7, 3)
+        assert len(samples.unique(dim=0)) == 5
+    noisy = Noisy().eval()
+    assert rows_through(noisy.layer, lambda: mc_dropout(noisy, x, 5, memory=0)).count(7) == 5

@@ -54,7 +54,7 @@ def test_pixels_and_other_entries_of_the_output_stay() -> None:
 
 
 def test_more_logits_than_one_are_refused_and_one_is_sent_here() -> None:
-    with pytest.raises(ValueError, match=r"must give one logit a sample, got shape \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"must return one logit per sample, got shape \(3, 2\)"):
         TwoClasses(nn.Identity())(torch.zeros(3, 2))
     x, y = samples()
     with pytest.raises(ValueError, match=r"a network with one logit through models\.TwoClasses"):

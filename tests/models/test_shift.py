@@ -76,7 +76,7 @@ def test_by_severity_is_the_mean_over_corruptions():
         ({"images": torch.zeros(0, 3, 8, 8)}, "images must be a torch tensor .* with at least one image, got"),
         ({"images": np.zeros((2, 3, 8, 8))}, "images must be a torch tensor .*, got ndarray"),
         ({"images": torch.full((12, 3, 8, 8), 2.0)}, r"images must lie in \[0, 1\], before normalisation"),
-        ({"labels": torch.zeros(11, dtype=torch.int64)}, r"labels must have shape \(12,\), one an image, got \(11,\)"),
+        ({"labels": torch.zeros(11, dtype=torch.int64)}, r"labels must have shape \(12,\), one per image, got \(11,\)"),
         ({"shifts": Shifts(["rain"])}, "corruptions must be among brightness, .* got 'rain'"),
         ({"shifts": Shifts(None, (6,))}, r"severity must be a whole number in 0..5, got 6"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),

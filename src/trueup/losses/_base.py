@@ -95,8 +95,14 @@ class Loss(nn.Module):
     schedule can change them between steps. A loss of the batch adds one number, computed from all rows that count, to
     each row's cross-entropy; every row has the same influence on that number, whatever its weight.
 
+    Labels of the same shape as the logits are probabilities of classes (soft targets, such as those of mixup), as in
+    torch: a row's loss is then Σ_k t_k w_k L(z, k), and "mean" divides by the number of rows. Losses of the batch need
+    one class per row.
+
     Parameters
     ----------
+    *values
+        Options of the loss's function in their order, as in ``Focal(2.0)``.
     weight
         Weight of each class, shape (classes,). A row's loss is multiplied by the weight of its label, and "mean"
         divides by the sum of these weights.
@@ -128,18 +134,28 @@ class Loss(nn.Module):
         if function is None:  # a subclass of a specific loss
             return
         options = list(inspect.signature(function).parameters.values())[2:]
-        common = list(inspect.signature(Loss.__init__).parameters.values())[1:-1]
-        cls.__signature__ = inspect.Signature([*options, *common])  # type: ignore[attr-defined]
+        common = list(inspect.signature(Loss.__init__).parameters.values())[2:-1]
+        shown = [option.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for option in options]
+        cls.__signature__ = inspect.Signature([*shown, *common])  # type: ignore[attr-defined]
         cls.function, cls.formula = staticmethod(function), staticmethod(vars(function)["formula"])
         cls.checks, cls.per_batch = vars(function)["checks"], vars(function)["per_batch"]
         cls.defaults, cls.neutral = {option.name: option.default for option in options}, neutral
 
     def __init__(
-        self, *, weight: Any = None, ignore_index: int = -100, reduction: Reduction = "mean", **options: Any
+        self,
+        *values: Any,
+        weight: Any = None,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+        **options: Any,
     ) -> None:
         super().__init__()
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
+        named = dict(zip(self.defaults, values, strict=False))
+        if len(values) > len(self.defaults) or named.keys() & options.keys():
+            raise TypeError(f"{type(self).__name__} takes {', '.join(self.defaults) or 'no option'} once, got {values}")
+        options |= named
         if unknown := options.keys() - self.defaults.keys():
             known = ", ".join([*self.defaults, "weight", "ignore_index", "reduction"])
             raise TypeError(f"{type(self).__name__} has no option {', '.join(sorted(unknown))}; it takes: {known}")
@@ -158,11 +174,13 @@ class Loss(nn.Module):
 
     def weighted(self, logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
         """Compute the loss of each row times the weight of its label."""
-        return self.values(logits, labels) * weight[labels]
+        return (
+            self.values(logits, labels * weight) if labels.ndim == 2 else self.values(logits, labels) * weight[labels]
+        )
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of a batch."""
-        z, y = as_rows(logits, labels)
+        z, y = as_rows(logits, labels, soft=not self.per_batch)
         kept = _row_mask(y, z.shape[1], self.ignore_index)
         weight = None if self.weight is None else self.weight.to(z.dtype)
         if weight is not None and len(weight) != z.shape[1]:
@@ -176,10 +194,10 @@ class Loss(nn.Module):
         else:
             values = torch.where(kept, self._rows(z, y, weight), 0.0)
         if self.reduction == "none":
-            return values.reshape(labels.shape)
+            return values.reshape(labels.shape[:1] + labels.shape[2:] if y.ndim == 2 else labels.shape)
         if self.reduction == "sum":
             return values.sum()
-        if kept is None and weight is None:
+        if kept is None and (weight is None or y.ndim == 2):
             return values.mean()
         weights = torch.ones_like(values) if weight is None else weight[y]
         return values.sum() / (weights if kept is None else torch.where(kept, weights, 0.0)).sum()
@@ -197,8 +215,10 @@ class Loss(nn.Module):
         return ", ".join(f"{name}={value}" for name, value in {**shown, "reduction": self.reduction}.items())
 
 
-def as_rows(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def as_rows(logits: Tensor, labels: Tensor, *, soft: bool = False) -> tuple[Tensor, Tensor]:
     """Check logits (N, K, …) and labels (N, …) and flatten them, keeping the graph of the network.
+
+    With `soft`, floating-point labels of the logits' shape are probabilities of classes, flattened to (n, K).
 
     `as_tensors` detaches arrays and reads every value; a training loss must do neither.
     """
@@ -208,6 +228,10 @@ def as_rows(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"logits must have shape (N, K) or (N, K, d…) with K at least 2, got {tuple(logits.shape)}")
     if not logits.is_floating_point():
         raise ValueError(f"logits must be floating point, got {logits.dtype}".replace("torch.", ""))
+    z = upcast_half(logits)
+    z = z.movedim(1, -1).reshape(-1, z.shape[1]) if z.ndim > 2 else z
+    if soft and labels.is_floating_point() and labels.shape == logits.shape:
+        return z, labels.movedim(1, -1).reshape(z.shape).to(z.dtype)
     expected = (*logits.shape[:1], *logits.shape[2:])
     if tuple(labels.shape) != expected:
         classes_last = logits.ndim > 2 and labels.shape == logits.shape[:-1]
@@ -216,9 +240,19 @@ def as_rows(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"labels must have shape {expected} for logits {shape}, got {tuple(labels.shape)}{hint}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"labels must be integers, got {labels.dtype}".replace("torch.", ""))
-    z = upcast_half(logits)
-    z = z.movedim(1, -1).reshape(-1, z.shape[1]) if z.ndim > 2 else z
     return z, labels.reshape(-1).to(torch.int64)
+
+
+def label_total(labels: Tensor) -> Tensor | float:
+    """Return the total weight of soft targets of each row (n,); 1 for classes."""
+    return labels.sum(dim=1) if labels.ndim == 2 else 1.0
+
+
+def over_labels(log_probs: Tensor, labels: Tensor, loss: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply a loss of log-probabilities to the label of each row, or average it over soft targets."""
+    if labels.ndim == 2:
+        return (labels * loss(log_probs)).sum(dim=1)
+    return loss(log_probs.gather(1, labels[:, None]).squeeze(1))
 
 
 def top_label(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -230,7 +264,7 @@ def top_label(log_probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def _check_inputs(formula: Formula, checks: Mapping[str, Check], *, per_batch: bool) -> Formula:
     @functools.wraps(formula)
     def loss(logits: Tensor, labels: Tensor, **options: Any) -> Tensor:
-        z, y = as_rows(logits, labels)
+        z, y = as_rows(logits, labels, soft=not per_batch)
         if logits.ndim != 2:
             raise ValueError(f"logits must have shape (n, K), got {tuple(logits.shape)}; the Module takes more")
         _row_mask(y, z.shape[1], None)
@@ -247,7 +281,11 @@ def _check_inputs(formula: Formula, checks: Mapping[str, Check], *, per_batch: b
 def _row_mask(labels: Tensor, classes: int, ignore_index: int | None) -> Tensor | None:
     """Return which rows count, None if all do; reject labels out of range on the CPU, where checking is fast."""
     if labels.device.type != "cpu" or torch.compiler.is_compiling():
-        return None if ignore_index is None else labels != ignore_index
+        return None if ignore_index is None or labels.ndim == 2 else labels != ignore_index
+    if labels.ndim == 2:
+        if len(labels) and not bool(((labels.sum(dim=1) - 1).abs() < 1e-3).all() & (labels >= 0).all()):
+            raise ValueError("labels of the logits' shape must be probabilities that sum to 1 in each row")
+        return None
     if not len(labels):
         return None
     low, high = (int(end) for end in torch.aminmax(labels))

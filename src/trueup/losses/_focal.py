@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trueup.losses._base import Loss, at_least, per_sample
+from trueup.losses._base import Loss, at_least, over_labels, per_sample
 
 _LEAST_REST = 1e-12
 """Smallest 1 − p that is raised to a power; at 0 a power below 1 has an infinite slope."""
@@ -54,8 +54,8 @@ def focal(logits: Tensor, labels: Tensor, *, gamma: float = 3.0, detach_weight: 
     Lin et al. (2017), Focal loss for dense object detection, arXiv:1708.02002; Mukhoti et al. (2020), Calibrating deep
     neural networks using focal loss, arXiv:2002.09437. Wang, Feng & Zhang (2021) detach the weight.
     """
-    log_p = -functional.cross_entropy(logits, labels, reduction="none")
-    return focal_loss(log_p, gamma, detach_weight=detach_weight)
+    log_probs = torch.log_softmax(logits, dim=1)
+    return over_labels(log_probs, labels, lambda log_p: focal_loss(log_p, gamma, detach_weight=detach_weight))
 
 
 @per_sample()
@@ -89,10 +89,13 @@ def flsd53(logits: Tensor, labels: Tensor, *, detach_weight: bool = False) -> Te
     ----------
     Mukhoti et al. (2020), Calibrating deep neural networks using focal loss, arXiv:2002.09437.
     """
-    nll = functional.cross_entropy(logits, labels, reduction="none")
-    rest = label_rest(-nll)
-    weight = rest.pow(3) * torch.where(rest > 0.8, rest.square(), 1.0)
-    return (weight.detach() if detach_weight else weight) * nll
+
+    def loss(log_p: Tensor) -> Tensor:
+        rest = label_rest(log_p)
+        weight = rest.pow(3) * torch.where(rest > 0.8, rest.square(), 1.0)
+        return -(weight.detach() if detach_weight else weight) * log_p
+
+    return over_labels(torch.log_softmax(logits, dim=1), labels, loss)
 
 
 class Focal(Loss, function=focal, neutral={"gamma": 0.0}):
@@ -135,10 +138,15 @@ def dual_focal(logits: Tensor, labels: Tensor, *, gamma: float = 5.0) -> Tensor:
     Tao, Dong & Xu (2023), Dual focal loss for calibration, arXiv:2305.13665.
     """
     log_probs = torch.log_softmax(logits, dim=1)
-    of_label = log_probs.gather(1, labels[:, None])
-    below = log_probs.masked_fill(log_probs >= of_label, -math.inf).max(dim=1).values.exp()
-    log_p = of_label.squeeze(1)
-    return -(label_rest(log_p) + below).pow(gamma) * log_p
+    rising = log_probs.sort(dim=1).values
+    padded = functional.pad(rising, (1, 0), value=-math.inf)  # before each value, the largest one below it
+
+    def loss(log_p: Tensor) -> Tensor:
+        columns = log_p.reshape(len(log_p), -1)
+        below = padded.gather(1, torch.searchsorted(rising.detach(), columns.detach())).reshape(log_p.shape)
+        return -(label_rest(log_p) + below.exp()).pow(gamma) * log_p
+
+    return over_labels(log_probs, labels, loss)
 
 
 class DualFocal(Loss, function=dual_focal, neutral={"gamma": 0.0}):
@@ -188,9 +196,12 @@ def inverse_focal(logits: Tensor, labels: Tensor, *, gamma: float = 2.0, detach_
     ----------
     Wang, Feng & Zhang (2021), Rethinking calibration of deep neural networks: do not be afraid of overconfidence.
     """
-    nll = functional.cross_entropy(logits, labels, reduction="none")
-    weight = (1 + torch.exp(-nll)).pow(gamma)
-    return (weight.detach() if detach_weight else weight) * nll
+
+    def loss(log_p: Tensor) -> Tensor:
+        weight = (1 + torch.exp(log_p)).pow(gamma)
+        return -(weight.detach() if detach_weight else weight) * log_p
+
+    return over_labels(torch.log_softmax(logits, dim=1), labels, loss)
 
 
 class InverseFocal(Loss, function=inverse_focal, neutral={"gamma": 0.0}):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trueup.losses._base import Loss, at_least, between, per_sample
+from trueup.losses._base import Loss, at_least, between, label_total, over_labels, per_sample
 from trueup.models.dropout import entropy_of, moments
 
 
@@ -79,8 +79,8 @@ def brier(logits: Tensor, labels: Tensor) -> Tensor:
     doi:10.1175/1520-0493(1950)078<0001:VOFEIT>2.0.CO;2.
     """
     probs = torch.softmax(logits, dim=1)
-    index = labels[:, None]
-    return probs.scatter_add(1, index, probs.new_full(index.shape, -1.0)).square().sum(dim=1)
+    square = probs.square().sum(dim=1)
+    return (square + 1) * label_total(labels) - 2 * over_labels(probs, labels, lambda p: p)
 
 
 class Brier(Loss, function=brier):
@@ -167,7 +167,9 @@ def norm(logits: Tensor, labels: Tensor, *, strength: float = 0.01, order: float
     ----------
     Wang, Feng & Zhang (2021), Rethinking calibration of deep neural networks: do not be afraid of overconfidence.
     """
-    return functional.cross_entropy(logits, labels, reduction="none") + strength * _size(logits, order)
+    return functional.cross_entropy(logits, labels, reduction="none") + strength * _size(logits, order) * label_total(
+        labels
+    )
 
 
 class Norm(Loss, function=norm, neutral={"strength": 0.0}):
@@ -213,7 +215,8 @@ def entropy_penalty(logits: Tensor, labels: Tensor, *, strength: float = 0.1) ->
     Pereyra et al. (2017), Regularizing neural networks by penalizing confident output distributions, arXiv:1701.06548.
     """
     log_probs = torch.log_softmax(logits, dim=1)
-    return functional.nll_loss(log_probs, labels, reduction="none") - strength * entropy_of(log_probs)
+    nll = functional.cross_entropy(logits, labels, reduction="none")
+    return nll - strength * entropy_of(log_probs) * label_total(labels)
 
 
 class EntropyPenalty(Loss, function=entropy_penalty, neutral={"strength": 0.0}):

@@ -40,12 +40,12 @@ def batches(
     numbers: bool = False,
     model: nn.Module | None = None,
 ) -> Iterator[Batch]:
-    """Parse what a loader gives, moving tensors to `device` where one is named.
+    """Parse the batches of a loader, moving tensors to `device` if one is named.
 
-    A tuple or a list ends in its labels, and what comes before are positional arguments. A mapping, a dataclass or a
-    named tuple has the labels under `labels`, `label`, `targets`, `target` or `y`, and the others are keywords.
-    NumPy arrays become tensors, and labels int64 of shape (n,), or of any shape if that is allowed. With
-    `numbers` they are targets of regression, in double precision.
+    A tuple or a list has positional arguments and then the labels. A mapping, a dataclass or a named tuple has the
+    labels under `labels`, `label`, `targets`, `target` or `y`, and its other fields are keywords. NumPy arrays become
+    tensors, and labels int64 of shape (n,), or of any shape with `any_shape`. With `numbers` they are targets of a
+    regression, in double precision.
 
     >>> [batch] = batches([{"x": torch.zeros(2, 3), "label": [1, 0]}])
     >>> list(batch.kwargs), batch.labels

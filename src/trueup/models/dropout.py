@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
@@ -35,6 +35,7 @@ Halves: TypeAlias = tuple[Callable[..., Any], Callable[..., Any]]
 HALVES = (("trunk", "head"), ("forward_features", "forward_head"))  # ours, and timm's
 
 _divided: WeakKeyDictionary[nn.Module, dict[Any, bool]] = WeakKeyDictionary()
+_traced: WeakKeyDictionary[nn.Module, tuple[Any, Halves | None]] = WeakKeyDictionary()
 
 
 def mc_dropout(model: nn.Module, inputs: Any, passes: int = 10, *, seed: Seed = 0, memory: int = MEMORY) -> Tensor:
@@ -349,8 +350,45 @@ def _is_divided(model: nn.Module, whole: Callable[..., Any], halves: Halves, inp
 
 
 def _halves(model: nn.Module) -> Halves | None:
-    halves: Any = ([getattr(model, name, None) for name in names] for names in HALVES)
-    return next((pair for pair in halves if all(map(callable, pair))), None)
+    named: Any = ([getattr(model, name, None) for name in names] for names in HALVES)
+    if (pair := next((pair for pair in named if all(map(callable, pair))), None)) is not None:
+        return pair
+    state = [(id(module), module.training, dropout_probability(module)) for module in model.modules()]
+    if model not in _traced or _traced[model][0] != state:
+        _divided.pop(model, None)
+        _traced[model] = state, _trace_halves(model)
+    return _traced[model][1]
+
+
+def _trace_halves(model: nn.Module) -> Halves | None:
+    """Split a traceable network before its first active dropout, if one tensor enters the rest of the network."""
+    try:
+        with torch.random.fork_rng(devices=[]):  # a constant that the network draws would move the global state
+            traced = fx.symbolic_trace(model)
+    except Exception:  # control flow that depends on values cannot be traced
+        return None
+    tail: dict[fx.Node, None] = {}
+    for node in traced.graph.nodes:
+        is_module = node.op == "call_module"
+        drops = has_dropout(traced.get_submodule(str(node.target))) if is_module else "dropout" in str(node.target)
+        if drops or any(source in tail for source in node.all_input_nodes):
+            tail[node] = None
+    entering = list(dict.fromkeys(s for node in tail for s in node.all_input_nodes if s not in tail))
+    front = [node for node in traced.graph.nodes if node not in tail]
+    if len(entering) != 1 or entering[0].op == "placeholder":
+        return None
+
+    def trunk(*args: Any) -> Any:
+        run = fx.Interpreter(traced, garbage_collect_values=False)
+        run.args_iter = iter(args)
+        for node in front:
+            run.env[node] = run.run_node(node)
+        return run.env[entering[0]]
+
+    def head(features: Any) -> Any:
+        return fx.Interpreter(traced).run(initial_env={**dict.fromkeys(front), entering[0]: features})
+
+    return trunk, head
 
 
 def _is_rows(inputs: Arguments) -> bool:

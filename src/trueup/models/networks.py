@@ -1,4 +1,4 @@
-"""Two small networks, the normalisation of images, and reading a file of weights.
+"""A small network, the normalisation of images, and reading a file of weights.
 
 A network has a deterministic `trunk` and a `head` with forward(x) = head(trunk(x)): Monte-Carlo dropout computes the
 trunk once and repeats only the head. Dropout layers exist also at probability 0, so that the names of the weights do
@@ -113,32 +113,6 @@ class CNN(nn.Module):
         return self.head(self.trunk(images))
 
 
-class MLP(nn.Module):
-    """A multilayer perceptron on flattened inputs, with dropout after every hidden layer.
-
-    >>> MLP(1, inputs=13, hidden=(50, 50), dropout=0.1).eval()(torch.zeros(4, 13)).shape
-    torch.Size([4, 1])
-    """
-
-    def __init__(
-        self, outputs: int = 10, *, inputs: int, hidden: Sequence[int] = (128, 128), dropout: float = 0.0, seed: int = 0
-    ) -> None:
-        super().__init__()
-        if not hidden:
-            raise ValueError("hidden must name at least one layer's width, got none")
-        with torch.device("meta"):
-            self.trunk = nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden[0]), nn.ReLU())
-            layers: list[nn.Module] = [nn.Dropout(dropout)]
-            for before, after in pairwise(hidden):
-                layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
-            self.head = nn.Sequential(*layers, nn.Linear(hidden[-1], outputs))
-        initialise(self, seed)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Map inputs (n, …) to outputs (n, outputs)."""
-        return self.head(self.trunk(inputs))
-
-
 def load_weights(network: Network, path: str | Path | IO[bytes]) -> Network:
     """Load the weights of a file into a network, in place, and return the network.
 
@@ -159,9 +133,10 @@ def load_weights(network: Network, path: str | Path | IO[bytes]) -> Network:
     Examples
     --------
     >>> from io import BytesIO
-    >>> torch.save({"state_dict": MLP(2, inputs=3, seed=7).state_dict()}, file := BytesIO())
+    >>> network = nn.Linear(3, 2)
+    >>> torch.save({"state_dict": network.state_dict()}, file := BytesIO())
     >>> _ = file.seek(0)
-    >>> load_weights(MLP(2, inputs=3), file)(torch.ones(1, 3)).equal(MLP(2, inputs=3, seed=7)(torch.ones(1, 3)))
+    >>> load_weights(nn.Linear(3, 2), file).weight.equal(network.weight)
     True
     """
     file = torch.load(path, weights_only=True, map_location="cpu")

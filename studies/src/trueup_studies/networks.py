@@ -17,8 +17,34 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trueup.models.networks import CNN, MLP, Normalise, initialise, load_weights  # noqa: F401
+from trueup.models.networks import CNN, Normalise, initialise, load_weights  # noqa: F401
 from trueup_studies.registry import NETWORKS
+
+
+class MLP(nn.Module):
+    """A multilayer perceptron on flattened inputs, with dropout after every hidden layer.
+
+    >>> MLP(1, inputs=13, hidden=(50, 50), dropout=0.1).eval()(torch.zeros(4, 13)).shape
+    torch.Size([4, 1])
+    """
+
+    def __init__(
+        self, outputs: int = 10, *, inputs: int, hidden: Sequence[int] = (128, 128), dropout: float = 0.0, seed: int = 0
+    ) -> None:
+        super().__init__()
+        if not hidden:
+            raise ValueError("hidden must name at least one layer's width, got none")
+        with torch.device("meta"):
+            self.trunk = nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden[0]), nn.ReLU())
+            layers: list[nn.Module] = [nn.Dropout(dropout)]
+            for before, after in pairwise(hidden):
+                layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
+            self.head = nn.Sequential(*layers, nn.Linear(hidden[-1], outputs))
+        initialise(self, seed)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map inputs (n, …) to outputs (n, outputs)."""
+        return self.head(self.trunk(inputs))
 
 
 class ResNet(nn.Module):
