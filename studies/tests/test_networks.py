@@ -175,7 +175,7 @@ def test_normalise():
     torch.testing.assert_close(out[:, 1], (x[:, 1] - 0.456) / 0.224, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(Normalise()(x[0]), out[0])
     for bad in ((0.1, 0.2), (0.1, 0.2, 0.0)):
-        with pytest.raises(ValueError, match="std must hold 3 positive numbers, one a mean"):
+        with pytest.raises(ValueError, match="std must have 3 positive numbers, one per mean"):
             Normalise(std=bad)
 
 
@@ -202,7 +202,7 @@ def test_pooling_without_gradients_is_that_with_them(size):
     ("change", "message"),
     [
         (lambda s: s.pop("head.1.bias"), "must fit a MLP, got no head.1.bias$"),
-        (lambda s: s.update(extra=torch.ones(1)), "got extra, which the network has not$"),
+        (lambda s: s.update(extra=torch.ones(1)), "got extra, which the network does not have$"),
         (lambda s: s.update({"head.1.bias": torch.ones(7)}), r"head.1.bias of shape \(7,\) where the network has \(2,"),
         (lambda s: s.clear(), "no trunk.1.weight; no trunk.1.bias; no head.1.weight, and 1 more differences$"),
         (lambda s: s.update(note="text"), "must hold a state dict of tensors, got a mapping of trunk.1.weight"),
