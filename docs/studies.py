@@ -158,7 +158,7 @@ def draw_figures(folder: Path) -> list[Path]:
         "Vector Scaling": "vector scaling", "Matrix Scaling": "matrix scaling",
         "Neural Clamping (FL)": "clamping, mean form",
         "Neural Clamping (FL), sum form": "clamping, sum form",
-        "Neural Clamping (FL), sum form, λ and γ by ECE": "clamping, sum form, λ and γ by ECE",
+        "Neural Clamping (CE), sum form": "clamping (CE), sum form",
         "Neural Clamping (FL), converged": "clamping, converged", "Neural Clamping, released code": "clamping, code",
     }  # fmt: skip
     digits = "neural-clamping-digits", "methods", "digits, cnn"
