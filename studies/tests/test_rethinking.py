@@ -751,3 +751,14 @@ def test_one_batch_of_the_papers_setting(name, tmp_path):
     assert len(row["optimal_ece"]) == 1
     assert math.isfinite(row["nll"])
     assert sum(row["reliability"]["count"]) == 40
+
+
+def test_newsgroups_have_the_papers_coefficients():
+    options = Options(preset="newsgroups20")
+    [plan] = plans(options)
+    assert plan.title == "20Newsgroups"
+    cells = [cell.settings for cell in STUDY.cells(options)]
+    assert {cell["seed"] for cell in cells} == set(range(6))
+    pairs = {(cell["loss"], cell["coefficient"]) for cell in cells}
+    assert {("cross_entropy", 0), ("label_smoothing", 0.09), ("norm", 0.01), ("focal", 5)} <= pairs
+    assert pairs <= {*SWEEP, *((loss, value) for loss, values in plan.candidates.items() for value in values)}

@@ -128,3 +128,10 @@ def test_random_layers_are_those_of_the_head(random_layers):
     found = [name for name, m in network.named_modules() if isinstance(m, nn.Dropout)]
     assert len(found) == max(3 * random_layers, 1)
     assert all(name.startswith("head.") for name in found)
+
+
+def test_long_texts_are_cut():
+    network = TextCNN(4, vocabulary=50, width=8, length=5).eval()
+    tokens = torch.randint(1, 50, (3, 9), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(network(tokens), network(tokens[:, :5]))
+    assert not torch.equal(network(tokens), network(tokens[:, 4:]))
