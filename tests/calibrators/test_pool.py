@@ -171,6 +171,25 @@ def test_a_class_without_rows_keeps_its_odds():
     assert np.allclose(turned, found(z), atol=1e-9)  # all classes are treated alike
 
 
+def test_a_class_that_may_be_absent_by_chance_has_more_candidates():
+    z, y = calibrated(900, 3, temperature=2.0)
+    z[:, 2] -= 12.0  # the logits expect hardly any row of class 2
+    found = auto(z[y < 2], y[y < 2])
+    assert {name.removeprefix("mixed_") for name in found.choice.scores} == set(CANDIDATES["a class without rows"])
+    assert {"svs", "sms", "diagonal_sms", "bayesian_temperature"} <= set(CANDIDATES["a class without rows"])
+
+
+def test_from_200_rows_on_the_prior_is_halved(monkeypatch):
+    priors = []
+    monkeypatch.setattr(
+        "trueup.calibrators.auto._Trial.conclude", lambda self: priors.append(self.cautious["bayesian_temperature"])
+    )
+    z, y = calibrated(200, 3, temperature=2.0)
+    auto(z, y, progress=False)
+    auto(z[1:], y[1:], progress=False)
+    assert priors == [1.5, 3.0]
+
+
 def test_rows_that_are_all_right_do_not_make_it_infinitely_sure():
     z, _ = calibrated(60, 3)
     found = auto(z, z.argmax(axis=1))

@@ -25,6 +25,8 @@ from trueup.calibrators.pool import HeldOut, Mixture, UniformMixture
 
 FEW_ROWS, FEW_ROWS_OF_CLASS = 500, 5
 """With fewer rows in total, or in a tenth of the classes, the candidates have few parameters."""
+HALF_PRIOR_ROWS = 200
+"""From this number of rows on, the pseudo-rows of small problems are halved."""
 SOME_CLASSES, MANY_CLASSES = 30, 200
 """Above the first number of classes some candidates are left out, above the second also full matrices."""
 CANDIDATES: Mapping[str, tuple[str, ...]] = {
@@ -32,8 +34,10 @@ CANDIDATES: Mapping[str, tuple[str, ...]] = {
     for size, names in {
         "every row right": "identity bayesian_temperature",
         "the same for all classes": "identity temperature ets diagonal",
+        "a class without rows": "identity bayesian_temperature temperature ets diagonal svs sms diagonal_sms",
         "few rows, two classes": "identity bayesian_temperature platt beta smoothing_spline venn_abers",
-        "few rows": "identity bayesian_temperature bias_corrected_temperature diagonal svs sms isotonic_ovr venn_abers",
+        "few rows": "identity bayesian_temperature bias_corrected_temperature diagonal svs sms "
+        "diagonal_sms isotonic_ovr venn_abers",
         "few rows, many classes": "identity bayesian_temperature svs",
         "two classes": "identity temperature platt beta quadratic smoothing_spline isotonic_ovr venn_abers residual",
         "up to 30 classes": "identity temperature bias_corrected_temperature svs quadratic sms loose_sms free_sms "
@@ -46,21 +50,22 @@ CANDIDATES: Mapping[str, tuple[str, ...]] = {
 """Candidates of `auto` by problem size, simplest first.
 
 If every prediction is correct, the data do not show how often one is wrong. "the same for all classes" is for problems
-in which the predicted class must stay or a class has no rows; the odds of such a class stay.
+in which the predicted class must stay. It also serves a class without rows of which the logits predict many.
 """
 PRIOR_ROWS: Mapping[str, float] = {"temperature": 1.0, "smoothing_spline": 3.0}
 """Pseudo-rows that only this candidate explains, added to the mixture's likelihood; it is never dropped."""
 CAUTIOUS: Mapping[str, Mapping[str, float]] = {
     "every row right": {"bayesian_temperature": 5.0},
     "the same for all classes": {"temperature": 5.0},
+    "a class without rows": {"bayesian_temperature": 3.0},
     "few rows, two classes": {"bayesian_temperature": 8.0, "smoothing_spline": 5.0, "venn_abers": 2.0},
     "few rows": {"bayesian_temperature": 3.0},
     "few rows, many classes": {"bayesian_temperature": 5.0},
 }
 """The same for small problems, in which held-out losses are uninformative.
 
-No comparison with the best candidate drops others there. If nearly all rows are correct, step functions lead clearly
-until they meet their first error.
+From 200 rows on, those of the sizes "few rows…" are halved. No comparison with the best candidate drops others there.
+If nearly all rows are correct, step functions lead clearly until they meet their first error.
 """
 AFTER_MIXTURE = ("platt", "quadratic", "smoothing_spline", "svs", "sms", "diagonal_sms")
 """Candidates that also compete after a share of the uniform distribution, if the likelihood asks for one."""
@@ -195,22 +200,25 @@ def auto(
     blocks = weighted_clusters(clusters, sample_weight, len(to_array(labels, "labels")), min_clusters=2)
     if blocks is None:
         z, y, w = merge_copies(z, y, w)
-    _warn_about_empty_classes(z, y, w)
+    keep_odds = _warn_about_empty_classes(z, y, w)
     with silence_warnings():  # fits on folds may warn; their held-out loss decides
-        size = _problem_size(z, y, w)
+        size = _problem_size(z, y, w, keep_odds)
         pool = "the same for all classes" if keep_argmax and size != "every row right" else size
         fits = _candidates(z, y, w, pool)
         parts = k_fold(z, y, n_folds, blocks)
-        trial = _Trial(z, y, w, fits, parts, score, CAUTIOUS[pool] if size in CAUTIOUS else None, blocks)
+        cautious = CAUTIOUS[pool] if size in CAUTIOUS else None
+        if cautious is not None and size.startswith("few rows") and row_count(z, w) >= HALF_PRIOR_ROWS:
+            cautious = {name: rows / 2 for name, rows in cautious.items()}
+        trial = _Trial(z, y, w, fits, parts, score, cautious, blocks)
         trial.run(progress)
         return trial.conclude()
 
 
-def _warn_about_empty_classes(z: np.ndarray, y: np.ndarray, w: np.ndarray | None) -> None:
-    """Warn about classes without rows although many were expected; only the user knows whether they can occur."""
+def _warn_about_empty_classes(z: np.ndarray, y: np.ndarray, w: np.ndarray | None) -> bool:
+    """Warn if many rows were expected of a class that has none; only the user knows whether it can occur."""
     empty = np.flatnonzero(np.bincount(y, weights=w, minlength=z.shape[1]) == 0)
     if not len(empty):
-        return
+        return False
     probs = NUMPY.softmax(z.astype(np.float64))[:, empty]
     expected = probs.sum(axis=0) if w is None else w @ probs
     many = expected >= _MIN_EXPECTED
@@ -220,9 +228,10 @@ def _warn_about_empty_classes(z: np.ndarray, y: np.ndarray, w: np.ndarray | None
             f"no row has class {which}, but the logits predict {float(expected[many].sum()):.0f} of {len(z)} rows. "
             "Its odds are kept; if it can never occur, set its logit to -inf in every row"
         )
+    return bool(many.any())
 
 
-def _problem_size(z: np.ndarray, y: np.ndarray, w: np.ndarray | None) -> str:
+def _problem_size(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, keep_odds: bool) -> str:
     if (z.argmax(axis=1) == y).all():
         return "every row right"
     rows = np.bincount(y, weights=w, minlength=z.shape[1])
@@ -230,7 +239,7 @@ def _problem_size(z: np.ndarray, y: np.ndarray, w: np.ndarray | None) -> str:
         rows = rows[~absent.all(axis=0)]  # an option that no row offers needs no map
     classes = len(rows)
     if not rows.all():
-        return "the same for all classes"
+        return "the same for all classes" if keep_odds else "a class without rows"
     if float(rows.sum()) < FEW_ROWS or int((rows < FEW_ROWS_OF_CLASS).sum()) >= classes / 10:
         few = "few rows" if classes <= SOME_CLASSES else "few rows, many classes"
         return "few rows, two classes" if classes == 2 else few

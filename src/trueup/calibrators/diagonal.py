@@ -18,8 +18,7 @@ from trueup.calibrators.base import Calibrator
 from trueup.calibrators.likelihood import mask_scores
 from trueup.calibrators.temperature import Temperature
 
-_SMOOTH = 1e-3
-"""Penalty on the squared differences between the logarithms of neighbouring slopes."""
+_SMOOTH = 1e-3  # penalty on the squared differences between the logarithms of neighbouring slopes.
 
 
 class Diagonal(Calibrator):

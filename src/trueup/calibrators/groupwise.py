@@ -31,10 +31,8 @@ from trueup.metrics.groups import as_groups, encode_groups
 
 STRENGTHS = (10_000.0, 3000.0, 1000.0, 300.0, 100.0, 30.0, 10.0, 3.0)
 """Numbers of rows that the pooled map counts for against a group's own; held-out rows choose one."""
-_MIN_Z = 2.0
-"""Standard errors by which the best strength must gain over the pooled map."""
-_FEW_ROWS = 10
-"""Groups with fewer rows have no map of their own."""
+_MIN_Z = 2.0  # standard errors by which the best strength must gain over the pooled map.
+_FEW_ROWS = 10  # groups with fewer rows have no map of their own.
 
 
 class PerGroup(Calibrator):

@@ -337,8 +337,7 @@ def centre_blocks(
 
 Curves: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Distinct scores, and the lower and upper probabilities between them."""
-_TIE = 1e-12
-"""Scores no further apart are equal: softmax may return the same probability with different last digits."""
+_TIE = 1e-12  # scores no further apart are equal: softmax may return the same probability with different last digits.
 
 
 class VennAbers(ClassCurves):

@@ -22,8 +22,7 @@ PENALTIES = tuple(10.0**power for power in range(-2, 5))
 """Seven coefficients from 1e-2 to 1e4, as searched in the literature."""
 STRUCTURED_PENALTIES = tuple(10.0**power for power in range(-3, 3))
 """Multiples of the penalty on M of structured matrix scaling that cross-validation tries; 100 is nearly SVS."""
-_MAX_OFFSET = 100.0
-"""Standard deviations of the logits beyond which their mean is subtracted before a fit."""
+_MAX_OFFSET = 100.0  # standard deviations of the logits beyond which their mean is subtracted before a fit.
 
 
 class Linear(Calibrator):

@@ -23,19 +23,16 @@ from trueup.calibrators.folds import k_fold
 from trueup.calibrators.temperature import Temperature
 
 _HIDDEN = 32
-_TOP = 6
-"""Number of a row's largest log-probabilities that are features."""
-_MANY_CLASSES = 50
-"""Up to this number of classes, every class's log-probability is a feature too."""
+_TOP = 6  # number of a row's largest log-probabilities that are features.
+_MANY_CLASSES = 50  # up to this number of classes, every class's log-probability is a feature too.
 _MIN_FEATURE, _MIN_LOGIT = -20.0, -80.0
 """Log-probabilities are clipped here; lower ones carry no further information and would dominate the fit."""
-_MIN_SLOPE = 1e-3
-"""Smallest slope as a fraction of 1/T, so that rounding never makes ordered logits equal."""
+_MIN_SLOPE = 1e-3  # smallest slope as a fraction of 1/T, so that rounding never makes ordered logits equal.
 _NEUTRAL = math.log(math.expm1(1 - _MIN_SLOPE))
 """Input of softplus at which a slope is 1/T: _MIN_SLOPE + softplus(_NEUTRAL) = 1."""
 _FEW_ROWS = 500
-_MAX_NUMBERS = 1 << 23
-"""Beyond this number of training values in all folds, only every k-th row is used."""
+_MAX_NUMBERS = 1 << 23  # beyond this number of training values in all folds, only every k-th row is used.
+_MAX_EPOCHS = 1000  # training stops earlier, when the held-out loss no longer improves.
 _BATCH, _MAX_STEPS = 256, 40  # rows per step, and the largest number of steps per epoch.
 _MIN_GAIN = 1e-5  # smallest decrease of the mean held-out loss that counts as an improvement.
 
@@ -48,7 +45,7 @@ Folds: TypeAlias = Sequence[tuple[np.ndarray, np.ndarray]]
 class Training:
     """Length of the training, and its seed."""
 
-    epochs: int = 60
+    epochs: int = _MAX_EPOCHS
     patience: int = 5
     """Epochs without improvement after which training stops."""
     seed: int = 0
@@ -171,7 +168,7 @@ class Residual(FoldNetworks):
         *,
         base: Fit | str = "diagonal_sms",
         n_folds: int = 5,
-        epochs: int = 60,
+        epochs: int = _MAX_EPOCHS,
         patience: int = 5,
         seed: int = 0,
         sample_weight: WeightsLike = None,
@@ -330,7 +327,7 @@ class OrderInvariant(FoldNetworks):
         labels: ArrayLike,
         *,
         n_folds: int = 5,
-        epochs: int = 60,
+        epochs: int = _MAX_EPOCHS,
         patience: int = 5,
         seed: int = 0,
         sample_weight: WeightsLike = None,

@@ -19,12 +19,9 @@ from trueup.calibrators.base import ScoreCalibrator, check_margin, row_count, se
 from trueup.calibrators.diagonal import centre_rows
 from trueup.metrics.proximity import NEIGHBOURS, Rule, check_neighbours, closeness
 
-_MIN_DENSITY = 1e-10
-"""Density of samples below which a confidence stays unchanged."""
-_MIN_BANDWIDTH = 1e-3
-"""Smallest bandwidth; that of samples with equal values would be zero."""
-_FULL_CELL = 30
-"""Samples from which a cell's gap is used in full; with fewer it is shrunk by n/(n + 30)."""
+_MIN_DENSITY = 1e-10  # density of samples below which a confidence stays unchanged.
+_MIN_BANDWIDTH = 1e-3  # smallest bandwidth; that of samples with equal values would be zero.
+_FULL_CELL = 30  # samples from which a cell's gap is used in full; with fewer it is shrunk by n/(n + 30).
 
 
 class ProximityInformed(ScoreCalibrator):

@@ -119,8 +119,7 @@ PENALTIES = tuple(10.0**power for power in range(2, -5, -1))
 """Weights of the curve's roughness that cross-validation tries, largest first."""
 _INNER_KNOTS = 12
 _MIN_GAP = 1e-3  # smallest distance between knots, as a fraction of their range
-_GRID = 128
-"""Number of points at which a fitted spline is stored; the curve is linear between them."""
+_GRID = 128  # number of points at which a fitted spline is stored; the curve is linear between them.
 
 
 class SmoothingSpline(Calibrator):

@@ -461,8 +461,7 @@ def focal_inverse_temperature(
     return newton(lambda b: _focal(z, y, b, gamma, w), float(grid[at]), low=low, high=high)
 
 
-_LEAST_REST = 1e-12
-"""Smallest 1 − p that is raised to a power; below it the slope of a power less than 1 is unbounded."""
+_LEAST_REST = 1e-12  # smallest 1 − p that is raised to a power; below it the slope of a power less than 1 is unbounded.
 
 
 def _focal(z: np.ndarray, y: np.ndarray, beta: float, gamma: float, w: np.ndarray | None) -> tuple[float, float, float]:
