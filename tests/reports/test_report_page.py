@@ -220,3 +220,18 @@ def test_the_page_has_the_p_values_of_the_verdict():
     assert "Calibration error, bins of equal mass" in page
     assert re.search(r"All tests, corrected</t.>.*?0\.001", page)
     assert "log-odds scale" in page
+
+
+def test_the_table_of_methods_is_sorted_and_its_tail_is_folded():
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(300, 3))
+    y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    methods = {f"temperature {k}": METHODS["temperature"] for k in range(11)}
+    page = Report(report((3 * z, y), methods=methods, progress=False).audit).html()
+    assert "Show all 12 methods" in page
+    tables = re.findall(r"<table.*?</table>", page, flags=re.DOTALL)
+    shown, hidden = (next(t for t in tables if caption in t) for caption in ("Methods on held-out", "larger held-out"))
+    assert shown.count("<tr") == 11
+    assert hidden.count("<tr") == 3
+    first = re.findall(r"<tbody>.*?<tr.*?</tr>", shown, flags=re.DOTALL)[0]
+    assert "chosen" in first

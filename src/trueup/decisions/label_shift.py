@@ -31,8 +31,7 @@ INDEPENDENT = "Rows are assumed to be independent. If they are correlated, these
 CALIBRATION = "bias_corrected_temperature"
 """Default calibration before the frequencies are estimated; its mean probabilities equal the label frequencies."""
 _MIN_RATIO = 1e-12
-_MAX_CLASSES_FOR_NEWTON = 64
-"""Each Newton step costs rows · classes²."""
+_MAX_CLASSES_FOR_NEWTON = 64  # Each Newton step costs rows · classes²
 Pair = tuple[np.ndarray, np.ndarray]
 """Logits (n, classes) and labels (n,), checked."""
 Weights = np.ndarray | None
@@ -198,8 +197,7 @@ def estimate_prior(
     if pair is None:
         if method == "bbse":
             raise ValueError("bbse needs val, labelled rows of the old population")
-        frequencies = _check_prior(cast("ArrayLike", old), "old", z.shape[1])
-        return _from_calibrated(z, frequencies, level, n_resamples, seed)
+        return _from_calibrated(z, _check_prior(cast("ArrayLike", old), "old", z.shape[1]), level, n_resamples, seed)
     val_z, val_y = pair
     refits = Refits(calibrate or "identity", val_z, val_y)
     estimate = _em_estimate if method == "em" else _bbse_estimate

@@ -20,8 +20,7 @@ from trueup.metrics.hypothesis_tests import DetectableError, detectable_error_of
 from trueup.metrics.intervals import bootstrap
 from trueup.metrics.table import plain_record
 
-_MAX_ROWS = 10**9
-"""Largest number of rows that is searched."""
+_MAX_ROWS = 10**9  # Largest number of rows that is searched
 
 
 @dataclass(frozen=True)
@@ -117,21 +116,21 @@ class Plan:
 
     detectable: DetectableError
     """Smallest calibration error that these rows detect."""
-    rows_to_detect: int | None
+    rows_to_detect: int | None = None
     """Number of rows that detect the calibration error `error`."""
-    error: float | None
+    error: float | None = None
     """Calibration error to detect."""
-    rows_for_ece: int | None
+    rows_for_ece: int | None = None
     """Number of rows at which the ECE's interval has the half-width `precision`."""
-    precision: float | None
+    precision: float | None = None
     """Half-width of the ECE's interval."""
-    rows_for_promise: int | None
+    rows_for_promise: int | None = None
     """Number of rows needed for the guarantee `promise`."""
-    promise: Promise | None
+    promise: Promise | None = None
     """Guarantee of a threshold."""
-    rows_for_comparison: int | None
+    rows_for_comparison: int | None = None
     """Number of rows that detect the difference `difference`."""
-    difference: float | None
+    difference: float | None = None
     """Difference between the NLL of two methods."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -223,31 +222,24 @@ def plan(
     rows, error = detection.rows, detection.error
     if rows is not None and (not isinstance(rows, Integral) or rows < 1):
         raise InputError("rows", "be a positive whole number", repr(rows))
-    rows_to_detect = rows_for_ece = rows_for_promise = rows_for_comparison = difference = None
+    answers: dict[str, Any] = {}
     if error is not None:
-        rows_to_detect = _rows_to_detect(tally, check_share(error, "error"), power, seed)
+        needed = _rows_to_detect(tally, check_share(error, "error"), power, seed)
+        answers |= {"error": error, "rows_to_detect": needed}
     if precision is not None:
         interval = bootstrap(z, y, metric="ece", seed=seed)
         half = max((interval.high - interval.low) / 2, 1e-12)
-        rows_for_ece = math.ceil(len(z) * (half / check_share(precision, "precision")) ** 2)
+        needed = math.ceil(len(z) * (half / check_share(precision, "precision")) ** 2)
+        answers |= {"precision": precision, "rows_for_ece": needed}
     if promise is not None:
-        rows_for_promise = promise.rows_needed(z, y)
+        answers |= {"promise": promise, "rows_for_promise": promise.rows_needed(z, y)}
     if comparison is not None:
         gap = score_rows(z, y).nll - score_rows(*as_arrays(comparison.logits, labels)).nll
         difference = abs(float(gap.mean())) if comparison.difference is None else comparison.difference
         min_z = float(ndtri(0.975) + ndtri(power))
-        rows_for_comparison = math.ceil((min_z * float(gap.std()) / difference) ** 2) if difference > 0 else None
-    return Plan(
-        detectable=detectable_error_of_tally(tally, rows=rows, power=power, seed=seed),
-        rows_to_detect=rows_to_detect,
-        error=error,
-        rows_for_ece=rows_for_ece,
-        precision=precision,
-        rows_for_promise=rows_for_promise,
-        promise=promise,
-        rows_for_comparison=rows_for_comparison,
-        difference=difference,
-    )
+        needed = math.ceil((min_z * float(gap.std()) / difference) ** 2) if difference > 0 else None
+        answers |= {"difference": difference, "rows_for_comparison": needed}
+    return Plan(detectable_error_of_tally(tally, rows=rows, power=power, seed=seed), **answers)
 
 
 def _rows_to_detect(tally: Tally, error: float, power: float, seed: int) -> int | None:

@@ -46,10 +46,8 @@ SCORES = ("lac", "aps", "raps")
 """Names of the nonconformity scores."""
 PENALTIES = (0.001, 0.01, 0.1, 0.2, 0.5)
 """Candidate penalties of RAPS; the one with the smallest sets is chosen."""
-_ROUNDING = 1e-12
-"""Relative rounding error of a sum of probabilities in another order."""
-_SORTED_CLASSES = 64
-"""Number of largest probabilities that are sorted first; they nearly always include the whole set."""
+_ROUNDING = 1e-12  # Relative rounding error of a sum of probabilities in another order
+_SORTED_CLASSES = 64  # Number of largest probabilities that are sorted first; they nearly always include the whole set
 
 
 def conformal_quantile(scores: ArrayLike, coverage: float) -> float:

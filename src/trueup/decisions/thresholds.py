@@ -44,10 +44,9 @@ RISKS: Mapping[str, str] = {
 
 START_RATIO = 8
 """Starts of the search are at 1/8, 1/64, 1/512 … of the rows; the first has half of the error budget."""
-_CURVE_POINTS = 200
-"""Largest number of points of a stored curve."""
+_CURVE_POINTS = 200  # Largest number of points of a stored curve
+# Bets on a mean cost, as fractions of the largest bet allowed; each has an equal part of the initial wealth
 _BET_FRACTIONS = np.array([0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.95])
-"""Bets on a mean cost, as fractions of the largest bet allowed; each has an equal part of the initial wealth."""
 _ARRAYS = ("threshold", "coverage", "risk", "losses", "trials")
 
 
@@ -199,14 +198,15 @@ class Threshold:
             lines.append(f"of 1,000 rows {round(1000 * self.review)} {rest}.")
             lines.append(f"The observed risk is {observed} ({self.rows:,} labelled rows).")
         else:
-            lines = [f"Nothing can be promised from {self.rows:,} rows: no threshold can be shown to guarantee that"]
-            lines.append(f"{promise}.")
+            head = (
+                f"Nothing can be promised from {self.rows:,} rows: no threshold is shown to guarantee that {promise}."
+            )
             advice = "There are too few rows to say whether more would help."
             if self.labels_needed is not None:
                 advice = f"About {self.labels_needed:,} labelled rows would be enough at the observed risk."
             elif self.hopeless:
                 advice = "More labels are not likely to help: even the highest scores have too large a risk."
-            lines.append(advice)
+            lines = [head, advice]
         return " ".join([*lines, self.note]).rstrip()
 
 

@@ -187,17 +187,16 @@ def estimate_performance(
     if shift and pair is None:
         raise ValueError("shift=True needs val, labelled rows of the old population")
     rng = np.random.default_rng(seed)
-    predicted, labelled = z.argmax(axis=1), 0
+    labelled = 0 if pair is None else len(pair[0])
     if pair is None:
         result = _Calibrated(softmax(z), softmax(z), None, 1.0)
         draws: Iterable[np.ndarray] = repeat(result.probs, n_resamples)
     else:
-        labelled = len(pair[0])
         refits = Refits(calibrate or (CALIBRATION if shift else "temperature"), *pair)
         fit = partial(_calibrate, refits, z, shift)
         result = fit(Resample(refits.calibrator, np.arange(labelled)))
         draws = (fit(refits.draw(rng), result.prior, rng).probs for _ in range(n_resamples))
-    scored = [_Predictions(result.deployed, predicted, options.threshold, number)]
+    scored = [_Predictions(result.deployed, z.argmax(axis=1), options.threshold, number)]
     if shift:
         scored.append(_Predictions(result.probs, result.probs.argmax(axis=1), options.threshold, number))
     means, noise = (np.zeros((n_resamples, len(scored), len(names))) for _ in range(2))

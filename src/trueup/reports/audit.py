@@ -42,8 +42,8 @@ EventPair = Callable[[Any, Any], tuple[Any, Any]]
 
 RAW = "raw"
 """Name of the uncalibrated network among the methods."""
+# Titles of names that are compared with METHODS but are none of them
 _TITLES = {RAW: "No calibration", "clamping": "Neural Clamping"}
-"""Titles of names that are compared with METHODS but are none of them."""
 
 DEFAULT = ("temperature", "ets", "histogram", "isotonic", "spline", "svs", "vector", "sms", "diagonal_sms")
 """Default methods, the simplest first: the best of each kind."""

@@ -27,8 +27,7 @@ Triple = tuple[Any, Any, Any]
 """(mean, std, targets) or (quantiles, levels, targets)."""
 
 RECALIBRATION_TITLES = {RAW: "No recalibration", "variance": "Variance scaling", "quantiles": "Isotonic quantiles"}
-_MAX_QUANTILES = 20_000_000
-"""Largest number of quantiles in memory; larger data are compared at fewer levels."""
+_MAX_QUANTILES = 20_000_000  # Largest number of quantiles in memory; larger data are compared at fewer levels
 
 
 @dataclass(frozen=True, eq=False)

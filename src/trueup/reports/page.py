@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from trueup.reports.forecasts import ForecastAudit
 
 DEFAULT_TITLE = "Calibration report"
+# Test → its title
 _TESTS = {
     "ece": "Calibration error, bins of equal width",
     "aece": "Calibration error, bins of equal mass",
@@ -49,7 +50,6 @@ _TESTS = {
     "classes": "Probability of each class",
     "all": "All tests, corrected",
 }
-"""Test → its title."""
 A = TypeVar("A", bound="Audit | ForecastAudit")
 
 

@@ -24,6 +24,9 @@ _EVENT_COLUMNS |= {"calibration_slope": "Slope", "calibration_intercept": "Inter
 """Metric → its column head, after the columns of the mean and the ECE."""
 
 
+_METHODS_SHOWN = 10  # the chosen one, the uncalibrated network and the best eight; the others are folded
+
+
 @dataclass(frozen=True, eq=False)
 class Comparison:
     """One metric of several methods on the same rows, with intervals and paired changes from the first method."""
@@ -101,10 +104,17 @@ def section(audit: Audit) -> Section:
             "uncertainty plus miscalibration minus discrimination. A slope below 1 means that predictions are too "
             "extreme. With a slope of 1, an intercept below 0 means that they are too high."
         )
-    cells, chosen = [_cells(audit, name) for name in methods], methods.index(audit.chosen)
+    # The chosen method first, then the uncalibrated network, then the others by held-out loss.
+    losses = {name: loss for name, (loss, _) in audit.losses.items()}
+    order = sorted(methods, key=lambda name: (name != audit.chosen, name != RAW, losses.get(name, -math.inf)))
+    cells = [_cells(audit, name) for name in order]
     head = ["Method", "Mean predicted" if event else "Accuracy", "ECE", "Change of ECE"]
     head += [*(_EVENT_COLUMNS if event else _COLUMNS).values(), "Held‑out log‑loss", "Seconds"]
-    parts = [*map(paragraph, texts), table(f"Methods on {rows}", head, cells, sortable=True, chosen=chosen)]
+    shown = table(f"Methods on {rows}", head, cells[:_METHODS_SHOWN], sortable=True, chosen=0)
+    parts = [*map(paragraph, texts), shown]
+    if rest := cells[_METHODS_SHOWN:]:
+        hidden = table("Methods with a larger held-out log-loss", head, rest, sortable=True)
+        parts.append(f"<details><summary>Show all {len(cells)} methods</summary>{hidden}</details>")
     if audit.failures:
         failed = "; ".join(f"{method_title(name)} ({why})" for name, why in audit.failures.items())
         parts.append(paragraph(f"Could not be fitted: {failed}.", "words"))

@@ -25,10 +25,9 @@ from trueup.reports.plot import Axis, Bars, Dots, Line, Mark, Plot, Rule, Text, 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# Lower and upper end of the strip of counts on the y-axis, below the accuracies and its caption
 _STRIP = (-0.27, -0.17)
-"""Lower and upper end of the strip of counts on the y-axis, below the accuracies and its caption."""
-_MAX_BINS_WITH_LABELS = 20
-"""Largest number of bins with the number of rows above each bar of the strip."""
+_MAX_BINS_WITH_LABELS = 20  # Largest number of bins with the number of rows above each bar of the strip
 
 
 @dataclass(frozen=True, eq=False)

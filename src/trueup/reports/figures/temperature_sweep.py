@@ -21,8 +21,8 @@ from trueup.reports.audit import RAW, Audit
 from trueup.reports.figures import Panel, Section, Table
 from trueup.reports.plot import Axis, Dots, Line, Mark, Plot, Rule
 
+# Number of temperatures of a sweep, and for more than this number of logits
 _POINTS, _POINTS_OF_LARGE_DATA, _LARGE_DATA = 61, 25, 10_000_000
-"""Number of temperatures of a sweep, and for more than this number of logits."""
 
 
 @dataclass(frozen=True, eq=False)
