@@ -14,6 +14,8 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -229,14 +231,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--replications", type=int, default=1000)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--worlds", type=str, default="", help="numbers of worlds, such as 1,3")
+    parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args(arguments)
     worlds = [WORLDS[int(k) - 1] for k in options.worlds.split(",")] if options.worlds else list(WORLDS)
     replications = 3 if options.small else options.replications
-    n_resamples = 50 if options.small else 1000
-    rates = {}
-    for world in worlds:
-        rates[world.name] = measure(world, replications, n_resamples=n_resamples)
-        print(world.name, *rates[world.name], sep="\n  ", flush=True)
+    task = partial(measure, replications=replications, n_resamples=50 if options.small else 1000)
+    with ProcessPoolExecutor(options.workers) as pool:
+        rates = dict(zip([world.name for world in worlds], pool.map(task, worlds), strict=True))
+    for name, rate in rates.items():
+        print(name, *rate, sep="\n  ")
     if not options.small and not options.worlds:
         PAGE.write_text(page(rates, replications))
 

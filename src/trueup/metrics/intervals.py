@@ -260,6 +260,11 @@ def intervals(
 
     result = {}
     for name, value in values.items():
+        if name == "uncertainty" and (sums is None or len(sums.weight) > 1):
+            of_block = None if sums is None else (sums.mean("observed"), sums.weight)
+            rates = mean_interval("observed", tally.observed, tail, of_block)
+            spreads = [rate * (1 - rate) for rate in rates]
+            ends[name] = min(spreads), 0.25 if rates[0] <= 0.5 <= rates[1] else max(spreads)
         if name in ends:
             result[name] = Interval(value, *ends[name], level)
             continue
