@@ -76,7 +76,13 @@ class BootstrapBins(NamedTuple):
         some = count > 0
         gap = count * np.array([[0.0], [1.0]]) - confidence
         drawn = resample_cells(count[some], squared[some], resampling)
-        return cls.of_cells(np.tile(index, (2, 1))[some], count[some], gap[some], drawn)
+        bins = cls.of_cells(np.tile(index, (2, 1))[some], count[some], gap[some], drawn)
+        # A bin of few rows may show less noise than calibration implies, for example none if all its rows are right.
+        both = count.sum(axis=0)
+        score = np.clip(confidence.sum(axis=0) / np.where(both > 0, both, 1.0), 0.0, 1.0)
+        variance = (squared.sum(axis=0) * score * (1 - score)) @ membership(index)
+        shown = np.maximum(bins.noise.var(axis=0), 1e-300)
+        return bins._replace(noise=bins.noise * np.sqrt(np.maximum(variance[: len(shown)] / shown, 1.0)))
 
     @classmethod
     def of_cells(cls, index: np.ndarray, count: np.ndarray, gap: np.ndarray, drawn: np.ndarray) -> BootstrapBins:
