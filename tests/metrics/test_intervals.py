@@ -63,8 +63,10 @@ def test_noise_on_cells_is_the_noise_of_resampled_rows(adaptive):
     sums = np.stack(
         [np.bincount(index[i], weights=(a - c)[i], minlength=15) for i in rng.integers(0, 1500, size=(2000, 1500))]
     )
+    calibrated_rows = np.sqrt(np.bincount(index, c * (1 - c), minlength=15))  # the noise is never less than theirs
+    expected = np.maximum(sums.std(axis=0), calibrated_rows)
     full = sums.std(axis=0) > 0.5
-    assert noisy.noise.std(axis=0)[full] == pytest.approx(sums.std(axis=0)[full], rel=0.12)
+    assert noisy.noise.std(axis=0)[full] == pytest.approx(expected[full], rel=0.12)
     assert np.abs(noisy.noise.mean(axis=0)).max() < 0.5
     assert noisy.observed("ece") == pytest.approx(grid.aece() if adaptive else metrics.ece(logits, labels))
 
