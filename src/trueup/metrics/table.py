@@ -443,7 +443,7 @@ def evaluate(
     metric       value     95 % interval
     accuracy    0.5944  [0.5807, 0.6079]
     confidence  0.8207  [0.8161, 0.8253]
-    ece         0.2263  [0.2130, 0.2396]
+    ece         0.2263  [0.2129, 0.2396]
     <BLANKLINE>
     It says 82.1 % on average and is right 59.4 % of the time. It is miscalibrated and overconfident ...
     """
