@@ -18,7 +18,7 @@ from trueup.models import as_module
 LOGITS, LABELS = calibrated(400, 4, temperature=2.0, scale=2.0)
 NEW = calibrated(60, 4, seed=1)[0] * 2
 BY_NUMBER = {"dirichlet", "dirichlet_odir", "svs", "sms", "sms_cv", "low_rank", "diagonal_sms"}
-"""Copies of rows change these, the order of rows does not."""
+"""Repeating rows changes these fits, the order of rows does not."""
 SLOW = {"auto", "temperature_ece"}
 names = pytest.mark.parametrize("name", METHODS)
 _fitted, _inputs = {}, {}
@@ -274,6 +274,18 @@ def test_tiny_sets_work_or_name_the_number_needed(name, n):
         assert re.search(r"at least \d+|needs \d+", message), message
     else:
         assert np.isfinite(calibrator(NEW)).all()
+
+
+@names
+def test_frames_and_series_of_pandas_may_have_any_index(name):
+    pd = pytest.importorskip("pandas")
+    rows = slice(0, 120)
+    index = np.random.default_rng(0).permutation(120) + 1000
+    frame, labels = pd.DataFrame(LOGITS[rows], index=index), pd.Series(LABELS[rows], index=index)
+    weights = pd.Series(WEIGHTS[rows], index=index)
+    from_pandas = fit(name, frame, labels, sample_weight=weights)
+    from_numpy = fit(name, LOGITS[rows], LABELS[rows], sample_weight=WEIGHTS[rows])
+    assert np.array_equal(from_pandas(NEW), from_numpy(NEW))
 
 
 @names
