@@ -97,11 +97,11 @@ def draw(world: World, rng: np.random.Generator, rows: int | None = None) -> Dra
     signals = levels[rng.integers(0, 6, (2, n))] if world.discrete else rng.normal(size=(2, n))
     labels = (world.mean + signals.sum(axis=0) + noise > 0).astype(np.int64)
     if world.discrete:
-        given = np.stack([ndtr(world.mean + signals + level) for level in levels]).mean(axis=0)
+        given_signal = np.stack([ndtr(world.mean + signals + level) for level in levels]).mean(axis=0)
     else:
-        given = ndtr((world.mean + signals) / math.sqrt(2))
-    stated = [1 / (1 + np.exp(-world.temperature * logit(p))) for p in given]
-    return Draw([from_probs(p) for p in stated], labels, given[0], options)
+        given_signal = ndtr((world.mean + signals) / math.sqrt(2))
+    stated = [1 / (1 + np.exp(-world.temperature * logit(p))) for p in given_signal]
+    return Draw([from_probs(p) for p in stated], labels, given_signal[0], options)
 
 
 def true_values(world: World) -> dict[str, float]:

@@ -77,7 +77,7 @@ class BootstrapBins(NamedTuple):
         gap = count * np.array([[0.0], [1.0]]) - confidence
         drawn = resample_cells(count[some], squared[some], resampling)
         bins = cls.of_cells(np.tile(index, (2, 1))[some], count[some], gap[some], drawn)
-        # A bin of few rows may show less noise than calibration implies, for example none if all its rows are right.
+        # A bin with few rows may show less noise than calibration implies, for example none if all its rows are right.
         both = count.sum(axis=0)
         score = np.clip(confidence.sum(axis=0) / np.where(both > 0, both, 1.0), 0.0, 1.0)
         variance = (squared.sum(axis=0) * score * (1 - score)) @ membership(index)
