@@ -145,7 +145,7 @@ def consistency_of_tally(
         assert noisy.blocks is not None
         rows, claimed, right = bins.count, bins.confidence, bins.hits
         # Under calibration the gaps of a cluster are as likely with the opposite sign. Student's factor allows for the
-        # skewness of the gaps of few clusters: without it the test at 5 % rejects in up to 12 % with ten clusters.
+        # skewness of the gaps with few clusters: without it the test at 5 % rejects in up to 12 % with ten clusters.
         rng = resampling.generator()
         signs = rng.integers(0, 2, (n_resamples, len(weight))) * 2.0 - 1.0
         signs *= student_factors(degrees_of_freedom(weight), n_resamples, rng)
