@@ -30,6 +30,7 @@ lint: $(VENV)/.ready
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-cache
+	$(VENV)/bin/pydoclint --quiet src/trueup
 
 # A wheel and an sdist in dist/, from a clean copy.
 dist: $(VENV)/.ready

@@ -35,7 +35,7 @@ settings.load_profile("trueup")
 
 @pytest.fixture(scope="session")
 def data() -> Path:
-    """The folder of real data sets, named by TRUEUP_DATA."""
+    """Return the folder of real data sets, named by TRUEUP_DATA."""
     folder = os.environ.get("TRUEUP_DATA")
     if not folder:
         pytest.skip("TRUEUP_DATA is not set: the real data sets are not at hand")

@@ -482,7 +482,9 @@ class LabelEvents(NamedTuple):
     labels: Any
     """(m,): 1 if the label applies to the row."""
     row: np.ndarray
+    """Row of each entry, shape (m,)."""
     label: np.ndarray
+    """Label of each entry, shape (m,)."""
 
 
 def label_events(

@@ -161,12 +161,15 @@ class Bins:
     """
 
     edges: np.ndarray
+    """Edges of the bins, shape (B + 1,)."""
     count: np.ndarray
+    """Number of rows in each bin, or their total weight."""
     confidence: np.ndarray
     """Sum of the confidences in each bin."""
     hits: np.ndarray
     """Number of times the event occurred in each bin."""
     closed: Closed = "right"
+    """Side on which the bins are closed."""
 
     @classmethod
     def of(
@@ -269,7 +272,28 @@ class Bins:
         rounding: float = 0.0,
         sample_weight: np.ndarray | None = None,
     ) -> Bins:
-        """Tally trusted arrays."""
+        """Tally trusted arrays.
+
+        Parameters
+        ----------
+        confidence
+            Scores in [0, 1], shape (n,).
+        hits
+            Whether the event occurred, shape (n,).
+        edges
+            Edges of the bins.
+        closed
+            Side on which the bins are closed.
+        rounding
+            Distance from an edge within which a score counts as on the edge.
+        sample_weight
+            Weight of each row, shape (n,).
+
+        Returns
+        -------
+        Bins
+            The tally.
+        """
         index = bin_index(confidence, edges, closed=closed, rounding=rounding)
         return cls.from_indices(index, confidence, hits, edges, closed, sample_weight)
 
@@ -283,7 +307,28 @@ class Bins:
         closed: Closed = "right",
         sample_weight: np.ndarray | None = None,
     ) -> Bins:
-        """Tally trusted arrays whose bins are known."""
+        """Tally trusted arrays whose bins are known.
+
+        Parameters
+        ----------
+        index
+            Bin of each row, shape (n,).
+        confidence
+            Scores in [0, 1], shape (n,).
+        hits
+            Whether the event occurred, shape (n,).
+        edges
+            Edges of the bins.
+        closed
+            Side on which the bins are closed.
+        sample_weight
+            Weight of each row, shape (n,).
+
+        Returns
+        -------
+        Bins
+            The tally.
+        """
         size = len(edges) - 1
         count = np.bincount(index, sample_weight, minlength=size).astype(np.float64)
         if sample_weight is not None:
@@ -328,7 +373,18 @@ class Bins:
         return np.where(self.count > 0, self.count, np.nan)
 
     def error(self, name: str) -> float:
-        """Return one of `BINNED_ERRORS`, averaged over the classes if class-wise; NaN without rows."""
+        """Return one of `BINNED_ERRORS`, averaged over the classes if class-wise; NaN without rows.
+
+        Parameters
+        ----------
+        name
+            Name of the error.
+
+        Returns
+        -------
+        float
+            The error.
+        """
         if not self.n:
             return float("nan")
         return float(np.mean(BINNED_ERRORS[name](self.count, self.confidence, self.hits)))

@@ -57,13 +57,28 @@ class Mean:
     count: float
     """Number of rows, or their total weight Σw."""
     total: float
+    """Σwv, the weighted sum of the values."""
     squares: float
+    """Σwv²."""
     squared_weights: float
     """Σw²."""
 
     @classmethod
     def of(cls, values: np.ndarray, sample_weight: np.ndarray | None = None) -> Mean:
-        """Tally one number per row."""
+        """Tally one number per row.
+
+        Parameters
+        ----------
+        values
+            One number per row, shape (n,).
+        sample_weight
+            Weight of each row, shape (n,).
+
+        Returns
+        -------
+        Mean
+            The tally.
+        """
         if sample_weight is None:
             n = float(len(values))
             return cls(n, float(values.sum()), float(values @ values), n)
@@ -277,14 +292,19 @@ class Tally:
     rows: float
     """Number of rows."""
     accuracy: Mean
+    """Share of correct predictions."""
     confidence: Mean
+    """Probability of the predicted class."""
     predicted: Mean
     """The score: P(class 1) with two classes; the confidence with more, or with `top_label`."""
     observed: Mean
     """The outcome: the label is class 1, or the prediction is correct."""
     nll: Mean
+    """Negative log-likelihood."""
     brier: Mean
+    """Brier score."""
     entropy: Mean
+    """Entropy of the probabilities in nats."""
     calibration_gap: Mean
     """(a − c)(1 − 2c) with score c and outcome a: Spiegelhalter's numerator."""
     calibration_variance: Mean
@@ -292,11 +312,14 @@ class Tally:
     score_variance: Mean
     """c (1 − c), the variance of Σ(a − c) under calibration, with squared weights."""
     grid: Grid
+    """The score and the outcome in fine bins, for adaptive errors and the binned errors."""
     classes: Bins
+    """Probability and frequency of each class in bins."""
     gap: np.ndarray
     """Class-wise sums of hits − probability by group of rows, (groups, K, B). They show the noise of the class-wise
     error."""
     weight_of_group: np.ndarray
+    """Total weight of each group of rows."""
     top_label: bool
     """Whether two classes were tallied by the predicted class instead of class 1."""
     clusters: ClusterSums | None = None
@@ -369,7 +392,28 @@ class Tally:
         top_label: bool = False,
         sample_weight: np.ndarray | None = None,
     ) -> Tally:
-        """Tally the scores of rows."""
+        """Tally the scores of rows.
+
+        Parameters
+        ----------
+        rows
+            Scores of the rows.
+        classes
+            Probability and frequency of each class in bins.
+        bins
+            Number of bins.
+        rounding
+            Distance from an edge within which a score counts as on the edge.
+        top_label
+            Whether two classes are tallied by the predicted class.
+        sample_weight
+            Weight of each row, shape (n,).
+
+        Returns
+        -------
+        Tally
+            The tally.
+        """
         w, squared = sample_weight, None if sample_weight is None else sample_weight**2
         score, variance = rows.score, rows.score * (1 - rows.score)
         same = {"predicted": "confidence", "observed": "accuracy"} if score is rows.confidence else {}
@@ -418,7 +462,18 @@ class Tally:
         return self.accuracy.effective_rows
 
     def value(self, metric: str) -> float:
-        """Return a number of the table, by its name in `TABLE_METRICS`."""
+        """Return a number of the table, by its name in `TABLE_METRICS`.
+
+        Parameters
+        ----------
+        metric
+            Name of the metric.
+
+        Returns
+        -------
+        float
+            The number; NaN without rows.
+        """
         if metric in MEAN_METRICS:
             mean: Mean = getattr(self, metric)
             return mean.value

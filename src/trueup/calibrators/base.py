@@ -121,11 +121,33 @@ class Calibrator(Value):
         """
 
     def with_certificate(self, certificate: Certificate | None) -> Self:
-        """Return a copy that records how its fit ended."""
+        """Return a copy that records how its fit ended.
+
+        Parameters
+        ----------
+        certificate
+            How the fit ended.
+
+        Returns
+        -------
+        Self
+            The copy.
+        """
         return self._replace(certificate=certificate)
 
     def with_choice(self, choice: Any) -> Self:
-        """Return a copy that records the comparison that selected it."""
+        """Return a copy that records the comparison that selected it.
+
+        Parameters
+        ----------
+        choice
+            The comparison.
+
+        Returns
+        -------
+        Self
+            The copy.
+        """
         return self._replace(choice=choice)
 
     def parts(self) -> list[Calibrator]:
@@ -134,7 +156,13 @@ class Calibrator(Value):
         return [part for value in values for part in value if isinstance(part, Calibrator)]
 
     def set_parameters(self, **parameters: Any) -> None:
-        """Store several parameters; for constructors."""
+        """Store several parameters; for constructors.
+
+        Parameters
+        ----------
+        **parameters
+            Parameters by name.
+        """
         for name, value in parameters.items():
             self.set_parameter(name, value)
 

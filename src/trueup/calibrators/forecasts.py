@@ -78,11 +78,33 @@ class Recalibrator(ForecastMap):
 
     @abstractmethod
     def standard_quantiles(self, levels: np.ndarray) -> np.ndarray:
-        """Return the quantiles of Z at these levels; −∞ and ∞ at 0 and 1."""
+        """Return the quantiles of Z at these levels; −∞ and ∞ at 0 and 1.
+
+        Parameters
+        ----------
+        levels
+            Levels in [0, 1].
+
+        Returns
+        -------
+        ndarray
+            The quantiles.
+        """
 
     @abstractmethod
     def standard_shares(self, z: np.ndarray) -> np.ndarray:
-        """Return the probability that Z ≤ z."""
+        """Return the probability that Z ≤ z.
+
+        Parameters
+        ----------
+        z
+            Values of Z.
+
+        Returns
+        -------
+        ndarray
+            The probabilities.
+        """
 
     @abstractmethod
     def moments(self) -> tuple[float, float]:

@@ -125,7 +125,18 @@ class MapOptions:
             raise ValueError(f"start must be one of {', '.join(_STARTS)}, or a function, got {start!r}")
 
     def start_function(self, seed: int) -> Callable[[Network], Tensor] | None:
-        """Return the start of δ as a function; None leaves it to the recipe."""
+        """Return the start of δ as a function; None leaves it to the recipe.
+
+        Parameters
+        ----------
+        seed
+            Random seed of a random start.
+
+        Returns
+        -------
+        Callable | None
+            Function of the network that returns the start.
+        """
         if not isinstance(self.start, str):
             return self.start
         if self.start == "random":

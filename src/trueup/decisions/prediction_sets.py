@@ -303,7 +303,22 @@ class PredictionSets(Value):
         return (scores <= _widen(limit)) & (z > -math.inf)
 
     def label_scores(self, logits: ArrayLike, labels: ArrayLike, *, uniform: ArrayLike | None = None) -> np.ndarray:
-        """Return the score of each row's label, minus 1, in float64, shape (n,)."""
+        """Return the score of each row's label, minus 1, in float64, shape (n,).
+
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities, shape (n, classes).
+        labels
+            True classes, shape (n,).
+        uniform
+            Uniform numbers in [0, 1] that randomize the scores, shape (n,); by default from the seed.
+
+        Returns
+        -------
+        ndarray
+            The scores, shape (n,).
+        """
         z, y = as_arrays(logits, labels)
         z = upcast_half(z)
         u, scores = self._uniform(NUMPY, z, uniform), np.empty(len(z))
@@ -320,7 +335,20 @@ class PredictionSets(Value):
         return scores
 
     def all_scores(self, logits: ArrayLike, *, uniform: ArrayLike | None = None) -> np.ndarray:
-        """Return the score of every class, minus 1, in float64, shape (n, classes)."""
+        """Return the score of every class, minus 1, in float64, shape (n, classes).
+
+        Parameters
+        ----------
+        logits
+            Network outputs or log-probabilities, shape (n, classes).
+        uniform
+            Uniform numbers in [0, 1] that randomize the scores, shape (n,); by default from the seed.
+
+        Returns
+        -------
+        ndarray
+            The scores, shape (n, classes).
+        """
         z = upcast_half(as_logits(logits))
         scores: np.ndarray = self._scores(NUMPY, NUMPY.softmax(z), self._uniform(NUMPY, z, uniform))
         return scores

@@ -65,16 +65,21 @@ class Header(NamedTuple):
     """The description of an artifact, without its arrays."""
 
     kind: str
+    """Kind of the artifact, such as calibrator."""
     class_name: str | None
     """The class of the stored value, if the file holds its constructor's arguments."""
     class_names: tuple[str, ...] | None
+    """Names of the classes of the fit, if known."""
     n_classes: int | None
     """Number of classes that it was fitted to, if known."""
     versions: Mapping[str, str]
+    """Versions of the packages that wrote the file."""
     summary: Any
     """A note on the fit."""
     schema: int
+    """Version of the format."""
     content: Any
+    """Constructor arguments of the stored value."""
 
     def check_class_names(self, class_names: Sequence[str] | None, file: StrPath | None = None) -> None:
         """Reject predictions whose classes have other names or another order than those of the fit.

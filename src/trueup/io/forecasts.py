@@ -35,7 +35,9 @@ class ForecastTable:
     spread: np.ndarray
     """The standard deviations (n,), or the levels (m,) of the quantiles."""
     targets: np.ndarray
+    """Outcomes, shape (n,)."""
     sample_weight: np.ndarray | None = None
+    """Weight of each row, shape (n,)."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """All columns of the file, if requested."""
     clusters: Mapping[str, np.ndarray] = field(default_factory=dict)

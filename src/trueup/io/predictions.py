@@ -58,7 +58,9 @@ class Predictions(NamedTuple):
     """
 
     logits: Array
+    """Logits, shape (n, classes)."""
     labels: Array
+    """True classes, shape (n,)."""
 
     def __repr__(self) -> str:
         return f"Predictions({len(self.labels):,} rows, {self.logits.shape[-1]:,} classes, {_kind_of(self.logits)})"
@@ -87,8 +89,11 @@ class PredictionTable:
     """
 
     logits: Array
+    """Logits, shape (n, classes)."""
     labels: Array
+    """True classes, shape (n,)."""
     sample_weight: np.ndarray | None = None
+    """Weight of each row, shape (n,)."""
     groups: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Groups of the rows, by the name of their column."""
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)

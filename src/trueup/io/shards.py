@@ -50,12 +50,14 @@ class Shards:
     """
 
     paths: tuple[str, ...]
+    """Paths of the files."""
     rows: int | None = None
     """Number of rows read at a time; by default as many as have `NUMBERS` logits."""
     fields: Fields = field(default_factory=Fields)
     """Names of the columns. Groups may also be keys of partitions such as `region=eu/part-0.parquet`. A cluster may
     continue in another file."""
     split: str | None = None
+    """The half to read of files that hold two: val or test."""
     storage_options: StorageOptions = None
     """Options with which fsspec opens addresses."""
     read_before: bool = False
@@ -297,7 +299,13 @@ Task = Callable[[PredictionTable], Any]
 
 
 class BadShard(ValueError):
-    """A shard that cannot be read or does not fit the others; `reason` is the original error."""
+    """A shard that cannot be read or does not fit the others.
+
+    Parameters
+    ----------
+    reason
+        The original error.
+    """
 
     def __init__(self, reason: Exception | str) -> None:
         self.reason = reason

@@ -169,11 +169,39 @@ class Loss(nn.Module):
         self.register_buffer("weight", None if weight is None else _class_weights(weight))
 
     def values(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Compute the loss of each row (n,) from logits (n, K) in float32 or float64 and labels (n,)."""
+        """Compute the loss of each row (n,) from logits (n, K) in float32 or float64 and labels (n,).
+
+        Parameters
+        ----------
+        logits
+            Network outputs in float32 or float64, shape (n, K).
+        labels
+            True classes, shape (n,).
+
+        Returns
+        -------
+        Tensor
+            The losses, shape (n,).
+        """
         return self.formula(logits, labels, **{name: getattr(self, name) for name in self.defaults})
 
     def weighted(self, logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-        """Compute the loss of each row times the weight of its label."""
+        """Compute the loss of each row times the weight of its label.
+
+        Parameters
+        ----------
+        logits
+            Network outputs, shape (n, K).
+        labels
+            True classes, shape (n,).
+        weight
+            Weight of each class, shape (K,).
+
+        Returns
+        -------
+        Tensor
+            The losses, shape (n,).
+        """
         return (
             self.values(logits, labels * weight) if labels.ndim == 2 else self.values(logits, labels) * weight[labels]
         )

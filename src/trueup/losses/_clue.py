@@ -260,7 +260,20 @@ class CLUE(nn.Module):
         return self.of_samples(training_passes(model, inputs, self.passes), labels)
 
     def of_samples(self, samples: Tensor, labels: Tensor) -> Tensor:
-        """Compute the loss of existing outputs (passes, n, …)."""
+        """Compute the loss of existing outputs (passes, n, …).
+
+        Parameters
+        ----------
+        samples
+            Outputs of the passes, shape (passes, n, …).
+        labels
+            True classes or targets, shape (n, …).
+
+        Returns
+        -------
+        Tensor
+            The loss, a scalar.
+        """
         error, uncertainty = self.measure(samples, labels)
         share: Tensor | float = 1 - self.alpha
         if self.ramp:

@@ -14,6 +14,7 @@ class Mixed(NamedTuple):
     """A batch of mixtures of two samples each."""
 
     inputs: Tensor
+    """Mixed inputs, shape (n, …)."""
     labels: Tensor
     """Labels of the first samples."""
     partners: Tensor
@@ -22,7 +23,20 @@ class Mixed(NamedTuple):
     """ρ, the share of the first sample."""
 
     def loss(self, loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor) -> Tensor:
-        """Compute ρL(z, y_i) + (1−ρ)L(z, y_j) from the network's logits for the mixture."""
+        """Compute ρL(z, y_i) + (1−ρ)L(z, y_j) from the network's logits for the mixture.
+
+        Parameters
+        ----------
+        loss
+            Function of logits and labels.
+        logits
+            Network outputs for the mixture.
+
+        Returns
+        -------
+        Tensor
+            The loss.
+        """
         if self.share == 1:
             return loss(logits, self.labels)
         return self.share * loss(logits, self.labels) + (1 - self.share) * loss(logits, self.partners)

@@ -47,10 +47,13 @@ class ForecastScores(ScoreTable):
     """
 
     rows: int
+    """Number of rows."""
     level: float
+    """Confidence level of the intervals."""
     values: Mapping[str, Mapping[str, Interval]]
     """By method, then by metric."""
     tests: Mapping[str, ForecastTest]
+    """By method: the test of calibration."""
     changes: Mapping[str, Mapping[str, Interval]]
     """By method (without the first): paired difference of each metric from the first method."""
     levels: tuple[float, ...] | None = None

@@ -254,12 +254,17 @@ class Scores(ScoreTable):
     """
 
     rows: int
+    """Number of rows."""
     n_classes: int
+    """Number of classes."""
     bins: int
+    """Number of bins of the calibration errors."""
     level: float
+    """Confidence level of the intervals."""
     values: Mapping[str, Mapping[str, Interval]]
     """By method, then by metric."""
     tests: Mapping[str, CalibrationTests]
+    """By method: the tests of calibration."""
     changes: Mapping[str, Mapping[str, Interval]]
     """By method (without the first): paired difference of each metric from the first method."""
     means: Mapping[str, tuple[float, float]] = field(default_factory=dict)

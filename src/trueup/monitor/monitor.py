@@ -57,19 +57,33 @@ class Status:
     """
 
     rows: int
+    """Number of rows so far."""
     accuracy: float
+    """Share of correct predictions of all rows."""
     confidence: float
+    """Mean confidence of all rows."""
     nll: float
+    """Mean negative log-likelihood of all rows."""
     ece: float
+    """Expected calibration error of all rows."""
     recent_rows: int
+    """Number of rows in the window."""
     recent_accuracy: float
+    """Share of correct predictions of the recent rows."""
     recent_confidence: float
+    """Mean confidence of the recent rows."""
     recent_nll: float
+    """Mean negative log-likelihood of the recent rows."""
     recent_ece: float
+    """Expected calibration error of the recent rows."""
     fading_accuracy: float
+    """Share of correct predictions with weights that fade with age."""
     fading_confidence: float
+    """Mean confidence with weights that fade with age."""
     fading_nll: float
+    """Mean negative log-likelihood with weights that fade with age."""
     fading_ece: float
+    """Expected calibration error with weights that fade with age."""
     evidence: float
     """Wealth of the bettors against calibration: 1 at the start; 1/α rejects calibration at level α."""
     p_value: float

@@ -60,6 +60,18 @@ MAX_LOGITS_FOR_AUTO = 100_000
 def method_title(name: str) -> str:
     """Return the title of a method in the registry; other names stay as they are.
 
+    Parameters
+    ----------
+    name
+        Name of the method.
+
+    Returns
+    -------
+    str
+        The title.
+
+    Examples
+    --------
     >>> method_title("temperature"), method_title("my own")
     ('Temperature scaling', 'my own')
     """

@@ -192,7 +192,7 @@ class Store:
     def _write(
         self, connection: sqlite3.Connection, cell: Cell, status: str, error: str, seconds: float, origin: Origin | None
     ) -> bool:
-        """A finished cell is never changed again."""
+        """Store a finished cell, which is never changed again."""
         cursor = connection.execute(
             f"INSERT INTO cells (key, study, version, settings, status, error, seconds, {ORIGIN}) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET status = excluded.status, "

@@ -150,7 +150,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Table(PrintedTable):
-    """Competitors in rows and metrics in columns, in groups such as one per network.
+    r"""Competitors in rows and metrics in columns, in groups such as one per network.
 
     >>> rows = [{"method": "raw", "ece": 0.05}, {"method": "temperature", "ece": 0.01}]
     >>> table = tabulate(rows, by="method", columns=[Column("ece", scale=100, digits=2)])
@@ -160,14 +160,14 @@ class Table(PrintedTable):
     | raw | *5.00* |
     | temperature | **1.00** |
     >>> print(table.latex())
-    \\begin{tabular}{lr}
-    \\toprule
-    method & ece \\\\
-    \\midrule
-    raw & \\underline{5.00} \\\\
-    temperature & \\textbf{1.00} \\\\
-    \\bottomrule
-    \\end{tabular}
+    \begin{tabular}{lr}
+    \toprule
+    method & ece \\
+    \midrule
+    raw & \underline{5.00} \\
+    temperature & \textbf{1.00} \\
+    \bottomrule
+    \end{tabular}
     >>> print(table.csv(), end="")
     group,method,figure,mean,std,count,place,mark
     ,raw,ece,5.0,,1,2,

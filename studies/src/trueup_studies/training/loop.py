@@ -108,7 +108,6 @@ def train(
 
     Examples
     --------
-
     >>> generator = torch.Generator().manual_seed(0)
     >>> x = torch.randn(400, 2, generator=generator)
     >>> pairs = torch.utils.data.TensorDataset(x, (x[:, 0] > 0).long())

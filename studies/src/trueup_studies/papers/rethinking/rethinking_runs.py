@@ -61,7 +61,7 @@ class NegativePenalty(nn.Module):
         warnings.warn(f"{loss} with a coefficient of {coefficient:g} {UNBOUNDED}", stacklevel=2)
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The mean over the batch."""
+        """Return the mean over the batch."""
         entropy = F.cross_entropy(logits, labels)
         if self.loss == "norm":
             return entropy + self.coefficient * logits.abs().sum(dim=1).mean()
