@@ -158,7 +158,8 @@ def apply(
     ],
     *,
     reader: Annotated[
-        o.Reader, o.only("probs", "logits", "labels", "confidence", "class_names", "class_axis", "storage")
+        o.Reader,
+        o.only("probs", "logits", "labels", "confidence", "class_names", "class_axis", "sep", "decimal", "storage"),
     ],
     columns: Annotated[
         o.ForecastColumns, o.only("mean", "std", levels="Forecasts: also write the quantiles of these levels.")

@@ -213,6 +213,8 @@ class Reader:
     class_axis: str | None = option("first|last", "Class axis of tokens or pixels: (n, K, …) or (n, …, K).")
     ignore_index: int | None = option("N", "Leave out tokens, pixels or tags with this label; -100 if unset.")
     multilabel: bool = switch("Multi-label data: log-odds (n, labels) and labels 0 or 1 (n, labels).")
+    sep: str | None = option("MARK", "Separator of a CSV file; recognised if unset.")
+    decimal: str | None = option("MARK", "Decimal mark of a CSV file; recognised if unset.")
     storage: list[str] | None = option("KEY=VALUE", "Storage option for addresses such as s3://…; may be repeated.")
 
     def __post_init__(self) -> None:
