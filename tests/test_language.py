@@ -125,6 +125,7 @@ ANY_OBJECT = {
     "convert.flatten(return)",
     "decisions.calibrated_threshold(return)",
     "decisions.threshold(return)",
+    "losses.Loss(values)",
     "losses.Loss(weight)",
     "metrics.Tally.of(clusters)",
     "monitor.Monitor.update(clusters)",
