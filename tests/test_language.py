@@ -26,6 +26,7 @@ PLAIN_PACKAGES = [
     "io",
     "losses",
     "metrics",
+    "models",
     "monitor",
     "reports",
     "serve",
@@ -33,7 +34,6 @@ PLAIN_PACKAGES = [
 """Folders of `src/trueup` that are scanned."""
 
 PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if ROOT / "docs/studies" not in page.parents]
-UNFINISHED_PAGES = ["docs/studies.md", "docs/training.md"]
 PLAIN_PAGES = [
     "README.md",
     "CHANGELOG.md",
@@ -41,7 +41,7 @@ PLAIN_PAGES = [
     "examples",
     "src/trueup/convert.py",
     "studies/src",
-    *(name for page in PAGES if (name := str(page.relative_to(ROOT))) not in UNFINISHED_PAGES),
+    *(str(page.relative_to(ROOT)) for page in PAGES),
 ]
 """Pages and other files that are scanned."""
 
@@ -60,6 +60,7 @@ DOCUMENTED = [
     "io",
     "losses",
     "metrics",
+    "models",
     "monitor",
     "reports",
 ]
@@ -81,6 +82,13 @@ ANY_OBJECT = {
     "clamping.clamp(loader)",
     "integrations.sklearn.CalibratedClassifier.fit(X)",
     "losses.training_passes(inputs)",
+    "models.calibrate(loader)",
+    "models.collect(loader)",
+    "models.collect_forecasts(loader)",
+    "models.evaluate_loader(loader)",
+    "models.mc_dropout(inputs)",
+    "models.outputs(loader)",
+    "models.recalibrate(loader)",
     # Any object to save or load, or any pair of arrays.
     "io.from_rows(rows)",
     "io.load(model)",
@@ -93,6 +101,11 @@ ANY_OBJECT = {
     "integrations.onnx.check_export(module)",
     "integrations.onnx.export_table(methods)",
     "metrics.compare(pairs)",
+    "models.as_module(value)",
+    "models.evaluate_ood(logits)",
+    "models.evaluate_ood(ood)",
+    "models.evaluate_ood(scores)",
+    "models.evaluate_shift(labels)",
     "metrics.compare_forecasts(forecasts)",
     "metrics.paired_bootstrap(first)",
     "metrics.paired_bootstrap(second)",

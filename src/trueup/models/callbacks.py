@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from torch import Tensor, nn
 
 from trueup._core.errors import InputError
+from trueup._core.types import ArrayLike
 from trueup.calibrators.compose import refinement
 from trueup.metrics import nll
 
@@ -59,8 +60,23 @@ class EarlyStopping:
         """Number of the best epoch, from 1; 0 before the first update."""
         return 1 + min(range(len(self.scores)), key=self.scores.__getitem__) if self.scores else 0
 
-    def update(self, model: nn.Module, logits: Any, labels: Any) -> bool:
-        """Score the validation logits of an epoch; return whether training should stop."""
+    def update(self, model: nn.Module, logits: ArrayLike, labels: ArrayLike) -> bool:
+        """Score the validation logits of an epoch; return whether training should stop.
+
+        Parameters
+        ----------
+        model
+            The model after the epoch.
+        logits
+            Validation logits, shape (n, classes).
+        labels
+            True classes, shape (n,).
+
+        Returns
+        -------
+        bool
+            Whether training should stop.
+        """
         score = nll(logits, labels) if self.stop_on == "nll" else refinement(logits, labels).refinement
         if score < min(self.scores, default=math.inf):
             self.weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
@@ -68,7 +84,18 @@ class EarlyStopping:
         return self.patience is not None and len(self.scores) - self.best_epoch >= self.patience
 
     def restore(self, model: nn.Module) -> nn.Module:
-        """Load the weights of the best epoch into a model."""
+        """Load the weights of the best epoch into a model.
+
+        Parameters
+        ----------
+        model
+            The model to change.
+
+        Returns
+        -------
+        nn.Module
+            The same model.
+        """
         if self.weights is not None:
             model.load_state_dict(self.weights)
         return model
@@ -90,8 +117,16 @@ class LearnedEpochs:
         self.correct: list[np.ndarray] = []
         """Correctness of each sample (n,), per epoch."""
 
-    def update(self, logits: Any, labels: Any) -> None:
-        """Record an epoch from its logits (n, classes) and labels (n,)."""
+    def update(self, logits: ArrayLike, labels: ArrayLike) -> None:
+        """Record an epoch from its logits (n, classes) and labels (n,).
+
+        Parameters
+        ----------
+        logits
+            Validation logits, shape (n, classes).
+        labels
+            True classes, shape (n,).
+        """
         z, y = (np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x) for x in (logits, labels))
         self.correct.append(z.argmax(axis=1) == y)
 

@@ -213,8 +213,11 @@ class Moments(NamedTuple):
     """Moments of the mixture of all passes: the mean, the variance between passes and the mean variance within."""
 
     mean: Any
+    """Mean of the features of each class."""
     between: Any
+    """Covariance between the class means."""
     within: Any
+    """Covariance within the classes."""
 
     @property
     def variance(self) -> Any:

@@ -32,10 +32,15 @@ class ShiftRow:
     """Scores of a network on images with one shift."""
 
     corruption: str
+    """Name of the corruption."""
     severity: int
+    """Severity of the corruption."""
     accuracy: float
+    """Share of correct predictions."""
     nll: float
+    """Mean negative log-likelihood."""
     ece: float
+    """Expected calibration error."""
     entropy: float
     """Mean entropy of the predictions, in nats."""
 
@@ -45,6 +50,7 @@ class OODRow:
     """Detection of out-of-distribution inputs by a score, which is larger for more uncertain predictions."""
 
     score: str
+    """Name of the score."""
     auroc: float
     """Probability that an out-of-distribution input has a higher score than a known one."""
     aupr: float
@@ -62,7 +68,9 @@ class Shifts:
     corruptions: Sequence[str] | None = None
     """Names in `CORRUPTIONS`; None for all that fit the number of channels."""
     severities: Sequence[int] = SEVERITIES
+    """Severities of the corruptions."""
     seed: int = 0
+    """Random seed of the corruptions."""
 
 
 def evaluate_shift(
