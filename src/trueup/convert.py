@@ -64,8 +64,9 @@ def from_probs(probs: ArrayT, *, floor: float | None = None, renormalise: bool =
         Smallest probability. Give later, smaller batches the floor of the calibration set (see `resolution`). Curves of
         the log-odds, such as Platt scaling, fit better with a larger floor.
     renormalise
-        Divide rows by their sum if it is in [0.9, 1.1], as for probabilities rounded in a file. Without it, a sum may
-        differ from 1 by 1e-6 per thousand classes. For half precision, it may differ by the type's epsilon.
+        Divide rows by their sum if it is in [0.9, 1.1]. Without it, a sum may differ from 1 by 1e-6 per thousand
+        classes. For half precision, it may differ by the type's epsilon. Probabilities that are all rounded to the same
+        number of decimals are divided by their sum in any case, with a warning, if rounding explains the difference.
     name
         Name of the argument in errors.
 
@@ -104,6 +105,9 @@ def from_probs(probs: ArrayT, *, floor: float | None = None, renormalise: bool =
         off = np.abs(total - 1)
         row = int(off.argmax())
         in_sum = half or ROUNDING * max(1.0, p.shape[1] / 1000)
+        if in_sum < off[row] <= _ROUNDED_SUM and not renormalise and (decimals := _decimals(p, off[row])):
+            arrays.warn_users(f"{name} are rounded to {decimals} decimals; each row is divided by its sum")
+            renormalise = True
         if off[row] > (_ROUNDED_SUM if renormalise else in_sum):
             hint = Hint.RENORMALISE if not renormalise and off[row] <= _ROUNDED_SUM else None
             raise InputError(name, "sum to 1 in each row", f"{total[row]:.8g} in row {row}", hint)
@@ -119,6 +123,20 @@ def from_probs(probs: ArrayT, *, floor: float | None = None, renormalise: bool =
     if absent is not None:
         logits[absent] = -np.inf
     return match_kind(logits, probs)
+
+
+def _decimals(p: np.ndarray, off: float) -> int | None:
+    """Return the number of decimals of five or more rounded rows, if that explains sums that differ from 1 by `off`.
+
+    >>> _decimals(np.full((5, 3), 0.33), 0.01), _decimals(np.full((5, 3), 1 / 3), 0.01)
+    (2, None)
+    """
+    unit = 4 * np.finfo(p.dtype).eps
+    for decimals in range(1, 9) if len(p) >= arrays.MIN_ROWS_OF_PROBABILITIES else ():
+        scaled = p.astype(np.float64) * 10**decimals
+        if (np.abs(scaled - scaled.round()) <= unit * np.maximum(scaled, 1)).all():
+            return decimals if off <= p.shape[1] * 0.5 * 10.0**-decimals + ROUNDING else None
+    return None
 
 
 def _event_pair(p: np.ndarray, floor: float | None, name: str, tolerance: float) -> np.ndarray:

@@ -282,6 +282,18 @@ def test_vectors_and_matrices():
     refused("features must have shape (3, width), got (2, 5)", as_matrix, np.zeros((2, 5)), "features", rows=3)
 
 
+@pytest.mark.parametrize("decimals", [2, 4, 6])
+def test_rounded_rows_are_divided_by_their_sum(decimals):
+    probs = np.random.default_rng(0).dirichlet(np.ones(5), 200).round(decimals) + 10.0**-decimals
+    probs[:, 0] -= 5 * 10.0**-decimals * (probs[:, 0] > 6 * 10.0**-decimals)
+    probs = probs[np.abs(probs.sum(axis=1) - 1) <= 2.5 * 10.0**-decimals]
+    with pytest.warns(UserWarning, match=f"probs are rounded to {decimals} decimal"):
+        logits = from_probs(probs)
+    assert np.allclose(np.exp(logits), probs / probs.sum(axis=1, keepdims=True))
+    probs[3, 1] += 6 * 10.0**-decimals  # more than rounding explains
+    refused("probs must sum to 1 in each row", from_probs, probs)
+
+
 def test_a_float32_softmax_of_a_vocabulary_is_taken():
     # The sum of so many float32 numbers is off by more than 1e-6 through no fault of the user's.
     probs = np.full((1, 100_000), 1e-5)

@@ -77,6 +77,10 @@ def probabilities(z, y, p):
     return table(("probs_0", "probs_1", "probs_2", "label"), *cells(p, "{:.9f}"), y)
 
 
+def rounded(z, y, p):
+    return table(("probs_0", "probs_1", "probs_2", "label"), *cells(p, "{:.6f}"), y)
+
+
 def percent_signs(z, y, p):
     return table(("probs_0", "probs_1", "probs_2", "label"), *cells(100 * p, "{:.9f}%"), y)
 
@@ -99,6 +103,7 @@ READ = [
     ("floats.csv", float_labels, ()),
     ("quoted.csv", quoted, ()),
     ("probs.csv", probabilities, ("--probs",)),
+    ("rounded.csv", rounded, ("--probs",)),
     ("percent.csv", percent_signs, ("--probs",)),
     ("rows.jsonl", json_lines, ()),
 ]
@@ -132,8 +137,8 @@ def one_based(z, y, p):
     return table(("logit_0", "logit_1", "logit_2", "label"), *cells(z), y + 1)
 
 
-def rounded(z, y, p):
-    return table(("probs_0", "probs_1", "probs_2", "label"), *cells(p, "{:.2f}"), y)
+def sums_off(z, y, p):
+    return table(("probs_0", "probs_1", "probs_2", "label"), *cells(1.03 * p / (1 + 0.04 * p), "{:.9f}"), y)
 
 
 def probabilities_as_logits(z, y, p):
@@ -169,7 +174,7 @@ REJECTED = [
     ("probs.csv", probabilities_as_logits, (), "read probabilities with --probs", ("--probs",)),
     ("probs.csv", probabilities_as_logits, ("--quiet",), "insist on logits with --no-probs", ("--no-probs",)),
     ("cent.csv", percent_as_logits, (), "--probs", None),
-    ("rounded.csv", rounded, ("--probs",), "divide rounded probabilities by their sums", None),
+    ("sums.csv", sums_off, ("--probs",), "divide rounded probabilities by their sums", None),
     ("risk.csv", one_probability, (), "--confidence", ("--confidence", "risk", "--correct", "label")),
     ("nan.csv", missing_number, (), r"nan at \[4, 1\]", None),
     ("empty.csv", empty, (), "empty|no rows|no columns", None),

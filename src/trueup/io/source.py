@@ -390,7 +390,7 @@ def _missing(columns: Mapping[str, str], missing: Sequence[str], probs: bool, sp
         hint = Hint.STATED
     elif "logits" in missing and {"mean", "std"} <= set(columns):
         hint = Hint.FORECAST
-    elif "logits" in missing and hint is None and len(columns) > 2:
+    elif {"logits", "probs"} & {*missing} and hint is None and len(columns) > 2:
         hint = Hint.COLUMNS
     choices = splits if hint is Hint.SPLIT else ()
     return InputError("the file", f"have {' and '.join(missing)}", _list(columns), hint, choices=choices)
