@@ -72,7 +72,7 @@ def test_a_name_that_is_not_there_suggests_the_nearest():
 
 
 def test_help_of_a_method_is_its_docstring():
-    assert trueup.METHODS["temperature"].__doc__.startswith("Temperature scaling:")
+    assert trueup.METHODS["temperature"].__doc__.startswith("Minimise the negative log-likelihood")
 
 
 def packages():
