@@ -301,7 +301,9 @@ def test_a_candidate_whose_share_vanishes_beside_the_kept_ones_is_left_out(monke
         return found
 
     monkeypatch.setattr(HeldOut, "weights", without_the_last)
-    monkeypatch.setattr("trueup.calibrators.auto._Trial._kept", lambda self, class_names, *rest: ["temperature", "svs"])
+    monkeypatch.setattr(
+        "trueup.calibrators.auto._Trial._names_with_weight", lambda self, class_names, *rest: ["temperature", "svs"]
+    )
     choice = auto(z, y).choice
     assert choice.weights == {"temperature": 1.0}
     assert choice.chosen == "temperature"

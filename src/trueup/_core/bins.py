@@ -25,8 +25,8 @@ BINS = 15
 """The default number of bins, as in the literature."""
 
 EDGE_TOLERANCE = 4
-"""Tolerance at the edges, in units of rounding, for confidences computed from logits. The probability 0.6, given as log
-0.6, comes back as 0.6000000000000001 and must fall into the bin of 0.6."""
+"""Tolerance at the edges, in multiples of the floating-point epsilon, for confidences computed from logits. The
+probability 0.6, given as log 0.6, comes back as 0.6000000000000001 and must fall into the bin of 0.6."""
 
 
 def equal_width(bins: int = BINS) -> np.ndarray:
@@ -89,7 +89,7 @@ def weighted_quantile_index(cumulative: np.ndarray, shares: np.ndarray) -> np.nd
 def equal_mass_chunks(below: np.ndarray, total: float, bins: int) -> np.ndarray:
     """Return the chunk ⌊B·below/total⌋ of rows with this weight below them; sizes differ by at most one row.
 
-    A common factor in all weights changes nothing, nor does repeating a row instead of doubling its weight.
+    Scaling all weights changes nothing; a row of weight 2 counts as two copies of it.
 
     >>> equal_mass_chunks(np.arange(5.0), 5.0, 2)
     array([0, 0, 0, 1, 1])
@@ -106,12 +106,12 @@ def tie_ends(ordered: np.ndarray) -> np.ndarray:
 
 
 def rounding_error(logits: Any) -> float:
-    """Return the unit of rounding of these logits; half precision is computed in float32."""
+    """Return the floating-point epsilon of these logits; half precision is computed in float32."""
     return float(np.finfo(np.float64 if logits.dtype.itemsize == 8 else np.float32).eps)
 
 
 def cut_points(edges: np.ndarray, *, closed: Closed = "right", rounding: float = 0.0) -> np.ndarray:
-    """Return the inner edges, shifted so that a value lies in bin #{cuts < value} whichever side is closed."""
+    """Return the inner edges, shifted so that a value lies in bin #{cuts < value} for both values of `closed`."""
     inner = edges[1:-1]
     if closed == "right":
         return np.ascontiguousarray(inner * (1 + EDGE_TOLERANCE * rounding))

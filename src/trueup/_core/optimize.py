@@ -16,6 +16,7 @@ class Certificate:
     """How a fit ended, and its cost."""
 
     status: Literal["converged", "bound"]
+    """"bound": the search stopped at an end of the allowed range, so no minimum was found inside."""
     gradient: float
     """Norm of the gradient of the mean loss at the end."""
     iterations: int
@@ -52,7 +53,7 @@ def newton(
 ) -> tuple[float, Certificate]:
     """Minimise a convex function of one positive number, given its value, slope and curvature.
 
-    The step is Newton's in ln x, kept inside a bracket of the slope's root that every evaluation narrows. If the step
+    Newton steps in ln x. Each evaluation narrows a bracket around the minimum, and steps stay inside it. If a step
     leaves the bracket, or the slope has hardly decreased, the bracket is halved on the log scale. The search ends with
     a step below `tolerance`, or at an end of [low, high]. The final step is Halley's, with the third derivative taken
     from the two latest curvatures. Its error is far below the square of the tolerance.
@@ -102,7 +103,7 @@ Curvature = Callable[[np.ndarray], np.ndarray]
 _MEMORY = 20
 """Number of steps whose curvature is kept."""
 _MAX_IDLE_STEPS = 10
-"""Consecutive steps without descent beyond rounding after which the search ends."""
+"""The search ends after this many consecutive steps that lower the value by no more than rounding."""
 _REFRESH_EVERY = 40
 """Number of steps after which the preconditioner is computed again."""
 
@@ -136,8 +137,8 @@ def lbfgs(
     the curvature; `refresh` computes a new one at the current point of a long search. `step_growth` limits the first
     trial step relative to the previous step, for functions that are far from quadratic.
 
-    The search has also converged if rounding allows no further descent and the gradient is within a thousand
-    tolerances, or if ten steps in a row brought no descent. Anything else raises.
+    It also counts as converged if no step lowers the value beyond rounding and the gradient norm is below 1000 ×
+    `tolerance`, or if ten steps in a row lowered it by no more than rounding. Anything else raises.
 
     Nocedal & Wright, "Numerical optimization" (2006), chapters 3 and 7.
     """

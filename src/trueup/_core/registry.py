@@ -68,7 +68,7 @@ class Registry(Mapping[str, T]):
         return {name: entry.where for name, entry in self._entries.items()}
 
     def classes(self) -> dict[str, str]:
-        """Return the classes whose methods are in the mapping, by name: "Temperature" for "…:Temperature.fit"."""
+        """Return the classes that own the listed class methods, by name: "Temperature" for "…:Temperature.fit"."""
         methods = (entry.where for entry in self._entries.values() if "." in entry.where.split(":")[1])
         owners = (where.rpartition(".")[0] for where in methods)
         return {owner.split(":")[1]: owner for owner in owners}

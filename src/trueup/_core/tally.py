@@ -116,7 +116,7 @@ class Mean:
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Scores on a fine fixed grid, separately for outcomes 0 and 1: enough for resampling and for equal-mass bins.
+    """Counts and score sums in about 4,000 fixed cells, by outcome; resampling and equal-mass bins need no more.
 
     The grid divides each equal-width bin evenly, so coarser bins are exact. Cells become geometrically smaller towards
     0, where rare events are, and towards 1, where confidences of networks concentrate.
@@ -178,7 +178,7 @@ class Grid:
 
     def equal_mass_of_cell(self) -> np.ndarray:
         """Return the equal-mass bin of each cell; a cut inside a cell moves to the cell's end."""
-        return np.searchsorted(self._cells_cut(), np.arange(len(self.edges) - 1), side="left")
+        return np.searchsorted(self._cells_with_bin_ends(), np.arange(len(self.edges) - 1), side="left")
 
     def binned(self, index: np.ndarray) -> Bins:
         """Gather the cells into bins; exact for equal-width ones."""
@@ -196,19 +196,20 @@ class Grid:
     def aece_error(self) -> float:
         """Return the largest possible distance between `aece` and the exact adaptive ECE of the same rows.
 
-        Exact cuts may split a cell that the grid keeps whole. Moving a set of rows between bins changes Σ|Σ(a − c)| by
-        at most twice |Σ(a − c)| over the set. That is at most Σ|a − c| over the cell.
+        Let a be the outcome of a row and c its score. Exact cuts may split a cell that the grid keeps whole. Moving a
+        set of rows between bins changes Σ|Σ(a − c)| by at most twice |Σ(a − c)| over the set. That is at most Σ|a − c|
+        over the cell.
         """
         n = self.count.sum()
         if not n:
             return float("nan")
-        cut = self._cells_cut()
+        cut = self._cells_with_bin_ends()
         wrong, right = self.confidence[0, cut], self.count[1, cut] - self.confidence[1, cut]
         squared = self.squared_weights[:, cut].sum(axis=0)
         divisible = self.rows[cut] ** 2 > (1 + 1e-9) * squared  # a single row cannot be divided
         return float(2 * ((wrong + right) * divisible).sum() / n)
 
-    def _cells_cut(self) -> np.ndarray:
+    def _cells_with_bin_ends(self) -> np.ndarray:
         """Return the cells in which an equal-mass bin ends, because the next cell starts another bin."""
         filled = np.flatnonzero(self.rows > 0)
         rows = self.rows[filled]
@@ -238,7 +239,7 @@ class ClusterSums:
     weight: np.ndarray
     """(blocks,): number of rows, or their weight."""
     means: np.ndarray
-    """(blocks, names): sums of the quantities in `NAMES`."""
+    """(blocks, names): sums, not yet divided by `weight`, of the quantities in `NAMES`."""
     count: np.ndarray
     """(blocks, bins)."""
     gap: np.ndarray
@@ -274,7 +275,7 @@ class ClusterSums:
         return ClusterSums(*(getattr(self, f.name)[has_rows] for f in fields(self)))
 
     def mean(self, metric: str) -> np.ndarray:
-        """Return the sums of one of `NAMES`, shape (blocks,)."""
+        """Return the sums of one of `NAMES` by block, shape (blocks,), not yet divided by `weight`."""
         return self.means[:, self.NAMES.index(metric)]
 
 
@@ -290,7 +291,7 @@ class Tally:
     """
 
     rows: float
-    """Number of rows."""
+    """Number of rows, as a float that adds up; `n` is the same number as an integer."""
     accuracy: Mean
     """Share of correct predictions."""
     confidence: Mean
@@ -316,8 +317,10 @@ class Tally:
     classes: Bins
     """Probability and frequency of each class in bins."""
     gap: np.ndarray
-    """Class-wise sums of hits − probability by group of rows, (groups, K, B). They show the noise of the class-wise
-    error."""
+    """Class-wise sums of hits − probability, (groups, K, B), in 8 to 32 groups of rows.
+
+    Their spread estimates the noise of the class-wise error.
+    """
     weight_of_group: np.ndarray
     """Total weight of each group of rows."""
     top_label: bool
@@ -448,7 +451,7 @@ class Tally:
 
     @property
     def n(self) -> int:
-        """The number of rows."""
+        """The number of rows, `rows` as an integer."""
         return int(self.rows)
 
     @property

@@ -1,4 +1,7 @@
-"""Frozen values made of their parameters: the constructor's arguments are what `config` returns and a file holds."""
+"""Immutable objects that are fully described by their constructor's arguments.
+
+`config()` returns these, and files store them.
+"""
 
 from __future__ import annotations
 

@@ -38,7 +38,10 @@ from trueup.models._distributed import all_gather_object, raise_on_all_ranks
 BATCH_NORM_WEIGHTS = (1.0, 0.5)
 """Weights of new batch-norm statistics; the second is tried if the first does not help."""
 MIN_LABELS_FOR_ANY_GAIN = 150
-"""With fewer labels the gain of the nested choice must be significant, too."""
+"""With fewer labels the cross-validated gain of the whole selection must be significant, too.
+
+Its steps are chosen without the scored samples.
+"""
 MIN_LABELS_FOR_BATCH_NORM = 500
 """From this number on, new batch-norm statistics need a significant gain; with fewer a test of the inputs suffices."""
 
@@ -130,7 +133,7 @@ def _repair(context: RepairContext, method: str) -> Repaired:
     results, weight = _try_batch_norm(context, selection, head) if renewable else (None, 0.0)
     if weight and context.families and network.cost().equivalents <= context.budget:
         results, weight = _try_taught_map(context, selection, head, start) or (results, weight)
-    # A map can hide a better pipeline: new statistics alone compete with all of it.
+    # A map chosen first may block a better solution, so new batch-norm statistics without the map are also compared.
     for composition in [start, Composition([])] if start.parts else [start]:
         if renewable and selection.folds[0].composition.name != composition.name:
             name = f"{composition.name} + batch_norm" if composition.parts else "batch_norm"
@@ -241,8 +244,8 @@ def _try_batch_norm(
 ) -> tuple[list[ForwardResult] | None, float]:
     """Try new batch-norm statistics behind each fold's map; they need no labels, so all samples are used.
 
-    An input shift can also be tested without labels. If the mapped inputs still differ, few labels only have to show
-    that the new statistics do no harm. They are too few to show the gain.
+    An input shift can also be tested without labels. If the mapped inputs still differ, then with few labels the new
+    statistics need only not raise the held-out loss, since so few labels cannot prove a gain.
     """
     network, labels, required = context.network, context.network.labels, STANDARD_ERRORS
     if len(labels) < MIN_LABELS_FOR_BATCH_NORM and context.weights is None:

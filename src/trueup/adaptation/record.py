@@ -82,7 +82,10 @@ class RepairRecord:
     ridge: float | None
     """Penalty of the last layer's correction."""
     baseline: float
-    """Held-out loss of temperature alone; 0 without labels, like the next three."""
+    """Held-out loss of temperature alone; 0 if no labels were given.
+
+    The same holds for `held_out`, `gain` and `error`.
+    """
     held_out: float
     """Held-out loss of the repaired network, with steps chosen without the samples that score them.
 

@@ -49,12 +49,15 @@ CANDIDATES: Mapping[str, tuple[str, ...]] = {
 }
 """Candidates of `auto` by problem size, simplest first.
 
-If every prediction is correct, the data do not show how often one is wrong. "the same for all classes" is for problems
-in which the predicted class must stay. It also serves a class without rows of which the logits predict many.
+"every row right": the error rate cannot be estimated. "the same for all classes": used when the argmax must stay, and
+when a class has no rows although the logits predict many.
 """
 PRIOR_ROWS: Mapping[str, float] = {"temperature": 1.0, "smoothing_spline": 3.0}
-"""Pseudo-rows that only this candidate explains, added to the mixture's likelihood; it is never dropped."""
-CAUTIOUS: Mapping[str, Mapping[str, float]] = {
+"""Dirichlet prior of the mixture's weights, in rows credited to each candidate.
+
+Candidates named here are never dropped.
+"""
+SMALL_PROBLEM_PRIOR: Mapping[str, Mapping[str, float]] = {
     "every row right": {"bayesian_temperature": 5.0},
     "the same for all classes": {"temperature": 5.0},
     "a class without rows": {"bayesian_temperature": 3.0},
@@ -62,13 +65,13 @@ CAUTIOUS: Mapping[str, Mapping[str, float]] = {
     "few rows": {"bayesian_temperature": 3.0},
     "few rows, many classes": {"bayesian_temperature": 5.0},
 }
-"""The same for small problems, in which held-out losses are uninformative.
+"""`PRIOR_ROWS` for small problems, where held-out losses are too noisy.
 
-From 200 rows on, those of the sizes "few rows…" are halved. No comparison with the best candidate drops others there.
-If nearly all rows are correct, step functions lead clearly until they meet their first error.
+From 200 rows on, those of the sizes "few rows…" are halved. With these sizes no candidate is dropped early: if nearly
+all rows are right, step functions look best until they meet an error.
 """
 AFTER_MIXTURE = ("platt", "quadratic", "smoothing_spline", "svs", "sms", "diagonal_sms")
-"""Candidates that also compete after a share of the uniform distribution, if the likelihood asks for one."""
+"""Candidates that are also tried on mixed probabilities, if mixing in a uniform distribution raises the likelihood."""
 PENALTIES = {"loose_sms": 0.1, "free_sms": 0.01}
 """Structured matrix scaling with this fraction of its penalty; the pool weighs them, which is cheaper than `sms_cv`."""
 BASES = {
@@ -81,7 +84,8 @@ BASES = {
 _ERRORS_BEHIND = 2.0  # standard errors by which a dropped candidate is worse than the best.
 _UNIFORM_ROWS = 0.1  # pseudo-rows of the uniform distribution in the final mixture.
 _MIN_WEIGHT = 0.02  # smallest weight in the mixture.
-_MIN_EXPECTED = 20.0  # expected rows of a class above which its absence is reported; by chance its odds are 2e-9.
+# Expected rows of a class from which its absence is reported.
+_MIN_EXPECTED = 20.0  # the probability of no row by chance is then about e⁻²⁰ = 2e-9.
 _RACE_AFTER = 2  # number of folds after which candidates can be dropped.
 _MAX_HELD_OUT = 1 << 23  # number of held-out log-probabilities stored per candidate
 
@@ -155,9 +159,9 @@ def auto(
 
     Each candidate is fitted on folds and predicts the held-out rows. The mixture's weights maximise the likelihood of
     those predictions, with a prior that favours temperature scaling; with few rows the prior is strong. Candidates with
-    a positive weight are then refitted to all rows. The identity is a candidate too. It is returned alone if a mixture
-    with weights from the other folds does no better; with few rows, where this comparison is too noisy, it only keeps
-    its weight.
+    a positive weight are then refitted to all rows. The identity is a candidate too. If the mixture, with weights
+    from the other folds, does not beat the identity, the identity is returned. With few rows this comparison is too
+    noisy and is skipped.
 
     Parameters
     ----------
@@ -206,7 +210,7 @@ def auto(
         pool = "the same for all classes" if keep_argmax and size != "every row right" else size
         fits = _candidates(z, y, w, pool)
         parts = k_fold(z, y, n_folds, blocks)
-        cautious = CAUTIOUS[pool] if size in CAUTIOUS else None
+        cautious = SMALL_PROBLEM_PRIOR[pool] if size in SMALL_PROBLEM_PRIOR else None
         if cautious is not None and size.startswith("few rows") and row_count(z, w) >= HALF_PRIOR_ROWS:
             cautious = {name: rows / 2 for name, rows in cautious.items()}
         trial = _Trial(z, y, w, fits, parts, score, cautious, blocks)
@@ -294,11 +298,11 @@ class _Trial:
 
     def run(self, progress: bool) -> None:
         """Fit every candidate on every fold, and drop candidates that cannot win."""
-        alone = [name for name in self.fits if name not in BASES]
-        steps = [(k, name) for k in range(len(self.folds)) for name in alone]
+        without_base = [name for name in self.fits if name not in BASES]
+        steps = [(k, name) for k in range(len(self.folds)) for name in without_base]
         for k, name in track(steps, label="fitting candidates to folds", enabled=progress):
-            if (k, name) == (_RACE_AFTER, alone[0]) and self.cautious is None:
-                self._race()
+            if (k, name) == (_RACE_AFTER, without_base[0]) and self.cautious is None:
+                self._drop_losers_early()
             if name in self.reasons:
                 continue
             try:
@@ -315,7 +319,7 @@ class _Trial:
         losses = {name: self.held_out.losses(name) for name in self.fits if name in self.models}
         row_weights = self.held_out.row_weights
         prior = PRIOR_ROWS if self.cautious is None else self.cautious
-        names = self._kept(list(losses), prior)
+        names = self._names_with_weight(list(losses), prior)
         loss = self.held_out.mixture_losses(names, _alphas(names, prior))
         if self.cautious is None and not weighted_mean(losses["identity"] - loss, row_weights) > 0:
             names, loss = ["identity"], losses["identity"]
@@ -341,21 +345,21 @@ class _Trial:
         self.models.pop(name, None)
         self.held_out.log_probs.pop(name, None)
 
-    def _kept(
+    def _names_with_weight(
         self, names: Sequence[str], prior: Mapping[str, float], rows: np.ndarray | slice = slice(None)
     ) -> list[str]:
         """Return the candidates that have a share in the mixture."""
         weights = self.held_out.weights(names, _alphas(names, prior), rows)
         return [name for name, weight in zip(names, weights, strict=True) if weight >= _MIN_WEIGHT]
 
-    def _race(self) -> None:
+    def _drop_losers_early(self) -> None:
         """Drop candidates that have no share in the mixture on the first folds and are clearly worse than the best."""
         scored = self.held_out.fold < _RACE_AFTER
         losses = {name: self.held_out.losses(name)[scored] for name in self.models}
         row_weights = None if self.held_out.row_weights is None else self.held_out.row_weights[scored]
         blocks = None if self.clusters is None else self.clusters.take(scored)
         best = simplest(losses, standard_errors=0.0, sample_weight=row_weights)
-        kept = {"identity", *PRIOR_ROWS, *self._kept(list(losses), PRIOR_ROWS, scored)}
+        kept = {"identity", *PRIOR_ROWS, *self._names_with_weight(list(losses), PRIOR_ROWS, scored)}
         kept |= {base for name in self.fits for base in BASES.get(name, ())}
         for name in [name for name in losses if name not in kept]:
             if is_significant_gain(losses[name] - losses[best], row_weights, min_z=_ERRORS_BEHIND, clusters=blocks):

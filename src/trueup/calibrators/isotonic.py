@@ -78,9 +78,9 @@ class Isotonic(Knots, TopLabel):
 class IsotonicOvR(Knots, ClassCurves):
     """Map each class's probability by an isotonic curve of its own, then normalise the row: q_k ∝ g_k(p_k) + 1e-9 p_k.
 
-    With `fit_scaled`, p is the softmax of z/T, and T is fitted first. With `fit_centred` the curve connects the centres
-    of the flat stretches, at the mean of their probabilities, so it is strictly increasing. Not for many classes with
-    few samples each, nor where the predicted class must stay: it may change.
+    With `fit_scaled`, p is the softmax of z/T, and T is fitted first. With `fit_centred` each flat stretch is replaced
+    by one point at its mean probability, and the points are joined, so the curve rises strictly. Not for many classes
+    with few samples each, nor where the predicted class must stay: it may change.
 
     Parameters
     ----------
@@ -263,8 +263,9 @@ def pool_adjacent_violators(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the isotonic regression of binary outcomes on scores: both ends of each block.
 
-    The curve can only rise at a run of equal scores that contains a positive. So rows are grouped from one such run to
-    the next: there are at most as many groups as positives, and scores below the lowest positive need no sorting.
+    `positive` has the indices, or a mask, of the rows with outcome 1. A block can only start at a score with a positive
+    row. Rows are grouped from one such score to the next, so there are at most as many groups as positive rows. Scores
+    below the lowest positive one need no sorting.
 
     >>> pool_adjacent_violators(np.array([0.1, 0.2, 0.3, 0.4]), np.array([1, 3]), np.array([1.0, 3.0, 1.0, 1.0]))
     (array([0.1, 0.2, 0.3, 0.4]), array([0.  , 0.75, 0.75, 1.  ]))
@@ -275,13 +276,13 @@ def pool_adjacent_violators(
         first, last_index = np.append(0, ends[:-1] + 1)[blocks[:-1]], ends[blocks[1:] - 1]
         value = np.add.reduceat(sums[2], blocks[:-1]) / np.add.reduceat(sums[0], blocks[:-1])
         return _block_ends(ordered, first, last_index, value)
-    positive = scores[positive]
-    if len(positive) == 0:
+    positive_scores = scores[positive]
+    if len(positive_scores) == 0:
         return np.zeros(1), np.zeros(1)
-    low = scores < positive.min() * (1 - 1e-14)  # a margin above rounding, so that no run of ties is cut
+    low = scores < positive_scores.min() * (1 - 1e-14)  # a margin above rounding, so that no run of ties is cut
     upper = np.sort(scores[~low])
     ends = np.flatnonzero(tie_ends(upper))
-    run = np.searchsorted(ends, np.searchsorted(upper, np.sort(positive)))  # searching sorted values is faster
+    run = np.searchsorted(ends, np.searchsorted(upper, np.sort(positive_scores)))  # searching sorted values is faster
     starts, hits = np.unique(np.where(run > 0, ends[run - 1] + 1, 0), return_counts=True)
     if starts[0] > 0:
         starts, hits = np.append(0, starts), np.append(0, hits)
@@ -505,10 +506,11 @@ def _two_probs(xp: Namespace, z: Any) -> Any:
 
 
 def bracket_curves(scores: np.ndarray, positive: np.ndarray, sample_weight: np.ndarray | None = None) -> Curves:
-    """Return distinct scores c (m,), and p₀ and p₁ (m + 1,): p₀ of a new score s is at #{c ≤ s}, p₁ at #{c < s}.
+    """Return the distinct scores c (m,), and arrays of p₀ and p₁ (m + 1,).
 
-    A row added as 1 joins the block of the next score at or above it, a row added as 0 the block at or below it. So
-    both are step functions with steps at the scores of the fit. The added row has weight one.
+    For a new score s, p₀ is entry #{c ≤ s} and p₁ is entry #{c < s} of its array. A row added as 1 joins the block of
+    the next score at or above it, a row added as 0 the block at or below it. So both are step functions with steps at
+    the scores of the fit. The added row has weight one.
 
     >>> c, low, high = bracket_curves(np.array([0.1, 0.2, 0.3]), np.array([False, True, False]))
     >>> low.round(3), high.round(3)
@@ -531,18 +533,18 @@ def bracket_curves(scores: np.ndarray, positive: np.ndarray, sample_weight: np.n
 def _isotonic_with_one(count: np.ndarray, hits: np.ndarray) -> np.ndarray:
     """Return the isotonic value at each group of ties if one more positive is added there, and 1 above them all.
 
-    One walk along the cumulative sums (n, hits), preceded by a point (−1, −1) for the added row: the value is the slope
-    of the first side of their convex minorant. The added row moves by one group at each step.
+    Put the added row at (−1, −1) before the cumulative sums (count, hits). Its isotonic value is the slope of the first
+    edge of the lower convex hull. The loop updates the hull as the row moves up one group.
     """
     x = [-1.0, 0.0, *np.cumsum(count).tolist()]
     y = [-1.0, 0.0, *np.cumsum(hits).tolist()]
-    # The corners of the minorant, the leftmost last. The loops are written out: a call per corner doubles the time.
+    # The corners of the hull, the leftmost last. The loops are written out: a call per corner doubles the time.
     corner_x, corner_y = [x[-1]], [y[-1]]
     for a, b in zip(reversed(x[:-1]), reversed(y[:-1]), strict=True):
         while len(corner_x) > 1:
             c, d = corner_x[-1], corner_y[-1]
             if (c - a) * (corner_y[-2] - d) > (corner_x[-2] - c) * (d - b):
-                break  # else the minorant passes below this corner
+                break  # else the hull passes below this corner
             corner_x.pop()
             corner_y.pop()
         corner_x.append(a)

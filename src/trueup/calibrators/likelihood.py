@@ -28,19 +28,22 @@ MATRIX_PENALTY = 1e-6
 """The default L2 penalty of matrix scaling; without it, separable data have no finite optimum."""
 
 Likelihood = Callable[[np.ndarray], np.ndarray]
-"""Loss summed over the rows followed by its gradient, as a function of the weights followed by the bias."""
+"""Maps the parameters (weights, then bias) to one array: the summed loss, then its gradient."""
 
 Solution = tuple[np.ndarray, np.ndarray, Certificate]
 """Weight, bias, and the certificate of their search."""
 
 Inverse = Callable[[np.ndarray], np.ndarray]
-Blocks = Callable[[float, float, float], Inverse]
-"""Function that inverts the likelihood's curvature plus that of a penalty off the diagonal, on it, and on the bias."""
+CurvatureModel = Callable[[float, float, float], Inverse]
+"""Takes three penalty curvatures (off-diagonal, diagonal, bias).
+
+It adds them to the likelihood's, and returns the inverse.
+"""
 
 LEVEL = 1e-6
 """Fraction of the mean curvature that is added where the data may have none."""
 _ROUNDING_LEVEL = 1e-10  # the same for exact curvature in float64.
-_PSEUDO_ROWS = 5.0  # weight of the pooled moments in those of a class.
+_PSEUDO_ROWS = 5.0  # pseudo-rows by which a class's moments are shrunk towards those of all classes.
 _FEW_CLASSES, _MANY_CLASSES = 32, 128  # limits for a separate curvature per class: K (K + 1)² numbers.
 
 
@@ -74,13 +77,15 @@ class Penalty:
 class Problem:
     """Penalised likelihood of softmax(W u + b) on checked arrays, with u = z or u = ln softmax(scale·z).
 
-    An absent option is left out of the softmax, and its u is the mean over the row's other options.
+    A class whose logit is −∞ in a row (an absent option) is left out of that row's softmax. Its u is the mean over the
+    row's other options.
     """
 
     z: np.ndarray
     y: np.ndarray
     penalty: Penalty
     on: Literal["logits", "log_probs"] = "logits"
+    """The features u: the scaled logits, or their log-softmax."""
     scale: float = 1.0
     vector: bool = False
     w: np.ndarray | None = None
@@ -103,7 +108,9 @@ class Problem:
         x, certificate = self.search(stage, x, self.blocks(x), tolerance=tolerance, max_iter=3000, coarse=coarse)
         return *self.weight_and_bias(x), certificate
 
-    def search(self, stage: Stage, start: np.ndarray, blocks: Blocks, **options: Any) -> tuple[np.ndarray, Certificate]:
+    def search(
+        self, stage: Stage, start: np.ndarray, blocks: CurvatureModel, **options: Any
+    ) -> tuple[np.ndarray, Certificate]:
         """Minimise an objective of these weights, preconditioned by the curvature at the start."""
 
         def refresh(x: np.ndarray) -> Inverse:
@@ -118,7 +125,7 @@ class Problem:
         weight, bias = x[:-classes], x[-classes:]
         return weight if self.vector else weight.reshape(classes, classes), bias
 
-    def solve_coarse(self, start: np.ndarray, blocks: Blocks, likelihood: Likelihood) -> np.ndarray:
+    def solve_coarse(self, start: np.ndarray, blocks: CurvatureModel, likelihood: Likelihood) -> np.ndarray:
         """Minimise in float32 with the curvature of a similar problem: accurate enough to compare penalties."""
         stage = Stage(self.penalise(likelihood, self.total), _FOLD_FTOL, _FLOAT32_NOISE)
         return self.canonical(self.search(stage, start, blocks, max_iter=3000)[0])
@@ -134,9 +141,9 @@ class Problem:
     def _with_frequencies(self, x: np.ndarray) -> np.ndarray:
         """Return the point with a bias that approximately matches the class frequencies, for rare classes."""
         n, classes = self.total, self.z.shape[1]
-        u, absent, share = self._subsample(2048)
+        u, absent, row_weight = self._subsample(2048)
         probs = NUMPY.softmax(mask_scores(u * float(x[0]), absent))
-        mean_probs = weigh(probs, share).mean(axis=0, dtype=np.float64)
+        mean_probs = weigh(probs, row_weight).mean(axis=0, dtype=np.float64)
         return np.concatenate([x[:-classes], np.log((self._counts + 0.5) / (n * mean_probs + 0.5))])
 
     @cached_property
@@ -148,9 +155,9 @@ class Problem:
         n, classes = self.z.shape
         kept = slice(None, None, max(1, n // max(64, min(rows, _CURVATURE_NUMBERS // classes))))
         u = self.scale * self.z[kept].astype(np.float32)
-        share = None if self.w is None else (self.w[kept] / self.w[kept].mean()).astype(np.float32)[:, None]
+        row_weight = None if self.w is None else (self.w[kept] / self.w[kept].mean()).astype(np.float32)[:, None]
         absent = find_absent(u)
-        return fill_absent(NUMPY.log_softmax(u) if self.on == "log_probs" else u, absent), absent, share
+        return fill_absent(NUMPY.log_softmax(u) if self.on == "log_probs" else u, absent), absent, row_weight
 
     def canonical(self, x: np.ndarray) -> np.ndarray:
         """Return the same map with the smallest penalty.
@@ -184,23 +191,23 @@ class Problem:
     def _shift(self) -> np.ndarray | None:
         return log_sum_exp(self.scale * self.z if self.scale != 1 else self.z) if self.on == "log_probs" else None
 
-    def blocks(self, start: float | np.ndarray, *, careful: bool = False) -> Blocks:
+    def blocks(self, start: float | np.ndarray, *, careful: bool = False) -> CurvatureModel:
         """Return the likelihood's curvature at a point, from a subsample."""
         classes = self.z.shape[1]
-        u, absent, share = self._subsample(2048 if self.vector else 4096)
+        u, absent, row_weight = self._subsample(2048 if self.vector else 4096)
         x = self.canonical(self.start_point(start))
         weight, bias = (part.astype(u.dtype) for part in (x[:-classes], x[-classes:]))
         scores = (u * weight if self.vector else u @ weight.reshape(classes, classes).T) + bias
         scores = mask_scores(scores, absent)
         if careful and not self.vector and classes <= _FEW_CLASSES:
-            return _full_curvature(u.astype(np.float64), NUMPY.softmax(scores.astype(np.float64)), share)
-        spread = variances(scores, share)
+            return _full_curvature(u.astype(np.float64), NUMPY.softmax(scores.astype(np.float64)), row_weight)
+        class_variance = variances(scores, row_weight)
         if self.vector:
-            return _vector_blocks(u, spread, self._counts)
+            return _vector_blocks(u, class_variance, self._counts)
         few = classes <= (_MANY_CLASSES if careful else _FEW_CLASSES)
-        return _class_blocks(u, spread) if few else _pooled_blocks(u, spread)
+        return _class_blocks(u, class_variance) if few else _pooled_blocks(u, class_variance)
 
-    def inverse(self, blocks: Blocks) -> Inverse:
+    def inverse(self, blocks: CurvatureModel) -> Inverse:
         """Return the inverse of the penalised loss's curvature."""
         return blocks(2 * self.penalty.off, 2 * self.penalty.diagonal, 2 * self.penalty.bias)
 
@@ -246,8 +253,8 @@ class Problem:
             else:  # in float64, since the two may be large and nearly equal
                 u = self.scale * part.astype(np.float64) - shift[rows, None]
             u = fill_absent(u, absent).astype(kind, copy=False)
-            share = None if self.w is None else self.w[rows].astype(kind)
-            return _Chunk(np.ascontiguousarray(u.T), None if absent is None else absent.T, self.y[rows], share)
+            row_weight = None if self.w is None else self.w[rows].astype(kind)
+            return _Chunk(np.ascontiguousarray(u.T), None if absent is None else absent.T, self.y[rows], row_weight)
 
         parts = list(native.row_chunks(len(self.z), classes, native.PRODUCT_CHUNK))
         kept: list[_Chunk] = []
@@ -278,11 +285,11 @@ class _Chunk(NamedTuple):
     u: np.ndarray
     absent: np.ndarray | None
     label: np.ndarray
-    share: np.ndarray | None
+    row_weight: np.ndarray | None
 
 
 def loss_and_residual(
-    scores: np.ndarray, absent: np.ndarray | None, label: np.ndarray, share: np.ndarray | None
+    scores: np.ndarray, absent: np.ndarray | None, label: np.ndarray, row_weight: np.ndarray | None
 ) -> tuple[float, np.ndarray]:
     """Return the summed loss of scores (classes, rows), which are overwritten, and softmax − one-hot, weighted."""
     mask_scores(scores, absent)
@@ -294,10 +301,10 @@ def loss_and_residual(
     losses += np.log(total)
     scores /= total
     scores[at] -= 1
-    if share is None:
+    if row_weight is None:
         return float(losses.sum()), scores
-    scores *= share
-    return float(losses @ share), scores
+    scores *= row_weight
+    return float(losses @ row_weight), scores
 
 
 def matrix_problem(z: np.ndarray, y: np.ndarray, penalty: Penalty, **settings: Any) -> Problem:
@@ -310,14 +317,14 @@ def matrix_problem(z: np.ndarray, y: np.ndarray, penalty: Penalty, **settings: A
     return RowSpanProblem.of(full)
 
 
-def _vector_blocks(u: np.ndarray, spread: np.ndarray, counts: np.ndarray) -> Blocks:
-    """Return 2 × 2 blocks in (w_k, b_k) for softmax(w ⊙ u + b), each class separately; `spread` is p_k(1 − p_k).
+def _vector_blocks(u: np.ndarray, class_variance: np.ndarray, counts: np.ndarray) -> CurvatureModel:
+    """Return 2 × 2 blocks in (w_k, b_k) for softmax(w ⊙ u + b), each class separately.
 
-    With many classes, few rows are informative about each. Then a class gets a curvature proportional to its number of
-    labels, and its moments are shrunk towards those of all classes.
+    `class_variance` is p_k(1 − p_k). With many classes, few rows are informative about each. So a class's curvature is
+    shrunk towards a value proportional to its number of labels, and its moments towards those of all classes.
     """
-    scaled = spread * u
-    a, m, d = (x.sum(axis=0, dtype=np.float64) for x in (scaled * u, scaled, spread))
+    scaled = class_variance * u
+    a, m, d = (x.sum(axis=0, dtype=np.float64) for x in (scaled * u, scaled, class_variance))
     total = d.sum() + 1e-30
     expected = (counts + 1) / (counts + 1).sum() * total
     # Both are means, so that centre² ≤ squares.
@@ -339,22 +346,24 @@ def _vector_blocks(u: np.ndarray, spread: np.ndarray, counts: np.ndarray) -> Blo
     return inverse
 
 
-def _class_blocks(u: np.ndarray, spread: np.ndarray) -> Blocks:
+def _class_blocks(u: np.ndarray, class_variance: np.ndarray) -> CurvatureModel:
     """Return one block per class for softmax(W u + b): Σ p_k(1 − p_k) ũũᵀ with ũ = (u, 1)."""
     n, classes = u.shape
     extended = np.concatenate([u, np.ones((n, 1), u.dtype)], axis=1)
-    blocks = np.stack([(extended * spread[:, k, None]).T @ extended / n for k in range(classes)]).astype(np.float64)
+    blocks = np.stack([(extended * class_variance[:, k, None]).T @ extended / n for k in range(classes)]).astype(
+        np.float64
+    )
     level = LEVEL * np.diagonal(blocks, axis1=1, axis2=2).mean() + 1e-12
 
-    def inverse(off: float, diagonal: float, offset: float) -> Inverse:
-        ridge = _ridge(classes, off + level, diagonal + level, offset + level)
+    def inverse(off_diagonal: float, diagonal: float, offset: float) -> Inverse:
+        ridge = _ridge(classes, off_diagonal + level, diagonal + level, offset + level)
         inverted = np.linalg.inv(blocks + ridge[:, :, None] * np.eye(classes + 1))
         return _by_class(classes, lambda rows: (inverted @ rows[:, :, None])[:, :, 0])
 
     return inverse
 
 
-def _full_curvature(u: np.ndarray, probs: np.ndarray, share: np.ndarray | None) -> Blocks:
+def _full_curvature(u: np.ndarray, probs: np.ndarray, row_weight: np.ndarray | None) -> CurvatureModel:
     """Return the curvature of softmax(W u + b) for all classes jointly: blocks Σ p_j(δ_jk − p_k) ũũᵀ with ũ = (u, 1).
 
     Logits may lie nearly in a plane, for example if the rows of the last layer sum to zero. Separate blocks then miss
@@ -365,14 +374,14 @@ def _full_curvature(u: np.ndarray, probs: np.ndarray, share: np.ndarray | None) 
     curvature = np.empty((classes, classes + 1, classes, classes + 1))
     for j in range(classes):
         for k in range(j + 1):
-            spread = weigh((probs[:, j] * (float(j == k) - probs[:, k]))[:, None], share)
-            curvature[j, :, k] = curvature[k, :, j] = (extended * spread).T @ extended / n
+            covariance = weigh((probs[:, j] * (float(j == k) - probs[:, k]))[:, None], row_weight)
+            curvature[j, :, k] = curvature[k, :, j] = (extended * covariance).T @ extended / n
     numbers = classes * (classes + 1)
     matrix = curvature.reshape(numbers, numbers)
     level = _ROUNDING_LEVEL * matrix.diagonal().mean() + 1e-15
 
-    def inverse(off: float, diagonal: float, offset: float) -> Inverse:
-        ridge = _ridge(classes, off + level, diagonal + level, offset + level)
+    def inverse(off_diagonal: float, diagonal: float, offset: float) -> Inverse:
+        ridge = _ridge(classes, off_diagonal + level, diagonal + level, offset + level)
         from scipy.linalg import cho_factor, cho_solve  # slow to import
 
         factor = cho_factor(matrix + np.diag(ridge.ravel()))
@@ -381,9 +390,9 @@ def _full_curvature(u: np.ndarray, probs: np.ndarray, share: np.ndarray | None) 
     return inverse
 
 
-def _ridge(classes: int, off: float, diagonal: float, offset: float) -> np.ndarray:
+def _ridge(classes: int, off_diagonal: float, diagonal: float, offset: float) -> np.ndarray:
     """Return a penalty's curvature, (classes, classes + 1): its weights, then its bias."""
-    ridge = np.full((classes, classes + 1), off)
+    ridge = np.full((classes, classes + 1), off_diagonal)
     np.fill_diagonal(ridge, diagonal)
     ridge[:, -1] = offset
     return ridge
@@ -400,29 +409,31 @@ def _by_class(classes: int, solve: Inverse) -> Inverse:
     return apply
 
 
-def _pooled_blocks(u: np.ndarray, spread: np.ndarray) -> Blocks:
+def _pooled_blocks(u: np.ndarray, class_variance: np.ndarray) -> CurvatureModel:
     """Return the blocks d_k [C + m_k m_kᵀ, m_k; m_kᵀ, 1].
 
-    d_k is the sum of the weights p_k(1 − p_k), and m_k the mean of u under them. All classes share the covariance
-    around that mean, since few rows carry weight in a class; only u_k itself has a variance of its own in class k. One
-    decomposition of C then inverts all the blocks. In w_k and b_k + m_kᵀw_k the data have no mixed curvature; the
-    penalties of the k-th entry and of the bias are of rank one each.
+    d_k is the sum of the weights p_k(1 − p_k), and m_k the mean of u under them. All classes share one covariance C,
+    with one eigendecomposition, since few rows carry weight in a class; only u_k itself has a variance of its own in
+    class k. In the coordinates w_k and b_k + m_kᵀw_k the curvature is block-diagonal; the two penalties are then
+    rank-one corrections.
     """
     n, classes = u.shape
-    d = spread.sum(axis=0, dtype=np.float64) / n + 1e-12
-    mean = (spread.T @ u / n).astype(np.float64) / d[:, None]
-    gram = ((u * spread.sum(axis=1, keepdims=True)).T @ u / n).astype(np.float64)
+    d = class_variance.sum(axis=0, dtype=np.float64) / n + 1e-12
+    mean = (class_variance.T @ u / n).astype(np.float64) / d[:, None]
+    gram = ((u * class_variance.sum(axis=1, keepdims=True)).T @ u / n).astype(np.float64)
     pooled = (gram - (mean.T * d) @ mean) / d.sum()
-    variance = (spread * u * u).sum(axis=0, dtype=np.float64) / n / d - mean.diagonal() ** 2
+    variance = (class_variance * u * u).sum(axis=0, dtype=np.float64) / n / d - mean.diagonal() ** 2
     values, vectors = np.linalg.eigh(pooled)
     values = np.maximum(values, LEVEL * values.mean()) + 1e-12
     turned = mean @ vectors  # in the basis of eigenvectors, as everything below
 
-    def inverse(off: float, diagonal: float, offset: float) -> Inverse:
-        scales = 1 / (d[:, None] * values + off)  # of class k along each eigenvector
+    def inverse(off_diagonal: float, diagonal: float, offset: float) -> Inverse:
+        scales = 1 / (d[:, None] * values + off_diagonal)  # of class k along each eigenvector
         # The k-th entry of class k has its own variance and the diagonal's penalty instead of the pooled ones.
         corner = ((vectors * scales) * vectors).sum(axis=1)
-        excess = diagonal - off + d * np.maximum(variance - pooled.diagonal(), 0)  # clipped, to stay positive definite
+        excess = (
+            diagonal - off_diagonal + d * np.maximum(variance - pooled.diagonal(), 0)
+        )  # clipped, to stay positive definite
         entry = scales * vectors
         entry_share = excess / (1 + excess * corner)
 
@@ -453,12 +464,12 @@ def mask_scores(scores: np.ndarray, absent: np.ndarray | None) -> np.ndarray:
     return scores
 
 
-def weigh(rows: np.ndarray, share: np.ndarray | None) -> np.ndarray:
+def weigh(rows: np.ndarray, row_weight: np.ndarray | None) -> np.ndarray:
     """Multiply rows by their weights, if any."""
-    return rows if share is None else rows * share
+    return rows if row_weight is None else rows * row_weight
 
 
-def variances(scores: np.ndarray, share: np.ndarray | None) -> np.ndarray:
+def variances(scores: np.ndarray, row_weight: np.ndarray | None) -> np.ndarray:
     """Return the variance p(1 − p) of each class's indicator, times the weight of its row."""
     p = NUMPY.softmax(scores)
-    return weigh(p * (1 - p), share)
+    return weigh(p * (1 - p), row_weight)

@@ -29,10 +29,10 @@ _FLOAT32_NOISE = 1e-8
 class LowRank(Calibrator):
     """Mix classes along a few directions: q = softmax(w ⊙ u + b + A Bᵀ c), u = ln softmax(z/T), A and B (K, rank).
 
-    c is u minus its row's mean. The penalty is (K/n)(‖w − 1‖² + ‖b‖²) + λ(‖A‖² + ‖B‖²), where the second part is the
-    nuclear norm of A Bᵀ. A held-out fifth of the rows chooses λ; if no λ gains more than a standard error there, the
-    result is structured vector scaling. The map has 2 K (rank + 1) parameters where a matrix has K². Not for few
-    classes, where `sms_cv` can fit a full matrix.
+    c is u minus its row's mean. The penalty is (K/n)(‖w − 1‖² + ‖b‖²) + λ(‖A‖² + ‖B‖²). The minimum of its second part
+    over factors with the same product is 2λ times the nuclear norm of A Bᵀ. A held-out fifth of the rows chooses λ; if
+    no λ gains more than a standard error there, the result is structured vector scaling. The map has 2 K (rank + 1)
+    parameters where a matrix has K². Not for few classes, where `sms_cv` can fit a full matrix.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class LowRank(Calibrator):
     array([[-0.5514, -1.5514, -1.5514]])
     """
 
-    # Not sample-invariant: the penalty is chosen on held-out rows.
+    # `sample_invariant` stays False: which rows are held out depends on their order.
 
     temperature: float
     weight: np.ndarray
@@ -136,7 +136,7 @@ class _Chunk(NamedTuple):
     c: np.ndarray
     absent: np.ndarray | None
     label: np.ndarray
-    share: np.ndarray | None
+    row_weight: np.ndarray | None
 
 
 class _Problem:
@@ -150,8 +150,8 @@ class _Problem:
             absent = find_absent(z[at])
             u = fill_absent(about.features(NUMPY, z[at].astype(np.float64)), absent).T.astype(np.float32, order="C")
             c = np.clip(u - u.mean(axis=0), -_MAX_FEATURE, _MAX_FEATURE)
-            share = None if w is None else w[at].astype(np.float32)
-            self.chunks.append(_Chunk(u, c, None if absent is None else absent.T, y[at], share))
+            row_weight = None if w is None else w[at].astype(np.float32)
+            self.chunks.append(_Chunk(u, c, None if absent is None else absent.T, y[at], row_weight))
 
     def parts(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Split a point into weight, bias and the two factors."""

@@ -19,7 +19,7 @@ from trueup.convert import label_events
 class PerLabel(Calibrator):
     """Map log-odds (n, labels) to log-odds (n, labels), each label by its part of a `PerGroup`.
 
-    Not for classes that exclude each other: every other calibrator is for those.
+    For labels that can occur together. Not for mutually exclusive classes: use any other calibrator for those.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def per_label(
     n_folds
         Number of folds; all labels of a row stay in one fold.
     strengths
-        Numbers of rows that the map of all labels may count for.
+        Candidate shrinkage strengths: the shared map weighs as much as this many rows of a label; held-out rows choose.
     ignore_index
         Target of labels that are unknown.
 

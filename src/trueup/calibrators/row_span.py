@@ -10,7 +10,15 @@ import numpy as np
 from trueup._core.arrays import fill_absent, find_absent
 from trueup._core.namespace import NUMPY
 from trueup._core.optimize import Objective
-from trueup.calibrators.likelihood import LEVEL, Blocks, Inverse, Likelihood, Problem, loss_and_residual, variances
+from trueup.calibrators.likelihood import (
+    LEVEL,
+    CurvatureModel,
+    Inverse,
+    Likelihood,
+    Problem,
+    loss_and_residual,
+    variances,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,18 +68,22 @@ class RowSpanProblem(Problem):
         full = Problem(self.z, self.y, self.penalty)
         return full.weight_and_bias(np.concatenate([matrix.ravel(), bias]))
 
-    def blocks(self, start: float | np.ndarray, *, careful: bool = False) -> Blocks:
+    def blocks(self, start: float | np.ndarray, *, careful: bool = False) -> CurvatureModel:
         """Return the diagonal of the likelihood's curvature at a point."""
-        share = None if self.w is None else (self.w / self.w.mean())[:, None]
+        row_weight = None if self.w is None else (self.w / self.w.mean())[:, None]
         weights, diagonal, bias = self._parts(self.start_point(start))
         scores = self.features @ weights.T + self.u * (diagonal - (weights * self.basis).sum(axis=1)) + bias
         scores[self.z == -np.inf] = -np.inf
-        spread = variances(scores, share).T / len(self.u)
-        curvature = spread @ self.features**2, (spread.T * self.u**2).sum(axis=0), spread.sum(axis=1)
+        class_variance = variances(scores, row_weight).T / len(self.u)
+        curvature = (
+            class_variance @ self.features**2,
+            (class_variance.T * self.u**2).sum(axis=0),
+            class_variance.sum(axis=1),
+        )
         level = LEVEL * np.mean([part.mean() for part in curvature]) + 1e-12
 
-        def inverse(off: float, diagonal: float, offset: float) -> Inverse:
-            parts = zip(curvature, (off, diagonal, offset), strict=True)
+        def inverse(off_diagonal: float, diagonal: float, offset: float) -> Inverse:
+            parts = zip(curvature, (off_diagonal, diagonal, offset), strict=True)
             scales = np.concatenate([1 / (part.ravel() + penalty + level) for part, penalty in parts])
             return lambda gradient: scales * gradient
 
@@ -81,7 +93,7 @@ class RowSpanProblem(Problem):
         """Return the function that computes the summed loss followed by its gradient."""
         kind: Any = np.float32 if quick else np.float64
         u, features, basis = (part.astype(kind, copy=False) for part in (self.u, self.features, self.basis))
-        absent, share = find_absent(self.z), None if self.w is None else self.w.astype(kind)
+        absent, row_weight = find_absent(self.z), None if self.w is None else self.w.astype(kind)
         absent_columns, columns, turned = (
             None if absent is None else absent.T,
             np.ascontiguousarray(u.T),
@@ -92,7 +104,7 @@ class RowSpanProblem(Problem):
             weights, diagonal, bias = self._parts(x.astype(kind, copy=False))
             diagonal_excess = diagonal - (weights * basis).sum(axis=1)
             scores = weights @ turned + bias[:, None] + columns * diagonal_excess[:, None]
-            loss, residual = loss_and_residual(scores, absent_columns, self.y, share)
+            loss, residual = loss_and_residual(scores, absent_columns, self.y, row_weight)
             by_diagonal = (residual * columns).sum(axis=1)
             by_weights = residual @ features - by_diagonal[:, None] * basis
             return np.concatenate([[loss], by_weights.ravel(), by_diagonal, residual.sum(axis=1)]).astype(np.float64)

@@ -1,9 +1,8 @@
-"""One reader and one writer for each file format: the only module that knows how bytes become columns.
+"""The table of file formats: suffix → reader and writer.
 
 A reader opens a file and lists its columns without reading the rows; then it reads chunks of rows. No reader ever
-unpickles. A writer receives chunks of checked rows and the paths of the files; without labels only the first path. This
-module has the formats of arrays, .npz, .npy and .safetensors, whose shapes and types are known before any row is read.
-It also lists all formats.
+unpickles. A writer receives chunks of checked rows and the paths of the files; without labels only the first path.
+Arrays (.npz, .npy, .safetensors) are read here, text in prediction_table.py, parquet in parquet.py.
 """
 
 from __future__ import annotations

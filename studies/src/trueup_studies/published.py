@@ -18,8 +18,13 @@ from trueup_studies.templates import render
 
 _WORDS = read_toml("trueup_studies", "published.toml")
 UNITS: Mapping[str, Mapping[str, Any]] = _WORDS["units"]
-AFTER, DIGITS, SPELLINGS = _WORDS["after"], _WORDS["digits"], _WORDS["spellings"]
-"""Units; our column → published metric where names differ; printed digits; our names → the papers'."""
+"""Part of a published metric's name → its unit: the factor that brings our number to it, and its sign."""
+AFTER: Mapping[str, str] = _WORDS["after"]
+"""Published metric without its unit → our column, where the names differ."""
+DIGITS: Mapping[str, int] = _WORDS["digits"]
+"""Our column → number of decimals that the paper prints."""
+SPELLINGS: Mapping[str, str] = _WORDS["spellings"]
+"""Our name of a data set or network, or timm's → the papers' name; both are normalised."""
 MAX_STDS = 2.0
 """Two means differ if their difference exceeds this many of its standard deviations."""
 CALIBRATE_NETWORKS = ("neural-clamping",)
@@ -91,7 +96,7 @@ class Reason(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ComparedFigure:
+class ComparedNumber:
     """One metric of one method: our number and the published one, in the paper's unit."""
 
     method: str
@@ -131,9 +136,9 @@ class PaperComparison:
     """The first method that both have; the changes of the others are relative to it."""
     reasons: tuple[Reason, ...]
     """Settings that differ; empty if data set, network and any published weights are the same."""
-    figures: tuple[ComparedFigure, ...]
+    figures: tuple[ComparedNumber, ...]
 
-    def with_verdict(self, verdict: Verdict) -> list[ComparedFigure]:
+    def with_verdict(self, verdict: Verdict) -> list[ComparedNumber]:
         """Return the numbers with this verdict."""
         return [figure for figure in self.figures if figure.verdict == verdict]
 
@@ -181,7 +186,7 @@ def _compare_group(
             base[figure] = (mean, std, value)
         verdict = _verdict(mean, std, value, base.get(figure), bool(reasons))
         unit = value.metric.removeprefix(figure).replace("_", " ").strip()
-        figures.append(ComparedFigure(member, figure, unit, mean, std, value.mean, value.std, verdict))
+        figures.append(ComparedNumber(member, figure, unit, mean, std, value.mean, value.std, verdict))
     first = values[0]
     return PaperComparison(
         first.table, name, group, first.dataset, first.model, reference, tuple(reasons), tuple(figures)
@@ -320,7 +325,7 @@ def _comparison_table(comparison: PaperComparison) -> str:
     return f"<h3>{escape(title)}</h3>{note}{table(title, ['method', *headings], rows)}"
 
 
-def _comparison_cell(figure: ComparedFigure | None) -> TableCell:
+def _comparison_cell(figure: ComparedNumber | None) -> TableCell:
     if figure is None:
         return TableCell(MISSING)
     ours, theirs = (

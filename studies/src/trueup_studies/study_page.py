@@ -63,9 +63,9 @@ def save_page(study: Study, store: Store, options: Options | None, folder: str |
     outcomes = store.outcomes(cells)
     finished = [outcome for outcome in outcomes if outcome.status == "finished"]
     rows = [{**outcome.settings, **row} for outcome in finished for row in outcome.rows]
-    early = len(finished) < len(cells)
+    incomplete = len(finished) < len(cells)
     tables = {
-        name: replace(table, count_runs=early or table.count_runs)
+        name: replace(table, count_runs=incomplete or table.count_runs)
         for name, table in (study.tables(rows, options).items() if rows else ())
     }
     claims = _judge_claims(study, rows, options) if rows and study.claims() else None

@@ -1,4 +1,4 @@
-"""Pages by Jinja2, with the parts of `trueup.reports.html`; what is text is escaped by these."""
+"""Pages by Jinja2. It does not escape here; the helpers of `trueup.reports.html` escape all text."""
 
 from __future__ import annotations
 

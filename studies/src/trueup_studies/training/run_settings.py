@@ -22,8 +22,9 @@ class RunSettings:
     """Everything that the result of a run depends on, except for the network and the data.
 
     The learning rate follows a cosine to zero, or falls tenfold at each of `milestones` (shares of the epochs). With
-    `stop_on` the network gets the weights of its best epoch, by the lowest validation NLL or "refinement": the NLL
-    after a temperature fitted on other validation samples. A temperature can then correct overconfidence.
+    `stop_on` the network gets the weights of its best epoch. "nll" takes the epoch of lowest validation NLL.
+    "refinement" takes the lowest NLL after temperature scaling, fitted on other validation samples, because
+    overconfidence can be corrected later.
     """
 
     epochs: int
