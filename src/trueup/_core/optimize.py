@@ -138,7 +138,7 @@ def lbfgs(
     trial step relative to the previous step, for functions that are far from quadratic.
 
     It also counts as converged if no step lowers the value beyond rounding and the gradient norm is below 1000 ×
-    `tolerance`, or if ten steps in a row lowered it by no more than rounding. Anything else raises.
+    `tolerance`. So it does if ten steps in a row lowered the value by no more than rounding. Anything else raises.
 
     Nocedal & Wright, "Numerical optimization" (2006), chapters 3 and 7.
     """

@@ -244,8 +244,8 @@ def _try_batch_norm(
 ) -> tuple[list[ForwardResult] | None, float]:
     """Try new batch-norm statistics behind each fold's map; they need no labels, so all samples are used.
 
-    An input shift can also be tested without labels. If the mapped inputs still differ, then with few labels the new
-    statistics need only not raise the held-out loss, since so few labels cannot prove a gain.
+    An input shift can also be tested without labels. If the mapped inputs still differ and labels are few, the
+    new statistics need only not raise the held-out loss. A gain could not be shown with few labels.
     """
     network, labels, required = context.network, context.network.labels, STANDARD_ERRORS
     if len(labels) < MIN_LABELS_FOR_BATCH_NORM and context.weights is None:
