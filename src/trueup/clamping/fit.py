@@ -1,4 +1,8 @@
-"""Fit a clamped network: the function `clamp`, its recipes and its record."""
+"""Fit a clamped network: the function `clamp`, its recipes and its record.
+
+The recipes themselves are in other files: the default in subspace_search.py, affine maps in varpro.py, and the steps of
+the paper and of the released code in published_recipes.py.
+"""
 
 from __future__ import annotations
 
