@@ -451,7 +451,7 @@ def comparison_table(rows: Sequence[Row]) -> str:
     """One Markdown row per network, number of samples and alternative: means over the cells that both have."""
     losses = {(r.network, r.labels, r.method, r.shift, r.draw): r.nll for r in rows if r.draw >= FIRST_DRAW}
     text = [
-        "| network | samples | alternative | its NLL | NLL of repair | cells | largest loss |",
+        "| network | samples | alternative | its NLL | NLL of repair | cells | worst case |",
         "|---|---|---|---|---|---|---|",
     ]
     for network, n in sorted({(row.network, row.labels) for row in rows}):
