@@ -65,8 +65,8 @@ def from_probs(probs: ArrayT, *, floor: float | None = None, renormalise: bool =
         the log-odds, such as Platt scaling, fit better with a larger floor.
     renormalise
         Divide rows by their sum if it is in [0.9, 1.1]. Without it, a sum may differ from 1 by 1e-6 per thousand
-        classes. For half precision, it may differ by the type's epsilon. If all are rounded to the same number of
-        decimals and that explains the difference, rows are divided by their sum in any case, with a warning.
+        classes. For half precision, it may differ by the type's epsilon. If rounding to a number of decimals
+        explains the difference, rows are divided by their sum in any case, with a warning.
     name
         Name of the argument in errors.
 
