@@ -1,8 +1,7 @@
 """Turn the body of a request into predictions: stream it to a temporary file, read it in a limited process, check it.
 
-`Settings` in settings.py holds the limits: bytes of an upload (counted in guard.py), memory and time of the reading
-process. That process,
-`trueup.serve.upload_reader`, also limits rows and classes.
+`Settings` in settings.py holds the limits: bytes of an upload (counted in guard.py), memory and time of the
+process that reads it. That process, `trueup.serve.upload_reader`, also limits rows and classes.
 """
 
 from __future__ import annotations
