@@ -193,6 +193,7 @@ def test_tables_of_any_content(tmp_path, effort, tell):
 
 
 @pytest.mark.filterwarnings("ignore:.*left out, without a label:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*read as CSV with sep=:UserWarning")
 def test_text_of_any_content(tmp_path, effort, tell):
     """CSV files of any text: cells of every kind, quotes, encodings, lines of any length."""
     count = Count()

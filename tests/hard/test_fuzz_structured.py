@@ -17,6 +17,8 @@ from mutations import npy, promised
 import trueup
 from parquet_files import many_columns
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*a file of an older version has no hash:UserWarning")
+
 MEMORY = 200 << 20
 """Bytes that a process may need at most beyond what it has, while it refuses a file that stands for gigabytes."""
 
@@ -103,8 +105,6 @@ TRAPS = {
 PROGRAM = """
 import resource, sys, trueup
 from trueup.io.load_save import load_logits
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*a file of an older version has no hash:UserWarning")
 trueup.load
 def peak():
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -69,7 +69,7 @@ def test_kill_during_save_of_two_files(tmp_path, effort, tell):
     for pause in np.random.default_rng(1).uniform(0, 0.04, 4 * effort):
         killed("predictions .npy", path, version + 1, pause)
         logits, labels = trueup.load(path)  # each of them whole
-        (version,), (label,) = map(set, (logits.ravel().astype(int).tolist(), labels.tolist()))
+        (version,), (label,) = map(set, ((-logits).ravel().astype(int).tolist(), labels.tolist()))
         mixed += label != version % 3
     tell("faults", f"{4 * effort} kills: both files whole; {mixed} fell between the two renames")
 
