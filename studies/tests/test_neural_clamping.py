@@ -170,7 +170,8 @@ def test_the_exponent_is_chosen_on_the_calibration_images(monkeypatch):
 def test_the_default_grid_is_the_papers():
     cells = STUDY.cells()
     runs = 5
-    assert len(cells) == runs * (len(neural_clamping.LOGITS) + CLAMPS + 21 + 12 + 2)
+    forms = 2  # mean and sum
+    assert len(cells) == runs * (len(neural_clamping.LOGITS) + CLAMPS + forms * (21 + 12) + 2)
     assert {cell.settings["network_seed"] for cell in cells} == set(range(runs))
     begun = [cell.settings for cell in cells if cell.settings["part"] == "starts"]
     assert {(s["network_seed"], s["draw"]) for s in begun} == {(0, 0)}
@@ -542,7 +543,7 @@ def test_tables_and_figures_have_the_papers_numbers(tiny, monkeypatch):
     monkeypatch.setitem(PRESETS, "digits", replace(PRESETS["digits"], gammas=(0.0, 1.0)))
     options = Options(seeds=1)
     rows = []
-    for wanted in ({"method": "uncalibrated"}, {"part": "sweep", "exponent": 1.0, "penalty": None}):
+    for wanted in ({"method": "uncalibrated"}, {"part": "sweep", "exponent": 1.0, "penalty": None, "reduction": None}):
         settings = settings_of(options, **wanted)
         rows += [{**settings, **row} for row in neural_clamping.work(settings)]
     titles = {name: table.title.partition(":")[0] for name, table in STUDY.tables(rows, options).items()}

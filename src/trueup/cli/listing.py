@@ -50,6 +50,8 @@ def defaults(function: Callable[..., Any]) -> dict[str, Any]:
     >>> defaults(METRICS["ece"])["bins"]
     15
     """
+    if inspect.isclass(function) and hasattr(function, "function"):
+        function = function.function  # the class of a loss takes its options by position too
     return {
         p.name: p.default
         for p in inspect.signature(function).parameters.values()

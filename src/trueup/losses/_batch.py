@@ -34,7 +34,8 @@ def mmce(logits: Tensor, labels: Tensor, *, strength: float = 1.0, bandwidth: fl
     """Compute each row's cross-entropy plus λ times the batch's maximum mean calibration error.
 
     MMCE² = 1/n² Σ_{i,j} (a_i − c_i)(a_j − c_j) exp(−|c_i − c_j|/bandwidth), with correctness a and confidence c. The
-    gradient flows through c only. The time is O(n log n). Small batches give a noisy error.
+    gradient flows through c only. The time is O(n log n). Do not use it with small batches: the error is
+    noisy.
 
     Parameters
     ----------
@@ -75,8 +76,8 @@ def mmce_weighted(logits: Tensor, labels: Tensor, *, strength: float = 1.0, band
     """Compute each row's cross-entropy plus λ times the batch's MMCE with equal weight for correct and wrong rows.
 
     MMCE_w² = Σ_{i,j} r_i r_j exp(−|c_i − c_j|/bandwidth) with r = (1 − c)/m for the m correct rows and −c/q for the q
-    wrong rows; 0 if all rows are correct or all are wrong. It keeps correct rows confident if most are correct. It is
-    no measure of calibration: unlike MMCE, it is not 0 for calibrated predictions.
+    wrong rows; 0 if all rows are correct or all are wrong. It keeps correct rows confident if most are correct. Do not
+    use it as a measure of calibration: unlike MMCE, it is not 0 for calibrated predictions.
 
     Parameters
     ----------
@@ -144,6 +145,7 @@ def avuc(logits: Tensor, labels: Tensor, *, strength: float = 3.0, threshold: fl
 
     The second term is −ln[Σ_good s / Σ s], with s = (c if correct, else 1−c)·(1−tanh u if certain, else tanh u) and u
     the entropy in nats. A row is certain if u ≤ threshold. Good rows are correct and certain, or wrong and uncertain.
+    Do not use the default threshold for few classes: it must be well below ln K. `entropy_threshold` finds one.
 
     Parameters
     ----------
@@ -226,8 +228,8 @@ def entropy_threshold(logits: Tensor, labels: Tensor) -> float:
 def dca(logits: Tensor, labels: Tensor, *, strength: float = 10.0) -> Tensor:
     """Compute each row's cross-entropy plus β times the gap between the batch's accuracy and mean confidence.
 
-    The loss is −ln p_y + β|mean a − mean c|, and the gradient flows through c only. Small batches give a noisy
-    accuracy. Errors of opposite sign cancel in the averages.
+    The loss is −ln p_y + β|mean a − mean c|, and the gradient flows through c only. Do not use it with small
+    batches, whose accuracy is noisy. Errors of opposite sign cancel in the averages.
 
     Parameters
     ----------
@@ -279,7 +281,7 @@ def soft_binned_ece(
 
     Row i belongs to bin b with membership softmax_b(−(c_i − m_b)²/τ), where m_b is the centre of the bin. The error is
     [Σ_b (n_b/n)|acc_b − conf_b|^p]^(1/p) of the soft counts. As τ → 0 it tends to the ECE (p = 1) or its root mean
-    square (p = 2). The gradient flows through c only. Small batches give noisy bins.
+    square (p = 2). The gradient flows through c only. Do not use it with small batches: the bins are noisy.
 
     Parameters
     ----------

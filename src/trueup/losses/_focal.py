@@ -24,8 +24,8 @@ MAX_MONOTONE_GAMMA = 3.5911
 def focal(logits: Tensor, labels: Tensor, *, gamma: float = 3.0, detach_weight: bool = False) -> Tensor:
     """Compute the cross-entropy with a smaller weight for probable labels: −(1−p_y)^γ ln p_y.
 
-    It lowers confidence. It is not a proper score: its minimum is less confident than the truth, so an underconfident
-    network gets worse.
+    It lowers confidence. Do not use it for an underconfident network: it is not a proper score, and its minimum is less
+    confident than the truth.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def dual_focal(logits: Tensor, labels: Tensor, *, gamma: float = 5.0) -> Tensor:
     """Compute the focal loss with the gap to the next class: −(1−p_y+p_j)^γ ln p_y.
 
     p_j is the largest probability strictly below p_y, or 0. The loss lowers confidence less than `focal` with the same
-    γ. With two classes it adds little, since p_j is 1−p_y or 0.
+    γ. Do not use it for two classes, where it adds little: p_j is 1−p_y or 0.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ def dual_focal(logits: Tensor, labels: Tensor, *, gamma: float = 5.0) -> Tensor:
     padded = functional.pad(rising, (1, 0), value=-math.inf)  # before each value, the largest one below it
 
     def loss(log_p: Tensor) -> Tensor:
-        columns = log_p.reshape(len(log_p), -1)
+        columns = log_p if log_p.ndim == 2 else log_p[:, None]
         below = padded.gather(1, torch.searchsorted(rising.detach(), columns.detach())).reshape(log_p.shape)
         return -(label_rest(log_p) + below.exp()).pow(gamma) * log_p
 
@@ -167,8 +167,8 @@ def _check_gamma(name: str, options: Mapping[str, Any]) -> None:
 def inverse_focal(logits: Tensor, labels: Tensor, *, gamma: float = 2.0, detach_weight: bool = False) -> Tensor:
     """Compute the cross-entropy with a larger weight for probable labels: −(1+p_y)^γ̄ ln p_y.
 
-    It spreads the logits; the network becomes overconfident, so calibrate it afterwards. A warning is issued for
-    γ̄ > 3.59 without `detach_weight`, where the loss rises with p_y.
+    It spreads the logits. Do not use it without post-hoc calibration: the network becomes overconfident. A warning is
+    issued for γ̄ > 3.59 without `detach_weight`, where the loss rises with p_y.
 
     Parameters
     ----------

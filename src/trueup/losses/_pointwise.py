@@ -16,8 +16,8 @@ from trueup.models.dropout import entropy_of, moments
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Compute the cross-entropy of each row: −ln p_y.
 
-    It is a proper score: the true probabilities minimise it. A large network trained to the end still becomes
-    overconfident, since confidence keeps growing once every label is fitted.
+    It is a proper score: the true probabilities minimise it. Do not use it alone for a large network trained to the
+    end: confidence keeps growing once every label is fitted, so the network becomes overconfident.
 
     Parameters
     ----------
@@ -52,8 +52,8 @@ class CrossEntropy(Loss, function=cross_entropy, neutral={}):
 def brier(logits: Tensor, labels: Tensor) -> Tensor:
     """Compute the squared distance of probabilities and label: Σ_k (p_k − e_yk)², between 0 and 2.
 
-    It is a proper score. It is bounded, so mislabelled samples have less influence. Do not train from scratch with many
-    classes: the gradient vanishes for confident wrong predictions.
+    It is a proper score. It is bounded, so mislabelled samples have less influence. Do not use it from
+    scratch with many classes: the gradient vanishes for confident wrong predictions.
 
     Parameters
     ----------

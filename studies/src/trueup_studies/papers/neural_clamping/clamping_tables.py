@@ -83,8 +83,10 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
 def name_shifts(rows: Rows) -> list[Mapping[str, Any]]:
     """Add the shift of the images to the name of the data set, and the sum form to that of the network.
 
-    >>> name_shifts([{"data": "cifar10", "how": {"shift": ["haze", 3]}}])[0]["data"]
-    'cifar10, haze 3'
+    >>> row = {"data": "cifar10", "how": {"shift": ["haze", 3]}, "network": "resnet20", "reduction": "sum"}
+    >>> [named] = name_shifts([row])
+    >>> named["data"], named["network"]
+    ('cifar10, haze 3', 'resnet20, sum form')
     """
     named: list[Mapping[str, Any]] = []
     for row in rows:
