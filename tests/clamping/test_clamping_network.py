@@ -113,9 +113,19 @@ def test_the_box_is_in_every_map():
     [
         ([], "loader must give at least one sample, got none"),
         ([(torch.ones(2, 3), torch.tensor([0, 7]))], r"labels must lie in 0\.\.1, got 0\.\.7"),
-        ([(torch.full((2, 3), torch.nan), torch.tensor([0, 1]))], "logits must be finite"),
+        (
+            [(torch.tensor([[torch.nan] * 3, [1.0, torch.inf, 1.0], [1.0] * 3]), torch.tensor([0, 1, 0]))],
+            "inputs must be finite, got NaN or infinity in 2 of the first 3",
+        ),
     ],
 )
 def test_what_cannot_be_fitted_is_refused(batches, message):
     with pytest.raises(ValueError, match=message):
         network_of(nn.Linear(3, 2), *batches)
+
+
+def test_a_network_that_gives_nan_for_finite_inputs_is_refused():
+    model = nn.Linear(3, 2)
+    nn.init.constant_(model.bias, torch.nan)
+    with pytest.raises(ValueError, match="logits must be finite, got nan"):
+        network_of(model, (torch.ones(2, 3), torch.tensor([0, 1])))

@@ -21,11 +21,15 @@ from trueup.metrics.resampling import Resampling
 
 def test_the_interval_of_a_mean_is_students_over_the_images():
     z, y, image = images(20, 100, seed=3)
-    scores = trueup.evaluate(z, y, clusters={"image": image}, metrics=("nll", "confidence"))
-    for name, rows in (("nll", ScoredRows.of(z, y).rows.nll), ("confidence", ScoredRows.of(z, y).rows.confidence)):
-        means = rows.reshape(20, 100).mean(axis=1)
+    scores = trueup.evaluate(z, y, clusters={"image": image}, metrics=("nll", "brier", "confidence"))
+    rows = ScoredRows.of(z, y).rows
+    for name in ("brier", "confidence"):
+        means = getattr(rows, name).reshape(20, 100).mean(axis=1)
         low, high = stats.t.interval(0.95, 19, means.mean(), stats.sem(means))
         assert (scores[name].low, scores[name].high) == pytest.approx((low, high))
+    means = rows.nll.reshape(20, 100).mean(axis=1)  # on a log scale, where the error of a mean is relative to it
+    low, high = np.exp(stats.t.interval(0.95, 19, np.log(means.mean()), stats.sem(means) / means.mean()))
+    assert (scores["nll"].low, scores["nll"].high) == pytest.approx((low, high))
     assert scores.caption() == "2,000 rows, 4 classes, 15 bins, 20 clusters (image): intervals by image"
     assert scores.to_dict()["clusters"] == 20
 
@@ -39,19 +43,30 @@ def test_the_interval_by_image_is_many_times_wider_than_by_row():
         assert width > 3 * narrow
 
 
-def test_unequal_clusters_and_weights_have_the_jackknife():
+@pytest.mark.parametrize("alike", [False, True])
+def test_unequal_clusters_and_weights_have_the_jackknife(alike):
     rng = np.random.default_rng(0)
     z, y = calibrated(60, 3)
     cluster, w = rng.integers(0, 7, 60), rng.uniform(0.5, 2, 60)
-    loss = ScoredRows.of(z, y).rows.nll
-    without = [np.average(loss[cluster != g], weights=w[cluster != g]) for g in range(7)]
-    error = np.sqrt(6 / 7 * np.sum((without - np.average(loss, weights=w)) ** 2))
+    if alike:  # some clusters have more of the large losses
+        cluster[np.argsort(ScoredRows.of(z, y).rows.nll + rng.normal(size=60))] = np.sort(cluster)
     df = degrees_of_freedom(np.bincount(cluster, w))
     assert 1 < df < 6
-    result = trueup.evaluate(z, y, sample_weight=w, clusters=cluster, metrics=("nll",))["nll"]
-    plain = trueup.evaluate(z, y, sample_weight=w, metrics=("nll",))["nll"]
-    error = max(error, (plain.high - plain.low) / 2 / 1.959964)  # never less than that of independent rows
-    assert (result.high - result.low) / 2 == pytest.approx(stats.t.ppf(0.975, df) * error, rel=1e-5)
+    scores, plain = (
+        trueup.evaluate(z, y, sample_weight=w, clusters=c, metrics=("nll", "brier")) for c in (cluster, None)
+    )
+    for name in ("nll", "brier"):
+        loss = getattr(ScoredRows.of(z, y).rows, name)
+        mean = np.average(loss, weights=w)
+        without = [np.average(loss[cluster != g], weights=w[cluster != g]) for g in range(7)]
+        error = np.sqrt(6 / 7 * np.sum((without - mean) ** 2))
+        if name == "nll":  # log-normal
+            independent, width = (mean * np.log(each[name].high / each[name].low) / 2 for each in (plain, scores))
+        else:
+            independent, width = ((each[name].high - each[name].low) / 2 for each in (plain, scores))
+        assert (error > 1.01 * independent / 1.959964) == alike
+        error = max(error, independent / 1.959964)  # never less than that of independent rows
+        assert width == pytest.approx(stats.t.ppf(0.975, df) * error, rel=1e-5)
 
 
 @pytest.mark.parametrize("classes", [2, 4])

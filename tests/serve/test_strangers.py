@@ -213,7 +213,7 @@ def test_probabilities_sent_as_logits_are_refused_until_declared(client):
     rng = np.random.default_rng(0)
     probs = rng.dirichlet(np.ones(3), 40)
     labels = np.array([rng.choice(3, p=row) for row in probs])
-    id = made(client, "probabilities")
+    id = made(client, "probabilities sent as logits")
     assert "not be probabilities" in error(update(client, id, (probs, labels)), 409)
     path, rows = f"/api/monitors/{id}/update", {"logits": probs.tolist(), "labels": labels.tolist()}
     assert "not be probabilities" in error(

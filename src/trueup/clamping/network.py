@@ -241,7 +241,7 @@ class Network:
                     raise
                 raise ValueError(f"images must be floating-point numbers for this model, got uint8: {error}") from error
             (point,) = self.points([batch])
-            if n_bad := int((~torch.isfinite(point)).reshape(len(point), -1).any(dim=1).sum()):
+            if n_bad := int((~torch.isfinite(point)).reshape(len(point), point[:1].numel()).any(dim=1).sum()):
                 raise InputError("inputs", "be finite", f"NaN or infinity in {n_bad} of the first {len(point)}")
             z = as_tensors(logits, batch.labels)[0]
             shape = tuple(point.shape[-1:] if tokens else point.shape[1:])
