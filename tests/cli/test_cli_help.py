@@ -235,4 +235,4 @@ print(*(name for name in sys.modules if name.startswith("trueup")))
     assert {name.split(".")[1] for name in loaded if "." in name} & {"clamping", "serve"} == set()
     assert not [name for name in loaded if name.startswith("trueup_studies")]
     assert "trueup.reports.page" in loaded
-    assert len(loaded) <= 84  # a file for each figure, method, and candidate of the automatic choice
+    assert len(loaded) <= 79  # a file for each figure, method, and candidate of the automatic choice

@@ -24,7 +24,6 @@ from safetensors.numpy import save_file
 from trueup._core.errors import InputError
 from trueup.io import parquet, prediction_table
 from trueup.io.atomic import shorten
-from trueup.io.safetensors_file import TensorFile
 from trueup.io.source import Chunk, Plan, Reader, Source, Writer, file_list, gather, matrix, simplify
 
 
@@ -217,6 +216,8 @@ def _memory_map(path: Path) -> np.ndarray:
 
 @contextmanager
 def _read_safetensors(path: Path) -> Iterator[Source]:
+    from trueup.io.safetensors_file import TensorFile  # other formats do without
+
     with TensorFile(path) as file:
         yield _arrays({name: _Column(*file.describe(name), partial(file.read, name)) for name in file.names})
 

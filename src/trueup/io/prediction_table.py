@@ -24,7 +24,6 @@ import numpy as np
 
 from trueup._core.arrays import warn_users
 from trueup._core.errors import Hint, InputError
-from trueup.io import lm_eval, top_logprobs
 from trueup.io.source import MISSING, Chunk, LabelParser, Plan, Source, as_list, is_gap, object_array
 
 LINE_CHARACTERS = 1 << 26
@@ -210,6 +209,8 @@ def read_jsonl(path: Path) -> Iterator[Source]:
 def source_of_records(records: Callable[[], Iterator[tuple[int, Mapping[str, Any]]]], word: str = "line") -> Source:
     """Make a source of numbered records with named fields; each call of `records` starts at the first."""
     first = [record for _, record in islice(records(), _ROWS_OF_COLUMNS)]
+    from trueup.io import lm_eval, top_logprobs  # only records can be of these kinds
+
     kind = next((kind for kind in (lm_eval, top_logprobs) if first and kind.is_sample(first[0])), None)
     if kind is not None:
         first = [record for _, record in _samples(kind, islice(records(), 1), word)] + first[1:]
