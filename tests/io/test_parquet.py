@@ -108,6 +108,24 @@ def test_odd_but_honest_columns_are_read(tmp_path):
         np.testing.assert_array_equal(load(path).logits, 2 * z)
 
 
+@pytest.mark.parametrize("kind", ["f2", "f4", "f8"])
+def test_gaps_among_labels_of_any_precision(tmp_path, kind):
+    """Half precision cannot hold the number that marks a gap; a label beyond 64 bits is no gap."""
+    path = tmp_path / "net.parquet"
+
+    def write(last):
+        labels = pa.array([None, *np.array([1, 0, last], kind)])
+        pq.write_table(pa.table({"logits": [[0.5, -1.5]] * 4, "label": labels}), path)
+
+    write(1)
+    with pytest.warns(UserWarning, match="1 rows? (was|were) left out, without a label"):
+        assert load(path).labels.tolist() == [1, 0, 1]
+    for wrong in (0.5, np.inf, *([] if kind == "f2" else [1e30, -(2.0**63)])):
+        write(wrong)
+        with pytest.raises(ValueError, match="labels must be integers"):
+            load(path)
+
+
 def table_bytes(**columns):
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), sink)

@@ -110,7 +110,11 @@ def _labels(column: Any, name: str, parse: LabelParser | None) -> np.ndarray:
     if pa.types.is_floating(kind):  # data frames write whole numbers with gaps as floats
         values = _from_arrow(column, name, math.nan)
         missing = np.isnan(values)
-        if translated or (missing.any() and (values[~missing] % 1).any()):
+        if missing.any():
+            values = values.astype(np.float64)  # half precision cannot hold MISSING
+            present = values[~missing]
+            translated |= bool(((np.abs(present) >= -MISSING) | (present != np.floor(present))).any())
+        if translated:
             return parse.array(values)
         return np.where(missing, MISSING, values).astype(np.int64) if missing.any() else values
     return _from_arrow(column, name)
