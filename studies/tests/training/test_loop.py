@@ -163,12 +163,12 @@ def test_what_to_stop_on_must_make_sense():
 
 def test_rows_to_stop_on_are_tokens_that_count():
     x, y = torch.randn(8, 6, 5, generator=torch.Generator().manual_seed(0)), torch.arange(48).reshape(8, 6) % 3
-    how = {"task": Classification(classes="last"), "epochs": 1, "stop_on": "refinement"}
+    how = {"task": Classification(class_axis="last"), "epochs": 1, "stop_on": "refinement"}
     for known in (4, 5):
         labels = torch.where(torch.arange(6) < known, y[:1], -100)
         halves = (TensorDataset(x, y), TensorDataset(x[:1], labels), None)
         if known == 4:
-            with pytest.raises(ValueError, match="must have at least 5 rows, got 4"):
+            with pytest.raises(ValueError, match="at least 5 rows for its temperatures, got 4"):
                 train(nn.Linear(5, 3), halves, nn.CrossEntropyLoss(), **how)
         else:
             assert train(nn.Linear(5, 3), halves, nn.CrossEntropyLoss(), **how).epoch == 1
