@@ -4,34 +4,39 @@
     python benchmarks/coverage.py --replications 200   fewer data sets
     python benchmarks/coverage.py --small              a smoke run of seconds, printed only
 
-A network has five classes. Its labels are drawn from the softmax of its logits, or of its logits divided by 1.25. An
-event happens if the sum of two signals and noise is positive. Each of two methods sees one of the signals, so both
-have the same true metrics. True values are those of 200,000 rows with their exact probabilities as outcomes.
+Counts are kept in --store after every 50 data sets, so that a run can be stopped and continued.
+
+A network has five classes. Each of two networks confuses another pair of classes. An event happens if the sum of two
+signals and noise is positive. Each of two methods sees one of the signals. So two methods always have the same true
+metrics. True values are those of 200,000 rows with their exact probabilities as outcomes.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import log_softmax, logit, ndtr, softmax
 
-from trueup import compare, evaluate, from_probs
+from trueup import compare, from_probs
 from trueup.metrics import Bins
 from trueup.metrics.events import EVENT_METRICS, Points, log_odds
 from trueup.metrics.table import DEFAULT, EVENT_DEFAULT
 
 PAGE = Path(__file__).parents[1] / "docs" / "coverage.md"
+STORE = Path("build/coverage.jsonl")
+BLOCK = 50
+"""Data sets between two lines of the store."""
 POPULATION_ROWS = 200_000
 MIN_COVERAGE, MAX_REJECTIONS = 0.93, 0.07
 ONE_SIDED = ("ece", "mce", "rmsce", "aece", "sce", "miscalibration", "ici")
 """Errors that are 0 in calibrated data, where the interval should start at 0."""
+ALMOST_ZERO = 1e-3
 MIN_EVENTS = 10
 """Worlds with fewer expected events are named apart."""
 
@@ -52,7 +57,7 @@ class World(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """A data set: log-probabilities of one or two methods, labels, true probabilities, options."""
+    """A data set: log-probabilities of two methods, labels, true probabilities, options."""
 
     logits: list[np.ndarray]
     labels: np.ndarray
@@ -92,7 +97,12 @@ def draw(world: World, rng: np.random.Generator, rows: int | None = None) -> Dra
         z = 2 * rng.normal(size=(n, 5))
         probs = softmax(z, axis=1)
         labels = np.minimum((np.cumsum(probs, axis=1) < ndtr(noise)[:, None]).sum(axis=1), 4)
-        return Draw([world.temperature * z], labels, probs, options)
+        confused = []
+        for pair in ([0, 1], [2, 3]):
+            p = probs.copy()
+            p[:, pair] = p[:, pair].mean(axis=1, keepdims=True)
+            confused.append(p)
+        return Draw([world.temperature * np.log(p) for p in confused], labels, confused[0], options)
     levels = np.array([-1.5, -0.9, -0.3, 0.3, 0.9, 1.5])
     signals = levels[rng.integers(0, 6, (2, n))] if world.discrete else rng.normal(size=(2, n))
     labels = (world.mean + signals.sum(axis=0) + noise > 0).astype(np.int64)
@@ -140,69 +150,64 @@ def true_values(world: World) -> dict[str, float]:
     return values
 
 
-class Rates(NamedTuple):
-    """Measured rates of one world."""
-
-    coverage: dict[str, float]
-    rejected: dict[str, float]
-    """Share of calibrated data sets that a test rejects at 5 %: each test, and "verdict"."""
-    differ: dict[str, float]
-    """Share of data sets in which `compare` calls two methods with equal true metrics different."""
+Counts = dict[str, tuple[int, int]]
+"""By name: how often an interval covered or a test rejected, and the number of data sets in which it was defined."""
 
 
-def measure(world: World, replications: int, *, n_resamples: int = 1000) -> Rates:
-    """Measure coverage and rejections of one world."""
-    truth, is_calibrated = true_values(world), world.temperature == 1
-    covered: dict[str, list[bool]] = {}
-    rejected: dict[str, list[bool]] = {}
-    differ: dict[str, list[bool]] = {}
-    for seed in range(replications):
+def measure(world: World, seeds: range, truth: Mapping[str, float], *, n_resamples: int = 1000) -> Counts:
+    """Count covering intervals and rejections of one world.
+
+    "interval of X" counts the intervals that hold the true value of X. "test X" counts the rejections of calibrated
+    predictions at 5 %. "difference in X" counts how often `compare` calls two equally good methods different.
+    """
+    is_calibrated = world.temperature == 1
+    outcomes: dict[str, list[bool]] = {}
+    for seed in seeds:
         data = draw(world, np.random.default_rng([seed, 7]))
-        if 0 < data.labels.sum() < 2 and world.event:
-            continue
         options = data.options | {"n_resamples": n_resamples, "seed": seed}
-        if len(data.logits) == 1:
-            scores = evaluate(data.logits[0], data.labels, **options)
-        else:
-            scores = compare({str(i): (z, data.labels) for i, z in enumerate(data.logits)}, **options)
-            for name, change in scores.changes["1"].items():
-                differ.setdefault(name, []).append(change.low > 0 or change.high < 0)
-        method = scores.methods[0]
+        scores = compare({str(i): (z, data.labels) for i, z in enumerate(data.logits)}, **options)
+        results = {}
         for name in DEFAULT if not world.event else EVENT_DEFAULT:
-            interval = scores[method, name]
+            interval, change = scores["0", name], scores.changes["1"][name]
             if is_calibrated and name in ONE_SIDED:
-                covered.setdefault(name, []).append(
-                    interval.low <= truth[name] + 2e-3 * (name != "mce") and interval.low <= 0.01
-                )
+                results[f"interval of {name}"] = interval.low <= ALMOST_ZERO
             elif math.isfinite(interval.low):
-                covered.setdefault(name, []).append(interval.low <= truth[name] <= interval.high)
+                results[f"interval of {name}"] = interval.low <= truth[name] <= interval.high
+            results[f"difference in {name}"] = change.low > 0 or change.high < 0
         if is_calibrated:
-            test = scores.tests[method]
+            test = scores.tests["0"]
             for name, p in {**test.components, "verdict": test.p_value}.items():
-                rejected.setdefault(name, []).append(p <= 0.05)
-    return Rates(*({name: float(np.mean(x)) for name, x in each.items()} for each in (covered, rejected, differ)))
+                results[f"test {name}"] = p <= 0.05
+        for name, result in results.items():
+            outcomes.setdefault(name, []).append(bool(result))
+    return {name: (sum(each), len(each)) for name, each in outcomes.items()}
 
 
-def page(rates: dict[str, Rates], replications: int) -> str:
+def total(blocks: Sequence[Counts]) -> Counts:
+    """Add the counts of blocks."""
+    names = list(dict.fromkeys(name for block in blocks for name in block))
+    return {name: tuple(sum(block.get(name, (0, 0))[i] for block in blocks) for i in (0, 1)) for name in names}
+
+
+def page(counts: Mapping[str, Counts], replications: int) -> str:
     """Lay out the measured rates as a page of one table."""
     error = {rate: 2 * math.sqrt(rate * (1 - rate) / replications) for rate in (MIN_COVERAGE, MAX_REJECTIONS)}
+    low, high = MIN_COVERAGE - error[MIN_COVERAGE], MAX_REJECTIONS + error[MAX_REJECTIONS]
     rows: dict[str, dict[str, str]] = {}
-    for name, rate in rates.items():
-        for metric, share in rate.coverage.items():
-            flag = "*" if share < MIN_COVERAGE - error[MIN_COVERAGE] else ""
-            rows.setdefault(f"interval of {metric}", {})[name] = f"{100 * share:.1f}{flag}"
-        for label, shares in (("test", rate.rejected), ("difference in", rate.differ)):
-            for test, share in shares.items():
-                flag = "*" if share > MAX_REJECTIONS + error[MAX_REJECTIONS] else ""
-                rows.setdefault(f"{label} {test}", {})[name] = f"{100 * share:.1f}{flag}"
+    for world, counted in counts.items():
+        for name, (hits, n) in counted.items():
+            rate = hits / n
+            off = rate < low if name.startswith("interval") else rate > high
+            rows.setdefault(name, {})[world] = f"{100 * rate:.1f}{'*' if off else ''}"
     ordered = sorted(rows, key=lambda row: ("interval", "test", "difference").index(row.split()[0]))
-    table = [f"| | {' | '.join(rates)} |", f"|---|{'---|' * len(rates)}"]
-    table += [f"| {row} | {' | '.join(rows[row].get(name, '') for name in rates)} |" for row in ordered]
+    table = [f"| | {' | '.join(counts)} |", f"|---|{'---|' * len(counts)}"]
+    table += [f"| {row} | {' | '.join(rows[row].get(name, '') for name in counts)} |" for row in ordered]
     few = [world.name for world in WORLDS if world.mean < -2 and world.n * 0.03 < MIN_EVENTS]
     return TEXT.format(
         replications=f"{replications:,}",
-        low=100 * (MIN_COVERAGE - error[MIN_COVERAGE]),
-        high=100 * (MAX_REJECTIONS + error[MAX_REJECTIONS]),
+        low=100 * low,
+        high=100 * high,
+        zero=ALMOST_ZERO,
         few=", ".join(few),
         table="\n".join(table),
     )
@@ -212,7 +217,7 @@ TEXT = """# Coverage of intervals and level of tests
 
 `make bench-coverage` measured this table with {replications} data sets per world.
 An *interval* row shows how often the 95 % interval of `evaluate` held the true value, in per cent.
-Errors of calibrated data count as covered if the interval starts at zero.
+Errors of calibrated data are zero: they count as covered if the interval starts at {zero} or below.
 A *test* row shows how often a test at 5 % rejected calibrated data; "verdict" is the combination of all tests.
 A *difference* row shows how often `compare` called two methods with equal true metrics different.
 
@@ -228,20 +233,37 @@ Fewer than ten events are expected in: {few}.
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the worlds and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--replications", type=int, default=1000)
+    parser.add_argument("--replications", type=int, default=1000, help="a multiple of 50")
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--worlds", type=str, default="", help="numbers of worlds, such as 1,3")
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--worlds", type=str, default="", help="numbers of worlds to run, such as 1,3; by default all")
+    parser.add_argument("--store", type=Path, default=STORE, help="file of the counts; delete it to start anew")
     options = parser.parse_args(arguments)
     worlds = [WORLDS[int(k) - 1] for k in options.worlds.split(",")] if options.worlds else list(WORLDS)
-    replications = 3 if options.small else options.replications
-    task = partial(measure, replications=replications, n_resamples=50 if options.small else 1000)
-    with ProcessPoolExecutor(options.workers) as pool:
-        rates = dict(zip([world.name for world in worlds], pool.map(task, worlds), strict=True))
-    for name, rate in rates.items():
-        print(name, *rate, sep="\n  ")
-    if not options.small and not options.worlds:
-        PAGE.write_text(page(rates, replications))
+    truths = {world.name: true_values(world) for world in worlds}
+    if options.small:
+        for world in worlds:
+            print(world.name, measure(world, range(2), truths[world.name], n_resamples=50), sep="\n  ")
+        return
+    options.store.parent.mkdir(parents=True, exist_ok=True)
+    done = {(record["world"], record["block"]) for record in stored(options.store)}
+    for block in range(options.replications // BLOCK):
+        for world in worlds:
+            if (world.name, block) in done:
+                continue
+            counts = measure(world, range(block * BLOCK, (block + 1) * BLOCK), truths[world.name])
+            line = json.dumps({"world": world.name, "block": block, "counts": counts})
+            with options.store.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+    records = [record for record in stored(options.store) if record["block"] < options.replications // BLOCK]
+    blocks = {world.name: [r["counts"] for r in records if r["world"] == world.name] for world in WORLDS}
+    replications = BLOCK * min(len(each) for each in blocks.values())
+    if replications:
+        PAGE.write_text(page({name: total(each) for name, each in blocks.items()}, replications), encoding="utf-8")
+
+
+def stored(path: Path) -> list[dict[str, Any]]:
+    """Read the lines of the store."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 if __name__ == "__main__":
