@@ -16,10 +16,12 @@ import trueup
 from colour_images import CLASSES, images, trained, white_balance
 from flat_options import adapt_with, repair_with
 from trueup._core.errors import InputError
+from trueup.adaptation import RepairOptions
 from trueup.adaptation.batch_norm import estimate
 from trueup.adaptation.last_layer import find_head
 from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.network import Network
+from trueup.models import evaluate_loader
 
 PIXELS: dict[str, Any] = {"normalise": nn.Identity(), "augment": None, "progress": False}
 
@@ -398,3 +400,28 @@ def test_lazy_layers_are_named_and_frozen_scripts_are_read() -> None:
     with pytest.warns(DeprecationWarning, match=r"torch\.jit"):
         script = torch.jit.freeze(torch.jit.script(deepcopy(trained())))
     torch.testing.assert_close(trueup.collect(script, loader(x, y), progress=False).logits, trained()(x).detach())
+
+
+def test_batches_of_any_form_are_unpacked() -> None:
+    x, y = moved()
+    batches = [{"first": {"pixels": x, "truth": y}}]
+
+    def unpack(batch: Any) -> tuple[Tensor, Tensor]:
+        return batch["first"]["pixels"], batch["first"]["truth"]
+
+    model, options = trained(), RepairOptions(parts=("input",), maps=("affine",))
+    usual = trueup.repair(model, [(x, y)], normalise=nn.Identity(), options=options, progress=False)
+    fitted = trueup.repair(
+        model, iter(batches), normalise=nn.Identity(), options=options, progress=False, unpack=unpack
+    )
+    assert fitted.repair_record.words == usual.repair_record.words != ()
+    torch.testing.assert_close(trueup.collect(model, batches, progress=False, unpack=unpack).logits, model(x).detach())
+    calibrated = trueup.calibrate(model, batches, progress=False, unpack=unpack)
+    assert calibrated.after.temperature == trueup.calibrate(model, [(x, y)], progress=False).after.temperature
+    assert len(trueup.clamp(model, batches, progress=False, unpack=unpack)(x)) == len(x)
+    assert trueup.adapt(model, batches, progress=False, unpack=unpack).repair_record.samples == len(x)
+    assert evaluate_loader(model, batches, progress=False, unpack=unpack)["accuracy"].value > 0
+    with pytest.raises(ValueError, match="pass unpack=lambda batch"):
+        trueup.collect(model, batches, progress=False)
+    with pytest.raises(TypeError, match="unpak"):
+        trueup.clamp(model, batches, unpak=unpack)  # type: ignore[call-arg]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from trueup.clamping.network import Network
 from trueup.clamping.problem import Loss, paired_gain
 from trueup.clamping.subspace_search import STANDARD_ERRORS
 from trueup.models._tensors import as_tensors
+from trueup.models.batches import Reading, unpacked
 
 N_TEACHER_ROUNDS = 2
 """Rounds of self-training. The first teacher has new batch-norm statistics; the second is the first round's result."""
@@ -82,6 +83,7 @@ def adapt(
     options: AdaptOptions | None = None,
     seed: int = 0,
     progress: bool = True,
+    **reading: Unpack[Reading],
 ) -> Repaired:
     """Adapt a frozen network to changed inputs without labels.
 
@@ -108,6 +110,8 @@ def adapt(
         Seed of every random draw.
     progress
         Whether to show a progress line on a terminal.
+    **reading
+        `unpack`, a function from a batch to (inputs, labels), for batches of another form.
 
     Returns
     -------
@@ -127,9 +131,9 @@ def adapt(
     """
     options = AdaptOptions() if options is None else options
     temperature = require_positive("temperature", options.temperature, finite=True)
-    batches = Unlabelled(parse_loader("loader", loader))
-    home = None if reference is None else Unlabelled(parse_loader("reference", reference))
-    labelled_loader = None if labelled is None else parse_loader("labelled", labelled)
+    batches = Unlabelled(unpacked(parse_loader("loader", loader), **reading))
+    home = None if reference is None else Unlabelled(unpacked(parse_loader("reference", reference), **reading))
+    labelled_loader = None if labelled is None else unpacked(parse_loader("labelled", labelled), **reading)
     with prepare(model, batches, normalise=normalise, options=options, seed=seed, progress=progress) as context:
         # Without labels there is no loss by which to choose an orientation.
         families = tuple(name for name in context.families if name in FAMILIES)

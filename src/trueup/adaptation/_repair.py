@@ -34,6 +34,7 @@ from trueup.clamping.fit import warn_at_a_bound
 from trueup.clamping.problem import Loss
 from trueup.clamping.subspace_search import STANDARD_ERRORS
 from trueup.models._distributed import all_gather_object, raise_on_all_ranks
+from trueup.models.batches import UnpackBatch, unpacked
 
 BATCH_NORM_WEIGHTS = (1.0, 0.5)
 """Weights of new batch-norm statistics; the second is tried if the first does not help."""
@@ -55,6 +56,7 @@ def repair(
     options: RepairOptions | None = None,
     seed: int = 0,
     progress: bool = True,
+    unpack: UnpackBatch | None = None,
 ) -> Repaired:
     """Repair a frozen network for changed inputs, with a few hundred labelled samples.
 
@@ -80,6 +82,8 @@ def repair(
         Seed of every random draw.
     progress
         Whether to show a progress line on a terminal.
+    unpack
+        Function from a batch to (inputs, labels), for batches of another form.
 
     Returns
     -------
@@ -105,7 +109,7 @@ def repair(
     """
     if method not in METHODS:
         raise InputError("method", "be the name of a method", repr(method), "trueup.METHODS lists them")
-    options = RepairOptions() if options is None else options
+    options, loader = RepairOptions() if options is None else options, unpacked(loader, unpack=unpack)
     with prepare(model, loader, normalise=normalise, options=options, seed=seed, progress=progress) as context:
         repaired = _repair(context, method)
     return restore_modes(repaired, model)

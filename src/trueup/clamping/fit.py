@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,7 @@ from trueup.clamping.varpro import varpro
 from trueup.metrics import ece
 from trueup.models._distributed import rank
 from trueup.models._tensors import to_numpy
-from trueup.models.batches import Device
+from trueup.models.batches import Device, Reading, unpacked
 from trueup.models.calibrated import device_of
 from trueup.models.freezing import frozen, unwrap
 
@@ -66,6 +66,7 @@ def clamp(
     seed: int = 0,
     device: Device | None = None,
     progress: bool = True,
+    **reading: Unpack[Reading],
 ) -> Clamped:
     """Fit an input shift δ and a temperature T to a trained network: q = softmax(f(x + δ)/T).
 
@@ -91,6 +92,8 @@ def clamp(
         Device to run the model on; None keeps the model's device.
     progress
         Whether to show a progress line on a terminal.
+    **reading
+        `unpack`, a function from a batch to (inputs, labels), for batches of another form.
 
     Returns
     -------
@@ -114,7 +117,7 @@ def clamp(
     Tang et al. (2024), "Neural Clamping: joint input perturbation and temperature scaling for neural network
     calibration", arXiv:2209.11604.
     """
-    model, loader, seed = check_model(model), check_loader(loader), parse_seed(seed)
+    model, loader, seed = check_model(model), unpacked(check_loader(loader), **reading), parse_seed(seed)
     objective = Objective() if objective is None else objective
     input_map = MapOptions() if input_map is None else input_map
     fit, name = _recipe(recipe)

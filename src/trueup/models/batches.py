@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 Device: TypeAlias = torch.device | str | int
+UnpackBatch: TypeAlias = Callable[[Any], Any]
+"""Function from a batch of any form to one of a form that `batches` reads, such as (inputs, labels)."""
 
 LABELS = ("labels", "label", "targets", "target", "y")
 """Names of labels in a batch, by priority."""
@@ -22,6 +24,37 @@ LABELS = ("labels", "label", "targets", "target", "y")
 
 INPUTS = ("image", "images", "pixel_values", "inputs", "input", "x")
 """Names of inputs in a batch for a model whose only positional argument has another name."""
+
+_REMEDY = "for batches of another form pass unpack=lambda batch: (inputs, labels)"
+
+
+class Reading(TypedDict, total=False):
+    """How a loader is read."""
+
+    unpack: UnpackBatch | None
+    """Function from a batch to (inputs, labels), for batches of another form."""
+
+
+class _Unpacked:
+    """A loader that can be read again, with each batch unpacked."""
+
+    def __init__(self, loader: Iterable[Any], unpack: UnpackBatch) -> None:
+        self.loader = loader
+        self.unpack = unpack
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.unpack, self.loader)
+
+
+def unpacked(loader: Iterable[Any], *, unpack: UnpackBatch | None = None) -> Iterable[Any]:
+    """Return a loader with each batch unpacked; an iterator can still be read only once.
+
+    >>> list(unpacked([{"a": 1, "b": 2}], unpack=lambda batch: (batch["a"], batch["b"])))
+    [(1, 2)]
+    """
+    if unpack is None or not isinstance(loader, Iterable):
+        return loader
+    return map(unpack, loader) if isinstance(loader, Iterator) else _Unpacked(loader, unpack)
 
 
 class Batch(NamedTuple):
@@ -192,7 +225,7 @@ def _parts(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
     if named is not None:
         label = next((name for name in LABELS if name in named), None)
         if label is None:
-            raise ValueError(f"labels must be under one of {', '.join(LABELS)}, got {_names(named)}")
+            raise ValueError(f"labels must be under one of {', '.join(LABELS)}, got {_names(named)}; {_REMEDY}")
         labels = named.pop(label)
         return (), named, labels
     kind = type(batch).__name__
@@ -203,7 +236,7 @@ def _parts(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
     shape = f" of shape {tuple(batch.shape)}" if hasattr(batch, "shape") else ""
     raise ValueError(
         "it must be a tuple or list that ends in the labels, or a mapping, dataclass or named tuple, "
-        f"got {kind}{shape}; a loader of one batch is [(inputs, labels)]"
+        f"got {kind}{shape}; a loader of one batch is [(inputs, labels)], and {_REMEDY}"
     )
 
 

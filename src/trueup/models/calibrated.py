@@ -23,7 +23,17 @@ from trueup.io.predictions import Predictions, PredictionTable
 from trueup.models._distributed import all_gather_object, all_gather_rows, raise_on_all_ranks, rank, world_size
 from trueup.models._tensors import as_tensors, upcast_half
 from trueup.models._value_module import as_module
-from trueup.models.batches import Device, batches, errors_name_batch, logits_of, replace_at, tensors_in, with_logits
+from trueup.models.batches import (
+    Device,
+    UnpackBatch,
+    batches,
+    errors_name_batch,
+    logits_of,
+    replace_at,
+    tensors_in,
+    unpacked,
+    with_logits,
+)
 from trueup.models.freezing import frozen, unwrap
 
 
@@ -34,6 +44,7 @@ def outputs(
     class_axis: ClassAxis = None,
     device: Device | None = None,
     progress: bool = True,
+    unpack: UnpackBatch | None = None,
 ) -> Iterator[Predictions]:
     """Yield the logits and labels of a model batch by batch; the model does not change.
 
@@ -52,6 +63,8 @@ def outputs(
         Device of the inputs; by default that of the model.
     progress
         Whether to show progress.
+    unpack
+        Function from a batch to (inputs, labels), for batches of another form.
 
     Yields
     ------
@@ -68,7 +81,7 @@ def outputs(
     device = device_of(model) if device is None else device
     with frozen(model), torch.no_grad():  # not inference mode, since cached tensors must stay trainable
         steps = track(loader, label="collecting logits", enabled=progress and rank() == 0)
-        parsed = batches(steps, device=device, any_shape=class_axis is not None, model=model)
+        parsed = batches(unpacked(steps, unpack=unpack), device=device, any_shape=class_axis is not None, model=model)
         for number, (args, kwargs, y) in enumerate(parsed):
             output = model(*args, **kwargs)
             with errors_name_batch(number):
@@ -82,6 +95,7 @@ class _CollectOptions(TypedDict, total=False):
     shifted: bool
     device: Device | None
     progress: bool
+    unpack: UnpackBatch | None
 
 
 @overload
@@ -105,6 +119,7 @@ def collect(
     shifted: bool = False,
     device: Device | None = None,
     progress: bool = True,
+    unpack: UnpackBatch | None = None,
 ) -> Predictions | PredictionTable:
     """Collect the logits of a model on every batch of a loader; the model does not change.
 
@@ -127,6 +142,8 @@ def collect(
         Device of the inputs; by default that of the model.
     progress
         Whether to show progress.
+    unpack
+        Function from a batch to (inputs, labels), for batches of another form.
 
     Returns
     -------
@@ -151,7 +168,7 @@ def collect(
     if shifted and class_axis != "last":
         raise InputError("shifted", 'come with class_axis="last", logits (n, length, K)', f"class_axis={class_axis!r}")
     with raise_on_all_ranks():
-        batch = outputs(model, loader, class_axis=class_axis, device=device, progress=progress)
+        batch = outputs(model, loader, class_axis=class_axis, device=device, progress=progress, unpack=unpack)
         for number, (z, y) in enumerate(batch):
             with errors_name_batch(number):
                 if class_axis is not None:
@@ -411,7 +428,7 @@ def calibrate(
     progress
         Whether to show progress.
     **options
-        Options of the method.
+        Options of the method, and `unpack` as in `collect`.
 
     Returns
     -------
@@ -425,6 +442,7 @@ def calibrate(
     Temperature(temperature=3.64096)
     """
     fit = METHODS[method] if isinstance(method, str) else method
+    loader = unpacked(loader, unpack=options.pop("unpack", None))
     rows: dict[str, Any] = {"class_axis": class_axis, "ignore_index": ignore_index, "shifted": shifted}
     if shifted or class_axis is not None:
         table: Any = collect(model, loader, device=device, progress=progress, **rows)

@@ -13,7 +13,7 @@ from trueup.convert import ClassAxis, flatten
 from trueup.metrics.resampling import Resampling
 from trueup.metrics.sharded import scores_of_tally
 from trueup.metrics.table import Scores
-from trueup.models.batches import Device, errors_name_batch
+from trueup.models.batches import Device, errors_name_batch, unpacked
 from trueup.models.calibrated import outputs
 
 
@@ -53,7 +53,7 @@ def evaluate_loader(
     progress
         Whether to show progress.
     **resampling
-        `level`, `n_resamples` and `seed`, as in `trueup.evaluate`.
+        `level`, `n_resamples` and `seed` as in `trueup.evaluate`, and `unpack` as in `collect`.
 
     Returns
     -------
@@ -68,7 +68,7 @@ def evaluate_loader(
     '128 rows, 3 classes, 15 bins, 8 clusters (sample): intervals by sample'
     """
     tally: Tally | None = None
-    samples = 0
+    samples, loader = 0, unpacked(loader, unpack=resampling.pop("unpack", None))
     for number, (z, y) in enumerate(outputs(model, loader, class_axis=class_axis, device=device, progress=progress)):
         with errors_name_batch(number):
             if class_axis is None:

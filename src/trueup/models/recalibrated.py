@@ -15,7 +15,7 @@ from trueup.calibrators.forecasts import Recalibrator
 from trueup.io.forecasts import ForecastTable
 from trueup.models._tensors import upcast_half
 from trueup.models._value_module import as_module
-from trueup.models.batches import Device, batches, errors_name_batch, replace_entry
+from trueup.models.batches import Device, UnpackBatch, batches, errors_name_batch, replace_entry, unpacked
 from trueup.models.calibrated import ModelWrapper, device_of
 from trueup.models.freezing import frozen, unwrap
 
@@ -72,6 +72,7 @@ def collect_forecasts(
     forecast: ReadForecast | None = None,
     device: Device | None = None,
     progress: bool = True,
+    unpack: UnpackBatch | None = None,
 ) -> ForecastTable:
     """Collect the forecasts of a regression network on every batch of a loader; the network does not change.
 
@@ -87,6 +88,8 @@ def collect_forecasts(
         Device of the inputs; by default that of the model.
     progress
         Whether to show progress.
+    unpack
+        Function from a batch to (inputs, labels), for batches of another form.
 
     Returns
     -------
@@ -107,7 +110,7 @@ def collect_forecasts(
     device = device_of(model) if device is None else device
     parts: list[tuple[Tensor, ...]] = []
     with frozen(model), torch.no_grad():
-        steps = track(loader, label="collecting forecasts", enabled=progress)
+        steps = unpacked(track(loader, label="collecting forecasts", enabled=progress), unpack=unpack)
         for number, (args, kwargs, y) in enumerate(batches(steps, device=device, numbers=True)):
             output = model(*args, **kwargs)
             with errors_name_batch(number):
@@ -126,6 +129,7 @@ def recalibrate(
     forecast: ReadForecast | None = None,
     device: Device | None = None,
     progress: bool = True,
+    unpack: UnpackBatch | None = None,
 ) -> Recalibrated:
     """Fit a recalibration to the forecasts of a network over a loader, and put it after the network.
 
@@ -143,6 +147,8 @@ def recalibrate(
         Device of the inputs; by default that of the model.
     progress
         Whether to show progress.
+    unpack
+        Function from a batch to (inputs, labels), for batches of another form.
 
     Returns
     -------
@@ -150,7 +156,7 @@ def recalibrate(
         The network with the recalibrator.
     """
     fit = FORECAST_METHODS[method] if isinstance(method, str) else method
-    table = collect_forecasts(model, loader, forecast=forecast, device=device, progress=progress)
+    table = collect_forecasts(model, loader, forecast=forecast, device=device, progress=progress, unpack=unpack)
     recalibrated = Recalibrated(model, fit(*table), forecast=forecast)
     recalibrated.recalibrator.to(device_of(model))
     return recalibrated
