@@ -38,6 +38,16 @@ def format_number(x: float, *, sign: bool = False, digits: int = 4) -> str:
     return f"{x:+.{digits}f}" if sign else f"{x:.{digits}f}"
 
 
+def round_up(rows: int) -> int:
+    """Round up to two significant digits.
+
+    >>> round_up(1234)
+    1300
+    """
+    unit: int = 10 ** max(len(str(rows)) - 2, 0)
+    return -(-rows // unit) * unit
+
+
 def format_p(p: float) -> str:
     """Format a p-value, rounded below 0.0001.
 

@@ -25,7 +25,8 @@ from trueup.cli.options import help_page
 from trueup.cli.output import COMMAND_WARNINGS, collect_warnings, print_stderr
 
 _NAMES = (
-    "evaluate compare rank report monitor fit apply decide sets plan clamp repair serve demo methods metrics losses"
+    "evaluate compare check rank report monitor fit apply decide sets plan judge clamp repair serve demo "
+    "methods metrics losses"
 )
 _SHARED = {"compare": "evaluate", "report": "rank", "apply": "fit", "clamp": "networks", "repair": "networks"}
 _SHARED |= {"demo": "serve", "methods": "listing", "metrics": "listing", "losses": "listing"}
@@ -69,10 +70,12 @@ _SAME_NAME = (
     "batch_size bins class_names epochs event groups level lr max_risk n_folds patience penalty sample_weight seed "
     "weight_decay window"
 )
-OPTIONS = {name: f"--{name.replace('_', '-')}" for name in _SAME_NAME.split()} | {"n_resamples": "--resamples"}
+OPTIONS = {name: f"--{name.replace('_', '-')}" for name in _SAME_NAME.split()} | {
+    **{"n_resamples": "--resamples", "maximum": "--max", "minimum": "--min"}
+}
 """The library's arguments that are options of the command line."""
 
-_EXTRAS = {"fastapi": "serve", "uvicorn": "serve", "matplotlib": "report", "plotly": "report", "torch": "torch"}
+_EXTRAS = {"fastapi": "serve", "uvicorn": "serve", "matplotlib": "report", "torch": "torch"}
 _EXTRAS |= {"h5py": "hdf5", "pyarrow": "parquet", "sklearn": "sklearn"}
 _WRONG_PATHS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 

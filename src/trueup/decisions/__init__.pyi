@@ -1,12 +1,15 @@
 from .conformal_regression import ConformalQuantiles as ConformalQuantiles, ConformalResiduals as ConformalResiduals
 from .decision_curve import NetBenefit as NetBenefit, net_benefit as net_benefit
+from .judges import JudgeRate as JudgeRate, judge_rate as judge_rate
 from .label_shift import PriorEstimate as PriorEstimate, estimate_prior as estimate_prior, shift_prior as shift_prior
 from .planning import (
     Comparison as Comparison,
     Detection as Detection,
+    JudgePlan as JudgePlan,
     Plan as Plan,
     Promise as Promise,
     plan as plan,
+    plan_judge as plan_judge,
 )
 from .prediction_sets import (
     PredictionSets as PredictionSets,

@@ -12,10 +12,11 @@ from scipy.special import ndtri
 
 from trueup._core.arrays import as_arrays, check_share
 from trueup._core.errors import InputError
+from trueup._core.formatting import round_up
 from trueup._core.row_scores import score_rows
 from trueup._core.tally import Tally
 from trueup._core.types import ArrayLike
-from trueup.decisions.thresholds import round_up, rows_to_pass, threshold
+from trueup.decisions.thresholds import rows_to_pass, threshold
 from trueup.metrics.hypothesis_tests import DetectableError, detectable_error_of_tally
 from trueup.metrics.intervals import bootstrap
 from trueup.metrics.table import plain_record
@@ -258,3 +259,86 @@ def _rows_to_detect(tally: Tally, error: float, power: float, seed: int) -> int 
         middle = round(math.sqrt(low * high))
         low, high = (middle, high) if missed(middle) else (low, middle)
     return high
+
+
+@dataclass(frozen=True)
+class JudgePlan:
+    """Number of human labels for an interval of a rate, with a judge that labels all rows and without one."""
+
+    precision: float
+    """Half-width of the interval."""
+    labels: int | None
+    """Number of human labels with the judge; None if even labels for all rows are too few."""
+    labels_without_judge: int
+    """Number of human labels without the judge."""
+
+    def __str__(self) -> str:
+        start = f"To know the rate to ± {self.precision:g}, you need"
+        alone = f"about {round_up(self.labels_without_judge):,} human labels without the judge"
+        if self.labels is None:
+            return f"{start} more answers: {alone}."
+        return f"{start} about {round_up(self.labels):,} human labels with the judge, and {alone}."
+
+
+def plan_judge(
+    rows: int, *, precision: float, rate: float, sensitivity: float, specificity: float, level: float = 0.95
+) -> JudgePlan:
+    """Estimate how many human labels `judge_rate` needs, from a guess at the judge's quality.
+
+    With some labels at hand, `judge_rate(…).plan(precision)` needs no guess.
+
+    Parameters
+    ----------
+    rows
+        Number of answers, all labelled by the judge.
+    precision
+        Half-width of the interval.
+    rate
+        Rate of right answers.
+    sensitivity
+        Share of the right answers that the judge calls right.
+    specificity
+        Share of the wrong answers that the judge calls wrong.
+    level
+        Level of the interval.
+
+    Returns
+    -------
+    JudgePlan
+        The numbers of labels; prints as a sentence.
+
+    Examples
+    --------
+    >>> print(plan_judge(5000, precision=0.03, rate=0.7, sensitivity=0.95, specificity=0.8))
+    To know the rate to ± 0.03, you need about 410 human labels with the judge, and about 900 human labels ...
+    """
+    for name, share in (("precision", precision), ("rate", rate), ("level", level)):
+        check_share(share, name)
+    for name, share in (("sensitivity", sensitivity), ("specificity", specificity)):
+        if not 0 <= share <= 1:
+            raise InputError(name, "lie in [0, 1]", repr(share))
+    labelled_right = rate * sensitivity + (1 - rate) * (1 - specificity)
+    human_variance, judge_variance = (share * (1 - share) for share in (rate, labelled_right))
+    covariance = human_variance * (sensitivity + specificity - 1)
+    return plan_labels(human_variance, covariance, judge_variance, rows, precision, level)
+
+
+def plan_labels(
+    human_variance: float, covariance: float, judge_variance: float, rows: int, precision: float, level: float
+) -> JudgePlan:
+    """Find the number of labels from the variances of a human and a judge's label, and their covariance."""
+    goal = (precision / -float(ndtri((1 - level) / 2))) ** 2
+
+    def variance(labels: int) -> float:
+        others = rows - labels
+        if not others or judge_variance <= 0:
+            return human_variance / labels
+        weight = min(max(covariance / ((1 + labels / others) * judge_variance), 0.0), 1.0)
+        by_label = human_variance - 2 * weight * covariance + weight**2 * judge_variance
+        return by_label / labels + weight**2 * judge_variance / others
+
+    low, high = 1, rows
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if variance(middle) <= goal else (middle + 1, high)
+    return JudgePlan(precision, high if variance(high) <= goal else None, max(math.ceil(human_variance / goal), 2))

@@ -24,7 +24,7 @@ from trueup._core.arrays import as_arrays, as_logits, check_share, is_tensor, ma
 from trueup._core.bins import tie_ends
 from trueup._core.clusters import as_clusters
 from trueup._core.errors import InputError
-from trueup._core.formatting import format_percent
+from trueup._core.formatting import format_percent, round_up
 from trueup._core.registry import METHODS
 from trueup._core.row_scores import event_class, event_name, score_and_class
 from trueup._core.splits import stratified_folds
@@ -619,16 +619,6 @@ def format_score(score: float) -> str:
     """
     digits = 1 - math.floor(math.log10(1 - score)) if score < 1 else 4
     return f"{score:.{max(digits, 4)}g}"
-
-
-def round_up(rows: int) -> int:
-    """Round up to two significant digits.
-
-    >>> round_up(1234)
-    1300
-    """
-    unit: int = 10 ** max(len(str(rows)) - 2, 0)
-    return math.ceil(rows / unit) * unit
 
 
 def least_rows(max_risk: float, alpha: float) -> float:

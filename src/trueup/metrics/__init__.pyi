@@ -53,6 +53,7 @@ from .kernel import (
     skce_linear as skce_linear,
     skce_test as skce_test,
 )
+from .limits import Check as Check, check as check
 from .multilabel import LabelScores as LabelScores, evaluate_labels as evaluate_labels
 from .proper import (
     accuracy as accuracy,
