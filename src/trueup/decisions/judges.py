@@ -85,7 +85,7 @@ class JudgeRate:
         if self.biased_sample:
             return " ".join(self.notes)
         error, level = self.judge_error, format_percent(self.rate.level)
-        claim = f"The judge alone would have claim {format_percent(self.judge_alone, 1)}"
+        claim = f"The judge alone would have said {format_percent(self.judge_alone, 1)}"
         ends = f"{level} interval {100 * error.low:+.1f} to {100 * error.high:+.1f}"
         if error.low <= 0 <= error.high:
             text = f"{claim}; the human labels do not show that this is wrong (error in points, {ends})."
