@@ -189,7 +189,7 @@ def total(blocks: Sequence[Counts]) -> Counts:
     return {name: tuple(sum(block.get(name, (0, 0))[i] for block in blocks) for i in (0, 1)) for name in names}
 
 
-def page(counts: Mapping[str, Counts], replications: int) -> str:
+def page(counts: Mapping[str, Counts], replications: int, n_resamples: int) -> str:
     """Lay out the measured rates as a page of one table."""
     error = {rate: 2 * math.sqrt(rate * (1 - rate) / replications) for rate in (MIN_COVERAGE, MAX_REJECTIONS)}
     low, high = MIN_COVERAGE - error[MIN_COVERAGE], MAX_REJECTIONS + error[MAX_REJECTIONS]
@@ -205,6 +205,7 @@ def page(counts: Mapping[str, Counts], replications: int) -> str:
     few = [world.name for world in WORLDS if world.mean < -2 and world.n * 0.03 < MIN_EVENTS]
     return TEXT.format(
         replications=f"{replications:,}",
+        resamples=f"{n_resamples:,}",
         low=100 * low,
         high=100 * high,
         zero=ALMOST_ZERO,
@@ -215,7 +216,7 @@ def page(counts: Mapping[str, Counts], replications: int) -> str:
 
 TEXT = """# Coverage of intervals and level of tests
 
-`make bench-coverage` measured this table with {replications} data sets per world.
+`make bench-coverage` measured this table with at least {replications} data sets per world and {resamples} resamples.
 An *interval* row shows how often the 95 % interval of `evaluate` held the true value, in per cent.
 Errors of calibrated data are zero: they count as covered if the interval starts at {zero} or below.
 A *test* row shows how often a test at 5 % rejected calibrated data; "verdict" is the combination of all tests.
@@ -234,6 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the worlds and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replications", type=int, default=1000, help="a multiple of 50")
+    parser.add_argument("--resamples", type=int, default=1000, help="resamples per interval and test")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--worlds", type=str, default="", help="numbers of worlds to run, such as 1,3; by default all")
     parser.add_argument("--store", type=Path, default=STORE, help="file of the counts; delete it to start anew")
@@ -245,25 +247,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(world.name, measure(world, range(2), truths[world.name], n_resamples=50), sep="\n  ")
         return
     options.store.parent.mkdir(parents=True, exist_ok=True)
-    done = {(record["world"], record["block"]) for record in stored(options.store)}
+    done = {(record["world"], record["block"]) for record in stored(options.store, options.resamples)}
     for block in range(options.replications // BLOCK):
         for world in worlds:
             if (world.name, block) in done:
                 continue
-            counts = measure(world, range(block * BLOCK, (block + 1) * BLOCK), truths[world.name])
-            line = json.dumps({"world": world.name, "block": block, "counts": counts})
+            seeds = range(block * BLOCK, (block + 1) * BLOCK)
+            counts = measure(world, seeds, truths[world.name], n_resamples=options.resamples)
+            line = json.dumps({"world": world.name, "block": block, "n_resamples": options.resamples, "counts": counts})
             with options.store.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
-    records = [record for record in stored(options.store) if record["block"] < options.replications // BLOCK]
+    blocks_wanted = options.replications // BLOCK
+    records = [record for record in stored(options.store, options.resamples) if record["block"] < blocks_wanted]
     blocks = {world.name: [r["counts"] for r in records if r["world"] == world.name] for world in WORLDS}
     replications = BLOCK * min(len(each) for each in blocks.values())
     if replications:
-        PAGE.write_text(page({name: total(each) for name, each in blocks.items()}, replications), encoding="utf-8")
+        counts = {name: total(each) for name, each in blocks.items()}
+        PAGE.write_text(page(counts, replications, options.resamples), encoding="utf-8")
 
 
-def stored(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of the store."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+def stored(path: Path, n_resamples: int) -> list[dict[str, Any]]:
+    """Read the lines of the store with this number of resamples."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [record for record in map(json.loads, lines) if record["n_resamples"] == n_resamples]
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def test_a_stopped_run_goes_on(coverage, monkeypatch, tmp_path):
     monkeypatch.setattr(coverage, "WORLDS", coverage.WORLDS[:2])
     measured = []
 
-    def measure(world, seeds, truth):
+    def measure(world, seeds, truth, *, n_resamples):
         measured.append((world.n, seeds.start))
         return {"test verdict": (len(measured), 50)}
 
@@ -58,7 +58,7 @@ def test_true_values_of_calibrated_predictions(coverage):
 
 def test_the_page_marks_what_misses_the_bar(coverage):
     counts = {"one": {"interval of ece": (50, 100), "test verdict": (50, 100)}, "two": {"interval of ece": (95, 100)}}
-    page = coverage.page(counts, 100)
+    page = coverage.page(counts, 100, 1000)
     assert "| interval of ece | 50.0* | 95.0 |" in page
     assert "| test verdict | 50.0* |  |" in page
     assert "100 data sets" in page

@@ -56,7 +56,7 @@ def test_it_prints_an_aligned_table_and_a_verdict():
 
 
 @pytest.mark.parametrize(
-    ("temperature", "words"), [(1.0, "No evidence of miscalibration"), (0.5, "miscalibrated and underconfident")]
+    ("temperature", "words"), [(1.0, "No clear evidence of miscalibration"), (0.5, "miscalibrated and underconfident")]
 )
 def test_other_verdicts(temperature, words):
     assert words in evaluate(*calibrated(2000, 4, temperature=temperature)).verdict()

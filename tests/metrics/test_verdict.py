@@ -14,7 +14,8 @@ from trueup.metrics.hypothesis_tests import CalibrationTests
 from trueup.metrics.intervals import ScoredRows
 from trueup.metrics.resampling import Resampling
 
-NO_EVIDENCE = "No evidence of miscalibration"
+NO_EVIDENCE = "evidence of miscalibration"
+"""Part of both "No evidence of miscalibration" and "No clear evidence of miscalibration"."""
 
 
 def reversed_risks(n=20000):
@@ -109,6 +110,12 @@ def test_no_verdict_contradicts_the_slope_the_intercept_or_the_mean(n, slope, sh
     ]
     assert not (any(excluded) and NO_EVIDENCE in scores.verdict())
     assert (scores.tests["network"].p_value <= 0.05) == (NO_EVIDENCE not in scores.verdict())
+    shown = [
+        not scores["calibration_slope"].low <= 1 <= scores["calibration_slope"].high,
+        not scores["calibration_intercept"].low <= 0 <= scores["calibration_intercept"].high,
+        not scores["observed"].low <= scores["predicted"].value <= scores["observed"].high,
+    ]
+    assert not (any(shown) and "No evidence" in scores.verdict())
 
 
 def test_the_p_value_is_corrected_by_holm():

@@ -47,6 +47,8 @@ from trueup.metrics.resampling import (
 
 _SMALLER = {"rmsce": ("ece",), "mce": ("ece", "rmsce")}
 """Binned errors that are never larger than another."""
+_NEED_BOTH = ("nll", "event_brier", "miscalibration", "discrimination", "aece", "ici")
+"""Metrics without an interval if an event happened in no row or in every row: the other outcome's loss is unseen."""
 _SHARES = ("accuracy", "observed")
 """Means of 0 and 1, which have Wilson's interval."""
 _DEFAULT_RESAMPLING = Resampling()
@@ -258,6 +260,8 @@ def intervals(
         bins, low_tail = noisy_bins(name == "aece"), tail / (1 + len(_SMALLER.get(name, ())))
         return bins.interval("ece" if name == "aece" else name, tail, low_tail)
 
+    if _lacks_an_outcome(tally):
+        ends |= dict.fromkeys(set(_NEED_BOTH).intersection(values), (math.nan, math.nan))
     result = {}
     for name, value in values.items():
         if name == "uncertainty" and (sums is None or len(sums.weight) > 1):
@@ -344,7 +348,9 @@ def differences(
     """Compute paired intervals of second − first for several metrics; both must have the same groups of rows."""
     tail, names = resampling.tail, list(metrics)
     before, after = first.values(names), second.values(names)
-    of_event = [name for name in names if name in EVENT_METRICS and name != "kuiper"]
+    one_outcome = _lacks_an_outcome(first.tally)
+    undefined = [name for name in names if name == "kuiper" or (one_outcome and name in _NEED_BOTH)]
+    of_event = [name for name in names if name in EVENT_METRICS and name not in undefined]
     ends = _event_differences(first, second, of_event, resampling) if of_event and first.tally.n else {}
 
     @cache
@@ -359,7 +365,7 @@ def differences(
         value = after[name] - before[name]
         if name in ends:
             low, high = value + ends[name][0], value + ends[name][1]
-        elif not first.tally.n or name == "kuiper":
+        elif not first.tally.n or name in undefined:
             low, high = math.nan, math.nan
         elif name in MEAN_METRICS:
             change = row_values(second.rows, name) - row_values(first.rows, name)
@@ -376,6 +382,11 @@ def differences(
             value, low, high = 0.0, 0.0, 0.0
         result[name] = Interval(value, low, high, resampling.level)
     return result
+
+
+def _lacks_an_outcome(tally: Tally) -> bool:
+    """Return whether an event happened in no row, or in every row."""
+    return tally.is_event and not 0 < tally.observed.value < 1
 
 
 _ROUNDING = 1e-12

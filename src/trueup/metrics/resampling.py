@@ -236,7 +236,10 @@ class Classwise(NamedTuple):
             return cls(gap, sigma, scale, influence, math.inf, observed, degrees_of_freedom(rows[some]))
         some = of_cell > 0  # with many classes nearly all cells are empty
         gap, rate, of_cell = gap[some], rate[some], of_cell[some]
-        return cls(gap, np.sqrt(of_cell * rate * (1 - rate)), scale, influence, limit, observed)
+        # Nor has it less noise than calibrated rows: all rows of a few may be right.
+        score = np.clip(confidence[some] / of_cell, 0.0, 1.0)
+        sigma = np.sqrt(of_cell * np.maximum(rate * (1 - rate), score * (1 - score)))
+        return cls(gap, sigma, scale, influence, limit, observed)
 
     def expected(self, truth: float) -> float:
         """Return the mean observed error if the true error is `truth` and the gaps have the observed proportions."""

@@ -57,6 +57,18 @@ class Findings(NamedTuple):
     """Kind of miscalibration."""
 
 
+_TESTED = {
+    "ece": "the ECE",
+    "aece": "the ECE of equal-mass bins",
+    "mean": "the mean",
+    "regression": "intercept and slope",
+    "intercept": "the intercept",
+    "slope": "the slope",
+    "classes": "each class",
+}
+"""By test of calibration: what it tests, in words."""
+
+
 class ScoreTable:
     """A table of `values` by method and metric, and of `changes` from the first method."""
 
@@ -110,8 +122,12 @@ class ScoreTable:
                 f"{summary}{too_few} too few to tell whether it is calibrated ({p_value}); "
                 f"with about {detectable} would be detected with 80 % probability."
             )
-        verdict = "No evidence of miscalibration" if test.p_value > 0.05 else problem
-        return f"{summary}{verdict} (a calibrated {reference} of {test.expected:.4f}; {p_value})."
+        verdict, single = "No evidence of miscalibration" if test.p_value > 0.05 else problem, ""
+        rejected = {k: p for k, p in getattr(test, "components", {}).items() if p <= 0.05}
+        if test.p_value > 0.05 and rejected:  # an interval of the table may exclude its calibrated value
+            verdict, name = "No clear evidence of miscalibration", min(rejected, key=rejected.__getitem__)
+            single = f"; the test of {_TESTED[name]} alone p = {rejected[name]:.3f}"
+        return f"{summary}{verdict} (a calibrated {reference} of {test.expected:.4f}; {p_value}{single})."
 
     def __getitem__(self, key: str | tuple[str, str]) -> Interval:
         method, metric = key if isinstance(key, tuple) else (self.methods[0], key)
@@ -297,14 +313,20 @@ class Scores(ScoreTable):
             quantity, problem = "predicted rate", f"{event_direction(test)}. It is miscalibrated"
         else:
             summary, quantity = f"It says {predicted} on average and is right {right} of the time. ", "confidence"
-            problem = f"It is miscalibrated{_confidence_direction(test)}"
+            problem = f"It is miscalibrated{confidence_direction(test)}"
         reference = f"{'forecast' if self.is_event else 'network'} would show an ECE"
         test_name = f"{len(test.components)} tests{self._by_cluster()}, corrected"
-        detectable = f"{_enough_rows(self.means[name][0]):,} rows, a mean {quantity} that is 10 points off"
+        enough, error = _enough_rows(self.means[name][0], self.is_event)
+        detectable = f"{enough:,} rows, a mean {quantity} that is 10 points off"
+        if error < 0.1:
+            mean = self.means[name][0]
+            detectable = f"{enough:,} rows, a true rate of {format_percent(mean + math.copysign(error, 0.5 - mean), 1)}"
         return Findings(summary, reference, test_name, self.too_few_rows(name), detectable, problem)
 
     def too_few_rows(self, method: str | None = None) -> str:
-        """Return the number of rows with a verb if a mean that is 10 points off could go unnoticed; else an empty text.
+        """Return the number of rows with a verb if a large error of the mean could go unnoticed; else an empty text.
+
+        Large are 10 points, or twice the predicted rate of a rarer event.
 
         Parameters
         ----------
@@ -318,7 +340,7 @@ class Scores(ScoreTable):
         """
         name = method or self.methods[0]
         independent = self.tests[name].independent_rows
-        if independent >= _enough_rows(self.means[name][0]):
+        if independent >= _enough_rows(self.means[name][0], self.is_event)[0]:
             return ""
         if self.clusters is None:
             return f"{count_rows(self.rows)} {'is' if self.rows == 1 else 'are'}"
@@ -591,16 +613,18 @@ def compare(
     )
 
 
-def _enough_rows(mean: float) -> int:
-    """Return the number of rows with which a test at 5 % detects a mean that is 10 points off, with 80 % power.
+def _enough_rows(mean: float, is_event: bool) -> tuple[int, float]:
+    """Return the number of rows with which a test at 5 % detects an error of the mean with 80 % power, and that error.
 
-    >>> _enough_rows(0.7), _enough_rows(0.99)
-    (190, 80)
+    The error is 10 points, or as large as the predicted rate of a rarer event or non-event.
+
+    >>> _enough_rows(0.7, True), _enough_rows(0.99, False), _enough_rows(0.01, True)
+    ((190, 0.1), (80, 0.1), (1540, 0.01))
     """
-    error = 0.1
+    error = min(0.1, mean or 0.1, 1 - mean or 0.1) if is_event else 0.1
     rates = [rate for rate in (mean - error, mean, mean + error) if 0 <= rate <= 1]
     rows = ((1.96 + 0.84) / error) ** 2 * max(rate * (1 - rate) for rate in rates)
-    return math.ceil(rows / 10) * 10
+    return math.ceil(rows / 10) * 10, error
 
 
 def has_interval(metric: str) -> bool:
@@ -624,7 +648,8 @@ def event_direction(test: CalibrationTests) -> str:
     return "right on average, but too high in some places and too low in others"
 
 
-def _confidence_direction(test: CalibrationTests) -> str:
+def confidence_direction(test: CalibrationTests) -> str:
+    """Describe how confidences are wrong; may be empty."""
     if abs(test.overconfidence_z) > 1.96:  # the sign of Spiegelhalter's z would change where confidences are below ½
         return f" and {'over' if test.overconfidence_z > 0 else 'under'}confident"
     slope = _slope_direction(test)
