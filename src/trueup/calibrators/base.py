@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any, ClassVar, Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -18,6 +19,10 @@ from trueup._core.optimize import Certificate
 from trueup._core.row_scores import confidences
 from trueup._core.types import ArrayLike, ArrayT, WeightsLike
 from trueup._core.values import Value
+from trueup.calibrators import expression as e
+
+if TYPE_CHECKING:
+    from polars import Expr
 
 TIE_MARGIN = 1e-5
 """Relative margin that keeps the predicted class's probability above the others where rounding would make a tie."""
@@ -42,6 +47,9 @@ class Calibrator(Value):
     """The fit depends neither on the order of the rows nor on repeating all of them."""
     differentiable: ClassVar[bool] = True
     """The output has a useful gradient with respect to the input."""
+
+    no_formula: ClassVar[str] = "its map is not a chain of formulas; apply it in Python"
+    """Why `formula` is missing, and what to use instead; for classes that do not define it."""
 
     certificate: Certificate | None = None
     """Convergence of the fit; None if the fit needs no search or the calibrator was constructed from parameters."""
@@ -119,6 +127,127 @@ class Calibrator(Value):
         array
             Calibrated logits, shape (n, classes).
         """
+
+    def formula(self, classes: int) -> e.Formula:
+        """Return the map as a chain of arithmetic steps, for `to_sql`, `to_polars` and `to_json`.
+
+        Parameters
+        ----------
+        classes
+            Number of classes.
+
+        Returns
+        -------
+        Formula
+            The steps, and the form of the numbers before and after them.
+        """
+        raise ValueError(f"{type(self).__name__} has no expression: {self.no_formula}")
+
+    def to_expression(
+        self, columns: str | Sequence[str], *, input: e.Input = "logits", floor: float | None = None
+    ) -> e.Expression:
+        """Return the calibrator as an expression in the columns of a table.
+
+        Parameters
+        ----------
+        columns
+            The columns of a table, one per class; or one column for the score of an event or a stated confidence.
+        input
+            What the columns hold: "logits" (one column: the log-odds of class 1), or "probs".
+        floor
+            Smallest probability; smaller ones are raised to it. Without it, a method that takes logarithms gives no
+            result for a probability of exactly 0, or of exactly 1 in one column.
+
+        Returns
+        -------
+        Expression
+            The expression; its outputs are probabilities, in columns named after the inputs.
+        """
+        return e.Expression.of(type(self).__name__, self.formula, columns, input=input, floor=floor)
+
+    def to_sql(
+        self,
+        columns: str | Sequence[str],
+        *,
+        dialect: e.Dialect = "duckdb",
+        table: str | Sequence[str] = "predictions",
+        keep: Sequence[str] = (),
+        input: e.Input = "logits",
+        floor: float | None = None,
+    ) -> str:
+        """Return a query that computes calibrated probabilities in a database.
+
+        Parameters
+        ----------
+        columns
+            The columns of a table, one per class; or one column for the score of an event or a stated confidence.
+        dialect
+            The database: "duckdb", "sqlite", "postgres", "spark" or "bigquery".
+        table
+            The table or view that has the columns; for a qualified name, its parts.
+        keep
+            Further columns of the table to keep in the result.
+        input
+            What the columns hold: "logits" (one column: the log-odds of class 1), or "probs".
+        floor
+            Smallest probability, as in `to_expression`.
+
+        Returns
+        -------
+        str
+            A SELECT statement. A row with a missing, infinite or impossible number gives NULL.
+
+        Examples
+        --------
+        >>> import sqlite3
+        >>> from trueup.calibrators import Temperature
+        >>> database = sqlite3.connect(":memory:")
+        >>> _ = database.execute("CREATE TABLE predictions AS SELECT 7 AS id, 3.0 AS score")
+        >>> query = Temperature(2.0).to_sql("score", dialect="sqlite", keep=["id"])
+        >>> [(row, round(p, 3)) for row, p in database.execute(query)]
+        [(7, 0.818)]
+        """
+        return self.to_expression(columns, input=input, floor=floor).to_sql(dialect=dialect, table=table, keep=keep)
+
+    def to_polars(
+        self, columns: str | Sequence[str], *, input: e.Input = "logits", floor: float | None = None
+    ) -> list[Expr]:
+        """Return polars expressions for calibrated probabilities, one per output.
+
+        Parameters
+        ----------
+        columns
+            The columns of a frame, one per class; or one column for the score of an event or a stated confidence.
+        input
+            What the columns hold: "logits" (one column: the log-odds of class 1), or "probs".
+        floor
+            Smallest probability, as in `to_expression`.
+
+        Returns
+        -------
+        list of polars.Expr
+            For `frame.with_columns(…)`, of a DataFrame or a LazyFrame.
+        """
+        return self.to_expression(columns, input=input, floor=floor).to_polars()
+
+    def to_json(self, columns: str | Sequence[str], *, input: e.Input = "logits", floor: float | None = None) -> str:
+        """Return the map as JSON, for programs in other languages.
+
+        Parameters
+        ----------
+        columns
+            Names of the inputs, one per class; or one name for the score of an event or a stated confidence.
+        input
+            What the inputs are: "logits" (one input: the log-odds of class 1), or "probs".
+        floor
+            Smallest probability, as in `to_expression`.
+
+        Returns
+        -------
+        str
+            The specification; the manual documents its format.
+        """
+        return self.to_expression(columns, input=input, floor=floor).to_json()
 
     def with_certificate(self, certificate: Certificate | None) -> Self:
         """Return a copy that records how its fit ended.
@@ -201,6 +330,10 @@ class Identity(Calibrator):
     def map(self, xp: Namespace, z: Any) -> Any:
         """Return the logits."""
         return z
+
+    def formula(self, classes: int) -> e.Formula:
+        """Return no steps."""
+        return e.Formula("logits", (), "logits")
 
     @classmethod
     def fit(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
@@ -293,6 +426,26 @@ class TopLabel(ScoreCalibrator):
     @abstractmethod
     def map_confidence(self, xp: Namespace, confidence: Any) -> Any:
         """Map confidences (n,)."""
+
+    def curve_formula(self, curve: e.Step, *, odds: bool = False) -> e.Formula:
+        """Return a curve of the score as steps; a confidence stays as `confidence` returns it, unclipped.
+
+        Parameters
+        ----------
+        curve
+            The curve.
+        odds
+            Whether the curve is one of the log-odds.
+
+        Returns
+        -------
+        Formula
+            The steps.
+        """
+        if not self.event:
+            return e.Formula("top_odds" if odds else "top", (e.piecewise(curve),), "top")
+        limits = (e.clip(self.margin, 1 - self.margin),) if self.margin else ()
+        return e.Formula("event_odds" if odds else "event", (e.piecewise(curve), *limits), "event")
 
     def map(self, xp: Namespace, z: Any) -> Any:
         """Set the predicted class, or the event, to its calibrated confidence and share the rest."""

@@ -26,8 +26,18 @@ from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.row_scores import scores_and_outcomes, top_label_tally
 from trueup._core.splits import random_order
 from trueup._core.types import ArrayLike, WeightsLike
+from trueup.calibrators import expression as e
 from trueup.calibrators.base import TopLabel, check_margin, clip_frequencies, row_count, set_confidence
-from trueup.calibrators.curves import PADDING, ClassCurves, Cuts, Edges, each_class, one_vs_rest, pad_curves
+from trueup.calibrators.curves import (
+    ORDER_WEIGHT,
+    PADDING,
+    ClassCurves,
+    Cuts,
+    Edges,
+    each_class,
+    one_vs_rest,
+    pad_curves,
+)
 from trueup.calibrators.logistic import log_probs_and_rests
 from trueup.calibrators.temperature import Temperature
 
@@ -324,6 +334,11 @@ class ShrunkenHistogram(Cuts, ClassCurves):
         weight = xp.take(self.weights, index)
         return (1 - weight) * xp.take(self.values, index) + weight * p
 
+    def curve_steps(self, order_weight: float = 0.0) -> list[e.Step]:
+        """Return the mixtures, which are lines in each bin."""
+        rows = zip(self.cuts, (1 - self.weights) * self.values, self.weights + order_weight, strict=True)
+        return [e.stairs(x, y, weight) for x, y, weight in rows]
+
     @classmethod
     def fit(cls, logits: ArrayLike, labels: ArrayLike, *, bins: int = BINS, sample_weight: WeightsLike = None) -> Self:
         """Count each class's labels in bins, and choose the pseudo-counts by likelihood.
@@ -427,6 +442,10 @@ class ScalingBinning(Edges, TopLabel):
         """Scale, set the predicted class to its bin's mean, and share the rest in the scaled proportions."""
         mapped = self.map_confidence(xp, self.score(xp, z))
         return set_confidence(xp, z / self.temperature, mapped, event=self.event)
+
+    def formula(self, classes: int) -> e.Formula:
+        """Return the scaling and the bins as steps."""
+        return e.join(e.Formula("logits", (e.scale(1 / self.temperature),), "logits"), super().formula(classes))
 
     @classmethod
     def fit(
@@ -664,6 +683,10 @@ class IMax(Cuts, TopLabel):
             self._check_classes(z, 2)
         return _top_odds(xp, z, event=self.event)
 
+    def formula(self, classes: int) -> e.Formula:
+        """Return the bins of the log-odds as steps."""
+        return self.curve_formula(*self.curve_steps(), odds=True)
+
     @classmethod
     def fit(
         cls, logits: ArrayLike, labels: ArrayLike, *, bins: int = BINS, seed: int = 0, sample_weight: WeightsLike = None
@@ -729,6 +752,12 @@ class IMaxShared(Cuts, ClassCurves):
     def map(self, xp: Namespace, z: Any) -> Any:
         """Return the normalised frequencies."""
         return one_vs_rest(xp, z, lambda odds: self.curve(xp, odds), score=lambda part: _odds(xp, part))
+
+    def formula(self, classes: int) -> e.Formula:
+        """Return the bins of the log-odds as steps, beside the probabilities that keep the order."""
+        bins = e.op("log_odds"), e.piecewise(*self.curve_steps())
+        parts = (bins, (e.op("softmax"),))
+        return e.Formula("logits", (e.mix((1.0, ORDER_WEIGHT), parts), e.op("normalise")), "probs")
 
     @classmethod
     def fit(

@@ -9,7 +9,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from trueup._core.optimize import FitError
 from trueup._core.registry import METHODS
 from trueup._core.row_scores import event_class, score_rows
 from trueup._core.types import ArrayLike, WeightsLike
+from trueup.calibrators import expression as e
 from trueup.calibrators.base import Calibrator, if_all_parts
 from trueup.calibrators.folds import k_fold, merge_copies
 
@@ -62,6 +63,10 @@ class Chain(Calibrator):
         for step in self.steps:
             z = step.forward(xp, z)
         return z
+
+    def formula(self, classes: int) -> e.Formula:
+        """Return the steps of the parts, one after another."""
+        return reduce(e.join, [part.formula(classes) for part in self.steps])
 
 
 def fit(logits: ArrayLike, labels: ArrayLike, method: Fit | str = "auto", **options: Any) -> Calibrator:

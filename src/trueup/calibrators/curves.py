@@ -13,7 +13,8 @@ from trueup._core.arrays import find_absent
 from trueup._core.namespace import Namespace
 from trueup._core.row_scores import class_probs
 from trueup._core.types import ArrayLike
-from trueup.calibrators.base import Calibrator
+from trueup.calibrators import expression as e
+from trueup.calibrators.base import Calibrator, TopLabel
 
 Function = Callable[[Any], Any]
 ORDER_WEIGHT = 1e-9
@@ -35,6 +36,27 @@ class Curve(Calibrator):
         """Map confidences (n,) by the curve."""
         return self.curve(xp, confidence)
 
+    def curve_steps(self, order_weight: float = 0.0) -> list[e.Step]:
+        """Return the curve as a piecewise polynomial, or that of each class, plus `order_weight` times p.
+
+        Parameters
+        ----------
+        order_weight
+            Weight of the probability itself.
+
+        Returns
+        -------
+        list of Step
+            One curve, or one per class.
+        """
+        raise ValueError(f"{type(self).__name__} has no expression: {self.no_formula}")
+
+    def formula(self, classes: int) -> e.Formula:
+        """Return the curve of the score as steps."""
+        if isinstance(self, TopLabel):
+            return self.curve_formula(*self.curve_steps())
+        return super().formula(classes)
+
 
 class Knots(Curve):
     """Piecewise linear curves."""
@@ -48,6 +70,11 @@ class Knots(Curve):
         """Interpolate between the knots."""
         return interpolate(xp, p, self.knots, self.values)
 
+    def curve_steps(self, order_weight: float = 0.0) -> list[e.Step]:
+        """Return the lines between the knots."""
+        knots, values = (np.atleast_2d(x) for x in (self.knots, self.values))
+        return [e.lines(x[x < PADDING], y[x < PADDING], order_weight) for x, y in zip(knots, values, strict=True)]
+
 
 class Edges(Curve):
     """Step functions, stored with the edges of all bins, 0 and 1 included."""
@@ -60,6 +87,10 @@ class Edges(Curve):
     def curve(self, xp: Namespace, p: Any) -> Any:
         """Return the value of the bin."""
         return xp.take(self.values, xp.searchsorted(self.edges[1:-1], p))
+
+    def curve_steps(self, order_weight: float = 0.0) -> list[e.Step]:
+        """Return the stairs between the inner edges."""
+        return [e.stairs(self.edges[1:-1], row, order_weight) for row in np.atleast_2d(self.values)]
 
 
 class Cuts(Curve):
@@ -75,6 +106,11 @@ class Cuts(Curve):
         """Return the value of the bin."""
         return xp.take(self.values, xp.searchsorted(self.cuts, p, right=self.left_closed))
 
+    def curve_steps(self, order_weight: float = 0.0) -> list[e.Step]:
+        """Return the stairs between the cuts."""
+        rows = zip(np.atleast_2d(self.cuts), np.atleast_2d(self.values), strict=True)
+        return [e.stairs(x, y, order_weight, left_closed=self.left_closed) for x, y in rows]
+
 
 class ClassCurves(Curve):
     """A curve of each class's probability, or one curve for all classes; the rows are then normalised."""
@@ -86,6 +122,10 @@ class ClassCurves(Curve):
         if self.values.ndim == 2:
             self._check_classes(z, self.values.shape[0])
         return one_vs_rest(xp, z, lambda p: self.curve(xp, p))
+
+    def formula(self, classes: int) -> e.Formula:
+        """Return the curves of the probabilities as steps, with the weight that keeps the order."""
+        return e.Formula("probs", (e.piecewise(*self.curve_steps(ORDER_WEIGHT)), e.op("normalise")), "probs")
 
 
 def one_vs_rest(xp: Namespace, z: Any, curve: Function, *, score: Function | None = None) -> Any:

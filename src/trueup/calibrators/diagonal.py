@@ -14,6 +14,7 @@ from trueup._core.arrays import as_weighted, find_absent
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import Certificate, lbfgs
 from trueup._core.types import ArrayLike, WeightsLike
+from trueup.calibrators import expression as e
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.likelihood import mask_scores
 from trueup.calibrators.temperature import Temperature
@@ -71,6 +72,14 @@ class Diagonal(Calibrator):
             inside = xp.minimum(xp.clip(u - knots[i], min=0.0), gap)
             result = result + inside * (slopes[i] + (slopes[i + 1] - slopes[i]) / (2 * gap) * inside)
         return xp.astype(result, z.dtype)
+
+    def formula(self, classes: int) -> e.Formula:
+        """Return the centring and the piecewise parabolas of g."""
+        gaps, slopes = np.diff(self.knots), self.slopes
+        heights = np.append(0.0, np.cumsum(gaps * (slopes[:-1] + slopes[1:]) / 2))
+        bends = np.append(np.diff(slopes) / (2 * gaps), 0.0)
+        g = e.curve(self.knots, [[0.0, slopes[0]], *zip(heights, slopes, bends, strict=True)])
+        return e.Formula("logits", (e.matrix(np.eye(classes) - 1 / classes), e.piecewise(g)), "logits")
 
     @classmethod
     def fit(cls, logits: ArrayLike, labels: ArrayLike, *, knots: int = 8, sample_weight: WeightsLike = None) -> Self:

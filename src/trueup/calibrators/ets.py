@@ -12,6 +12,7 @@ from trueup._core.arrays import MASKED_LOGIT, as_weighted, count_options
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import FitError, warn_at_bound
 from trueup._core.types import ArrayLike, WeightsLike
+from trueup.calibrators import expression as e
 from trueup.calibrators.base import Calibrator, check_positive
 from trueup.calibrators.temperature import (
     MAX_BRIER_RATIO,
@@ -76,6 +77,13 @@ class EnsembleTemperature(Calibrator):
         scaled, plain = (xp.clip(xp.log_softmax(part), min=MASKED_LOGIT) for part in (x / self.temperature, x))
         parts = xp.stack([scaled, plain, uniform]) + xp.log(self.weights)[:, None, None]
         return xp.astype(xp.logsumexp(parts, axis=0), z.dtype)
+
+    def formula(self, classes: int) -> e.Formula:
+        """Return the mixture of the three distributions."""
+        scaled, plain, uniform = self.weights
+        parts = (e.scale(1 / self.temperature), e.op("softmax")), (e.op("softmax"),)
+        mixed = e.mix((scaled, plain), parts), e.piecewise(e.polynomial(uniform / classes, 1.0))
+        return e.Formula("logits", mixed, "probs")
 
     @classmethod
     def fit(

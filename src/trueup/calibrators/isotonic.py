@@ -13,6 +13,7 @@ from trueup._core.bins import tie_ends
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.row_scores import scores_and_outcomes
 from trueup._core.types import ArrayLike, ArrayT, WeightsLike
+from trueup.calibrators import expression as e
 from trueup.calibrators.base import TopLabel, break_ties, clip_frequencies, row_count
 from trueup.calibrators.curves import PADDING, ClassCurves, Knots, each_class, one_vs_rest, order_weight, pad_curves
 from trueup.calibrators.folds import k_fold
@@ -117,6 +118,13 @@ class IsotonicOvR(Knots, ClassCurves):
     def map(self, xp: Namespace, z: Any) -> Any:
         """Apply the curves to the scaled logits' probabilities and normalise."""
         return super().map(xp, z / self.temperature)
+
+    def formula(self, classes: int) -> e.Formula:
+        """Return the scaling and the curves as steps."""
+        curves = super().formula(classes)
+        if self.temperature == 1:
+            return curves
+        return e.join(e.Formula("logits", (e.scale(1 / self.temperature),), "logits"), curves)
 
     @classmethod
     def fit(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:

@@ -13,6 +13,7 @@ from trueup._core.arrays import as_weighted
 from trueup._core.namespace import Namespace
 from trueup._core.optimize import lbfgs
 from trueup._core.types import ArrayLike, WeightsLike
+from trueup.calibrators import expression as e
 from trueup.calibrators.base import Calibrator, row_count
 from trueup.calibrators.folds import k_fold, merge_copies
 from trueup.calibrators.likelihood import MATRIX_PENALTY, VECTOR_PENALTY, Penalty, Problem, Solution, matrix_problem
@@ -58,6 +59,20 @@ class Linear(Calibrator):
     def features(self, xp: Namespace, z: Any) -> Any:
         """Return the features u."""
         return z
+
+    def formula(self, classes: int) -> e.Formula:
+        """Return the linear map as steps; the weights of log-probabilities include that of their logarithm of a sum."""
+        steps = self.feature_steps()
+        if self.weight.ndim == 1 and not steps:
+            return e.Formula("logits", (e.piecewise(*map(e.polynomial, self.bias, self.weight)),), "logits")
+        weight = np.diag(self.weight) if self.weight.ndim == 1 else self.weight
+        if steps:
+            weight = np.column_stack([weight, -weight.sum(axis=1)])
+        return e.Formula("logits", (*steps, e.matrix(weight, self.bias)), "logits")
+
+    def feature_steps(self) -> tuple[e.Step, ...]:
+        """Return the steps to the features, which are logits followed by the logarithm of their summed exponentials."""
+        return ()
 
 
 class Vector(Linear):
@@ -272,6 +287,10 @@ class Dirichlet(Linear):
         """Return log-probabilities."""
         return xp.log_softmax(z)
 
+    def feature_steps(self) -> tuple[e.Step, ...]:
+        """Return the steps to log-probabilities."""
+        return (e.op("logsumexp"),)
+
     @classmethod
     def fit(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None, **options: Any) -> Self:
         """Penalise all of W by L2; the bias is free.
@@ -364,6 +383,10 @@ class Structured(Linear):
     def features(self, xp: Namespace, z: Any) -> Any:
         """Return log-probabilities after temperature scaling."""
         return xp.log_softmax(z / self.temperature)
+
+    def feature_steps(self) -> tuple[e.Step, ...]:
+        """Return the steps to scaled log-probabilities."""
+        return e.scale(1 / self.temperature), e.op("logsumexp")
 
     @classmethod
     def fit_vector(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:

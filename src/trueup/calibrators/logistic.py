@@ -14,6 +14,7 @@ from trueup._core.arrays import MASKED_LOGIT, as_weighted, fill_absent, find_abs
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import Certificate, FitError
 from trueup._core.types import ArrayLike, WeightsLike
+from trueup.calibrators import expression as e
 from trueup.calibrators.base import Calibrator
 
 C = TypeVar("C", bound=Calibrator)
@@ -65,6 +66,10 @@ class Platt(Calibrator):
         """Apply the curves to each class's log-odds and normalise."""
         self._check_classes(z, self.slope.shape[0])
         return log_normalise(xp, self.slope * log_odds(xp, z) + self.offset, z)
+
+    def formula(self, classes: int) -> e.Formula:
+        """Return the curves of the log-odds as steps."""
+        return odds_formula(e.piecewise(*map(e.polynomial, self.offset, self.slope)))
 
     @classmethod
     def fit(
@@ -148,6 +153,14 @@ class Quadratic(Calibrator):
         odds = xp.minimum(xp.maximum(log_odds(xp, z), self.low), self.high)
         return log_normalise(xp, self.slope * odds + self.square * odds * odds + self.offset, z)
 
+    def formula(self, classes: int) -> e.Formula:
+        """Return the parabolas, constant outside the log-odds of the fit, as steps."""
+        curves = []
+        for low, high, b, a, c in zip(self.low, self.high, self.offset, self.slope, self.square, strict=True):
+            left, right = (b + a * x + c * x * x for x in (low, high))
+            curves.append(e.curve([low, high], [[left], [left, a + 2 * c * low, c], [right]]))
+        return odds_formula(e.piecewise(*curves))
+
     @classmethod
     def fit(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:
         """Minimise each class's cross-entropy with smoothed labels.
@@ -223,6 +236,12 @@ class Beta(Calibrator):
         log_p = xp.fill_absent(log_p, xp.find_absent(z))
         return log_normalise(xp, self.a * log_p - self.b * log_rest + self.c, z)
 
+    def formula(self, classes: int) -> e.Formula:
+        """Return the curves as steps: ln p and ln(1 − p) are logarithms of σ(s) and σ(−s)."""
+        one = np.eye(len(self.a))
+        weight = np.hstack([np.diag(self.a), np.diag(-self.b)])
+        return odds_formula(e.matrix(np.vstack([one, -one])), e.op("log_sigmoid"), e.matrix(weight, self.c))
+
     @classmethod
     def fit(
         cls,
@@ -285,6 +304,11 @@ def fit_classes(
 
     parameters[: len(identity)] = np.reshape(identity, (-1, 1))
     return fitted if loss(fitted(z)) <= loss(z) else cls(*parameters).with_certificate(certificate)
+
+
+def odds_formula(*steps: e.Step) -> e.Formula:
+    """Return steps on the log-odds of each class, followed by q_k ∝ σ of their results."""
+    return e.Formula("logits", (e.op("log_odds"), *steps, e.op("sigmoid"), e.op("normalise")), "probs")
 
 
 def log_odds(xp: Namespace, z: Any) -> Any:

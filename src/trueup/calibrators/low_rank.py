@@ -12,6 +12,7 @@ from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import Certificate, Stage, lbfgs
 from trueup._core.splits import is_significant_gain
 from trueup._core.types import ArrayLike, WeightsLike
+from trueup.calibrators import expression as e
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.folds import k_fold
 from trueup.calibrators.likelihood import loss_and_residual, mask_scores
@@ -78,6 +79,16 @@ class LowRank(Calibrator):
         u = xp.fill_absent(xp.log_softmax(xp.double(z) / self.temperature), xp.find_absent(z))
         centred = xp.clip(u - xp.mean(u, axis=1, keepdims=True), -_MAX_FEATURE, _MAX_FEATURE)
         return xp.astype(u * self.weight + self.bias + centred @ self.right @ self.left.T, z.dtype)
+
+    def formula(self, classes: int) -> e.Formula:
+        """Return the map as steps: the log-probabilities beside the centred and clipped ones, then a matrix."""
+        one = np.eye(len(self.bias))
+        both = np.block([[one, -np.ones((len(one), 1))], [one - 1 / len(one), np.zeros((len(one), 1))]])
+        clip = e.clip(-_MAX_FEATURE, _MAX_FEATURE)["curves"]
+        curves = [e.polynomial(0.0, 1.0)] * len(one) + clip * len(one)
+        mixed = e.matrix(np.hstack([np.diag(self.weight), self.left @ self.right.T]), self.bias)
+        steps = e.scale(1 / self.temperature), e.op("logsumexp"), e.matrix(both), e.piecewise(*curves), mixed
+        return e.Formula("logits", steps, "logits")
 
     @classmethod
     def fit(

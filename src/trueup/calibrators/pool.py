@@ -13,6 +13,7 @@ from trueup._core.namespace import Namespace
 from trueup._core.row_scores import score_rows
 from trueup._core.splits import stratified_folds
 from trueup._core.types import ArrayLike, WeightsLike
+from trueup.calibrators import expression as e
 from trueup.calibrators.base import Calibrator, break_ties, check_positive, if_all_parts, row_count
 from trueup.calibrators.temperature import Temperature, brier_inverse_temperature, inverse_temperature
 
@@ -85,6 +86,17 @@ class Mixture(Calibrator):
         mixed = xp.astype(_add_uniform(xp, log_q, self.share, z), z.dtype)
         return break_ties(xp, z, mixed) if self.keeps_argmax else mixed
 
+    def formula(self, classes: int) -> e.Formula:
+        """Return the mixture of the parts' steps, then its temperature and the uniform share."""
+        start = e.Formula("logits", (), "logits")
+        parts = [
+            e.join(e.join(start, part.formula(classes)), e.Formula("probs", (), "probs")) for part in self.calibrators
+        ]
+        mixed = e.Formula("logits", (e.mix(self.weights, [part.steps for part in parts]),), "probs")
+        if self.temperature != 1:
+            mixed = e.join(mixed, e.Formula("logits", (e.scale(1 / self.temperature),), "logits"))
+        return e.join(mixed, UniformMixture(self.share).formula(classes)) if self.share else mixed
+
     def config(self) -> dict[str, Any]:
         """Return the constructor's arguments."""
         return super().config() | {"calibrators": list(self.calibrators)}
@@ -120,6 +132,10 @@ class UniformMixture(Calibrator):
     def map(self, xp: Namespace, z: Any) -> Any:
         """Return the log-probabilities of the mixture."""
         return _add_uniform(xp, xp.clip(xp.log_softmax(z), min=MASKED_LOGIT), self.share, z)
+
+    def formula(self, classes: int) -> e.Formula:
+        """Return the mixture as a line in each probability."""
+        return e.Formula("probs", (e.piecewise(e.polynomial(self.share / classes, 1 - self.share)),), "probs")
 
     @classmethod
     def fit(cls, logits: ArrayLike, labels: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:

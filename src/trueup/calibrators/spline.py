@@ -15,10 +15,18 @@ from trueup._core.errors import InputError
 from trueup._core.namespace import Namespace
 from trueup._core.row_scores import scores_and_outcomes
 from trueup._core.types import ArrayLike, WeightsLike
+from trueup.calibrators import expression as e
 from trueup.calibrators.base import Calibrator, TopLabel, check_margin
 from trueup.calibrators.curves import Knots, interpolate, pad_curves
 from trueup.calibrators.folds import k_fold
-from trueup.calibrators.logistic import class_blocks, class_targets, cross_entropy, log_normalise, log_odds
+from trueup.calibrators.logistic import (
+    class_blocks,
+    class_targets,
+    cross_entropy,
+    log_normalise,
+    log_odds,
+    odds_formula,
+)
 
 KNOTS = 6
 """Knots of the spline, as in the paper's released experiments; also the smallest number of rows of a fit."""
@@ -167,6 +175,10 @@ class SmoothingSpline(Calibrator):
         self._check_classes(z, self.knots.shape[0])
         odds = xp.transpose(log_odds(xp, z))
         return log_normalise(xp, interpolate(xp, odds, self.knots, self.values).T, z)
+
+    def formula(self, classes: int) -> e.Formula:
+        """Return the curves of the log-odds as steps."""
+        return odds_formula(e.piecewise(*map(e.lines, self.knots, self.values)))
 
     @classmethod
     def fit(cls, logits: ArrayLike, labels: ArrayLike, *, n_folds: int = 5, sample_weight: WeightsLike = None) -> Self:

@@ -26,6 +26,7 @@ from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import Certificate, halley, newton, warn_at_bound
 from trueup._core.row_scores import confidences, confidences_and_hits
 from trueup._core.types import ArrayLike, WeightsLike
+from trueup.calibrators import expression as e
 from trueup.calibrators.base import Calibrator, check_positive, row_count
 
 FINE_GRID = tuple(i / 1000 for i in range(1, 5001))
@@ -85,6 +86,10 @@ class Temperature(Calibrator):
     def map(self, xp: Namespace, z: Any) -> Any:
         """Divide by T."""
         return z / self.temperature
+
+    def formula(self, classes: int) -> e.Formula:
+        """Return the division as a step."""
+        return e.Formula("logits", (e.scale(1 / self.temperature),), "logits")
 
     @classmethod
     def fit(

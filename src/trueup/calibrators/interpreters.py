@@ -1,0 +1,359 @@
+"""Run the steps of an expression: on NumPy arrays, on polars expressions, and on the texts of SQL.
+
+The meaning of the steps is written once, in `_run`, for any kind of number with the four operations. An `Algebra` adds
+what differs: exponential, logarithm, maximum, and the choice of a piece.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import Any, Protocol, get_args
+
+import numpy as np
+
+from trueup._core.arrays import shape_of, to_array
+from trueup._core.errors import InputError
+from trueup._core.types import ArrayLike
+from trueup.calibrators.expression import Dialect, Expression, Step
+
+LIMIT = 700.0
+"""exp(x) is 0 below −700, and e⁷⁰⁰ above 700, so that no database reports an overflow."""
+
+
+class Algebra(Protocol):
+    """The operations that differ between kinds of numbers."""
+
+    def exp(self, x: Any) -> Any:
+        """Compute the exponential, between its limits."""
+
+    def log(self, x: Any) -> Any:
+        """Compute the logarithm of a positive number."""
+
+    def at_least(self, x: Any, low: float) -> Any:
+        """Raise a number to a lower bound."""
+
+    def maximum(self, x: Sequence[Any]) -> Any:
+        """Return the largest of at least two numbers."""
+
+    def choose(self, x: Any, curve: Step) -> Any:
+        """Evaluate a piecewise polynomial."""
+
+    def bind(self, x: list[Any]) -> list[Any]:
+        """Name intermediate results, so that each is computed once."""
+
+
+def _run(steps: Sequence[Step], x: list[Any], a: Algebra) -> list[Any]:
+    """Apply the steps to the numbers of a row."""
+    for number, step in enumerate(steps):
+        x = _STEPS[step["op"]](x if number == 0 else a.bind(x), step, a)
+    return x
+
+
+def _total(x: Sequence[Any]) -> Any:
+    return reduce(add, x)
+
+
+def _softmax(x: list[Any], step: Step, a: Algebra) -> list[Any]:
+    (top,) = a.bind([a.maximum(x)])
+    return _normalise(a.bind([a.exp(v - top) for v in x]), step, a)
+
+
+def _normalise(x: list[Any], step: Step, a: Algebra) -> list[Any]:
+    (total,) = a.bind([_total(x)])
+    return [v / total for v in x]
+
+
+def _log_sums(groups: list[list[Any]], a: Algebra) -> list[Any]:
+    """Return the logarithm of the summed exponentials of each group of numbers."""
+    tops = a.bind([a.maximum(group) for group in groups])
+    parts = [a.bind([a.exp(v - top) for v in group]) for group, top in zip(groups, tops, strict=True)]
+    return [top + a.log(_total(part)) for top, part in zip(tops, parts, strict=True)]
+
+
+def _log_odds(x: list[Any], step: Step, a: Algebra) -> list[Any]:
+    if len(x) == 2:
+        return [x[0] - x[1], x[1] - x[0]]
+    return [v - rest for v, rest in zip(x, _log_sums([x[:k] + x[k + 1 :] for k in range(len(x))], a), strict=True)]
+
+
+def _log_sigmoid(x: list[Any], step: Step, a: Algebra) -> list[Any]:
+    # With t = exp(−|x|), ln σ(x) = min(x, 0) − ln(1 + t).
+    sizes = a.bind([a.maximum([v, -v]) for v in x])
+    return [(v - size) * 0.5 - a.log(a.exp(-size) + 1.0) for v, size in zip(x, sizes, strict=True)]
+
+
+def _matrix(x: list[Any], step: Step, a: Algebra) -> list[Any]:
+    def row(weights: Sequence[float], bias: float) -> Any:
+        total = _total([v if w == 1 else v * w for v, w in zip(x, weights, strict=True) if w] or [x[0] * 0.0])
+        return total + bias if bias else total
+
+    return [row(weights, bias) for weights, bias in zip(step["weight"], step["bias"], strict=True)]
+
+
+def _piecewise(x: list[Any], step: Step, a: Algebra) -> list[Any]:
+    curves = step["curves"] * len(x) if len(step["curves"]) == 1 else step["curves"]
+    return [a.choose(v, curve) for v, curve in zip(x, curves, strict=True)]
+
+
+def _mix(x: list[Any], step: Step, a: Algebra) -> list[Any]:
+    branches = [_run(branch, x, a) for branch in step["branches"]]
+    return [
+        _total([v * w for v, w in zip(values, step["weights"], strict=True)]) for values in zip(*branches, strict=True)
+    ]
+
+
+_STEPS: dict[str, Callable[[list[Any], Step, Algebra], list[Any]]] = {
+    "log": lambda x, step, a: [a.log(v) for v in a.bind([a.at_least(v, step["floor"]) for v in x])],
+    "log_odds": _log_odds,
+    "log_sigmoid": _log_sigmoid,
+    "logsumexp": lambda x, step, a: [*x, *_log_sums([x], a)],
+    "matrix": _matrix,
+    "max": lambda x, step, a: [a.maximum(x)],
+    "mix": _mix,
+    "normalise": _normalise,
+    "piecewise": _piecewise,
+    "sigmoid": lambda x, step, a: [1.0 / (a.exp(-v) + 1.0) for v in x],
+    "softmax": _softmax,
+}
+
+
+def _polynomial(x: Any, coefficients: Sequence[float], origin: float) -> Any:
+    """Return the polynomial in x − origin by Horner's rule; a constant stays a number."""
+    u = x - origin if origin and len(coefficients) > 1 else x
+    value: Any = coefficients[-1]
+    for c in coefficients[-2::-1]:
+        value = value * u if not isinstance(value, float) else u if value == 1 else u * value
+        value = value + c if c else value
+    return value
+
+
+def origins(curve: Step) -> list[float]:
+    """Return for each piece of a curve the number whose difference from x its polynomial takes."""
+    breaks = curve["breaks"]
+    return [breaks[0], *breaks] if breaks else [0.0]
+
+
+class _Arrays:
+    """Numbers are float64 arrays (n,); NaN has no result."""
+
+    def exp(self, x: Any) -> Any:
+        return np.where(x < -LIMIT, 0.0, np.exp(np.clip(x, -LIMIT, LIMIT)))
+
+    def log(self, x: Any) -> Any:
+        return np.log(x)
+
+    def at_least(self, x: Any, low: float) -> Any:
+        return np.maximum(x, low)
+
+    def maximum(self, x: Sequence[Any]) -> Any:
+        return reduce(np.maximum, x)
+
+    def choose(self, x: Any, curve: Step) -> Any:
+        width = max(map(len, curve["coefficients"]))
+        table = np.array([c + [0.0] * (width - len(c)) for c in curve["coefficients"]])
+        piece = np.searchsorted(curve["breaks"], x, side="right" if curve["closed"] == "left" else "left")
+        u = x - np.take(origins(curve), piece)
+        value = table[piece, -1]
+        for power in range(width - 2, -1, -1):
+            value = value * u + table[piece, power]
+        return np.where(np.isnan(x), np.nan, value)
+
+    def bind(self, x: list[Any]) -> list[Any]:
+        return x
+
+
+def evaluate(expression: Expression, rows: ArrayLike) -> np.ndarray:
+    """Return the outputs of rows (n, columns), shape (n, outputs); NaN where a row has no result."""
+    x = to_array(rows, "rows").astype(np.float64)
+    if x.ndim != 2 or x.shape[1] != len(expression.columns):
+        raise InputError("rows", f"have shape (n, {len(expression.columns)})", shape_of(x))
+    valid = np.isfinite(x)
+    if (low := expression.low) is not None and (high := expression.high) is not None:
+        valid &= ((low < x) & (x < high)) if expression.open_range else ((low <= x) & (x <= high))
+    with np.errstate(all="ignore"):
+        outputs = np.stack(_run(expression.steps, list(np.where(valid, x, np.nan).T), _Arrays()), axis=1)
+    return np.where(valid.all(axis=1, keepdims=True), outputs, np.nan)
+
+
+class _Polars:
+    """Numbers are polars expressions; null has no result."""
+
+    def __init__(self, polars: Any) -> None:
+        self.pl = polars
+
+    def exp(self, x: Any) -> Any:
+        return self.pl.when(x < -LIMIT).then(0.0).otherwise(x.clip(-LIMIT, LIMIT).exp())
+
+    def log(self, x: Any) -> Any:
+        return x.log()
+
+    def at_least(self, x: Any, low: float) -> Any:
+        return x.clip(lower_bound=low)
+
+    def maximum(self, x: Sequence[Any]) -> Any:
+        return self.pl.max_horizontal(x)
+
+    def choose(self, x: Any, curve: Step) -> Any:
+        if not curve["breaks"]:
+            return _polynomial(x, curve["coefficients"][0], 0.0) + x * 0.0
+        side = "right" if curve["closed"] == "left" else "left"
+        piece = self.pl.lit(self.pl.Series(curve["breaks"])).search_sorted(x, side=side)
+        width = max(map(len, curve["coefficients"]))
+        columns = zip(*(c + [0.0] * (width - len(c)) for c in curve["coefficients"]), strict=True)
+        *low, value = [self.pl.lit(self.pl.Series(column)).gather(piece) for column in columns]
+        u = x - self.pl.lit(self.pl.Series(origins(curve))).gather(piece) if width > 1 else x
+        for coefficient in reversed(low):
+            value = value * u + coefficient
+        return self.pl.when(x.is_not_null()).then(value)
+
+    def bind(self, x: list[Any]) -> list[Any]:
+        return x
+
+
+def to_polars(expression: Expression) -> list[Any]:
+    """Return a polars expression for each output."""
+    import polars as pl
+
+    def read(name: str) -> Any:
+        x = pl.col(name).cast(pl.Float64)
+        valid = x.is_finite()
+        if expression.low is not None:
+            closed = "none" if expression.open_range else "both"
+            valid = x.is_between(expression.low, expression.high, closed=closed)
+        return pl.when(valid).then(x)
+
+    numbers = [read(name) for name in expression.columns]
+    outputs = _run(expression.steps, numbers, _Polars(pl))
+    return [
+        pl.when(_total([n * 0.0 for n in numbers]).is_not_null()).then(x).alias(name)
+        for x, name in zip(outputs, expression.outputs, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A number as SQL."""
+
+    sql: str
+
+    def __add__(self, other: _Text | float) -> _Text:
+        return _Text(f"({self.sql} + {_text(other)})")
+
+    def __sub__(self, other: _Text | float) -> _Text:
+        return _Text(f"({self.sql} - {_text(other)})")
+
+    def __mul__(self, other: _Text | float) -> _Text:
+        return _Text(f"({self.sql} * {_text(other)})")
+
+    def __truediv__(self, other: _Text | float) -> _Text:
+        return _Text(f"({self.sql} / {_text(other)})")
+
+    def __rtruediv__(self, other: float) -> _Text:
+        return _Text(f"({_text(other)} / {self.sql})")
+
+    def __neg__(self) -> _Text:
+        return _Text(f"(-{self.sql})")
+
+
+def _text(x: Any) -> str:
+    """Return a number as SQL; an exponent makes a literal a double and not a decimal."""
+    if isinstance(x, _Text):
+        return x.sql
+    number = repr(float(x))
+    number = number if "e" in number else f"{number}e0"
+    return f"({number})" if x < 0 else number
+
+
+@dataclass
+class _Query:
+    """Numbers are SQL; each `bind` adds a subquery whose columns name the intermediate results."""
+
+    dialect: str
+    source: str
+    """The FROM clause so far."""
+    columns: int = 0
+    levels: int = 0
+
+    def exp(self, x: Any) -> Any:
+        low, high = _text(-LIMIT), _text(LIMIT)
+        ends = f"WHEN {x.sql} < {low} THEN 0e0 WHEN {x.sql} > {high} THEN {_text(math.exp(LIMIT))}"
+        return _Text(f"CASE {ends} ELSE EXP({x.sql}) END")
+
+    def log(self, x: Any) -> Any:
+        return _Text(f"LN({x.sql})")
+
+    def at_least(self, x: Any, low: float) -> Any:
+        return _Text(f"CASE WHEN {x.sql} < {_text(low)} THEN {_text(low)} ELSE {x.sql} END")
+
+    def maximum(self, x: Sequence[Any]) -> Any:
+        name = "MAX" if self.dialect == "sqlite" else "GREATEST"
+        return _Text(f"{name}({', '.join(v.sql for v in x)})")
+
+    def choose(self, x: Any, curve: Step) -> Any:
+        breaks, pieces, at = curve["breaks"], curve["coefficients"], origins(curve)
+        if not breaks:
+            value = _polynomial(x, pieces[0], 0.0)
+            return value if isinstance(value, _Text) else x * 0.0 + value
+        less, more = ("<", ">=") if curve["closed"] == "left" else ("<=", ">")
+
+        def tree(low: int, high: int) -> str:
+            if low == high:
+                return _text(_polynomial(x, pieces[low], at[low]))
+            middle = (low + high) // 2
+            root = (low, high) == (0, len(breaks))
+            # The root states both conditions, so that NULL has no result.
+            at_least = f"WHEN {x.sql} {more} {_text(breaks[middle])} THEN" if root else "ELSE"
+            first, second = tree(low, middle), tree(middle + 1, high)
+            return f"CASE WHEN {x.sql} {less} {_text(breaks[middle])} THEN {first} {at_least} {second} END"
+
+        return _Text(tree(0, len(breaks)))
+
+    def bind(self, x: list[Any]) -> list[Any]:
+        self.levels += 1
+        names = [_Text(f"trueup_{self.columns + k}") for k in range(len(x))]
+        self.columns += len(x)
+        items = ", ".join(f"{value.sql} AS {name.sql}" for value, name in zip(x, names, strict=True))
+        self.source = f"(\nSELECT t{self.levels}.*, {items} FROM {self.source} AS t{self.levels})"
+        return names
+
+
+_DOUBLE = {"sqlite": "REAL", "postgres": "DOUBLE PRECISION", "bigquery": "FLOAT64"}
+
+
+def _quote(name: str, dialect: str) -> str:
+    """Quote a name; whatever it holds stays a name."""
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise InputError("a name", "be a text that is not empty", repr(name))
+    if dialect == "bigquery":
+        return "`" + name.replace("\\", "\\\\").replace("`", "\\`") + "`"
+    if dialect in ("spark", "sqlite"):  # SQLite takes "name" for a text if there is no such column
+        return "`" + name.replace("`", "``") + "`"
+    return '"' + name.replace('"', '""') + '"'
+
+
+def to_sql(expression: Expression, *, dialect: Dialect, table: str | Sequence[str], keep: Sequence[str]) -> str:
+    """Return a query that computes the outputs, and keeps some columns."""
+    if dialect not in get_args(Dialect):
+        raise InputError("dialect", f"be one of {', '.join(get_args(Dialect))}", repr(dialect))
+    source = ".".join(_quote(part, dialect) for part in ((table,) if isinstance(table, str) else table))
+    query = _Query(dialect, source)
+    double = _DOUBLE.get(dialect, "DOUBLE")
+
+    def read(name: str) -> _Text:
+        x = f"CAST(t1.{_quote(name, dialect)} AS {double})"
+        if expression.low is None:
+            return _Text(f"CASE WHEN {x} - {x} = 0 THEN {x} END")  # infinity less itself is no number
+        less = "<" if expression.open_range else "<="
+        return _Text(
+            f"CASE WHEN {_text(expression.low)} {less} {x} AND {x} {less} {_text(expression.high)} THEN {x} END"
+        )
+
+    numbers = query.bind([read(name) for name in expression.columns])
+    outputs = _run(expression.steps, numbers, query)
+    kept = [f"t.{_quote(name, dialect)}" for name in keep]
+    items = [f"{_text(x)} AS {_quote(name, dialect)}" for x, name in zip(outputs, expression.outputs, strict=True)]
+    return f"SELECT {', '.join(kept + items)} FROM {query.source} AS t"
