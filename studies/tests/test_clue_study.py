@@ -158,7 +158,7 @@ def test_what_may_be_asked_for():
         == [f"uci_{n}" for n in ("boston", "concrete", "energy", "wine", "yacht")]
     )
     assert sets(data_dir="/nowhere")[:4] == ["fashion_mnist", "trec", "sst5", "tinyshakespeare"]
-    assert len(STUDY.cells(Options())) == 5 * (13 + 17 + 13)
+    assert len(STUDY.cells(Options())) == 5 * (15 + 21 + 15)
     with pytest.raises(ValueError, match="data must be one of digits, .*, got 'x'"):
         STUDY.cells(Options(data="x"))
     with pytest.raises(ValueError, match="preset must be one of digits, .*, got 'x'"):

@@ -11,12 +11,18 @@ import numpy as np
 from trueup.models.shift import ShiftRow
 from trueup.reports import style
 from trueup_studies.figures import draw, shift_curves
-from trueup_studies.grid import Options, Rows, product, read_toml
+from trueup_studies.grid import Options, Rows, read_toml
 from trueup_studies.statistics import LEVEL
 from trueup_studies.tables import Column, Table, columns, paired_differences, tabulate
 
 PASSES_IN_TRAINING = 5
-CLUES = {f"{c['level']}_{c['alpha']}": c for c in product(level=("batch", "group", "sample"), alpha=(0.5, 0.9))}
+CONSISTENT = "consistent"
+"""CLUE of each sample with the gradient stopped through the error, whose optimum is the true probability."""
+CLUES: Mapping[str, Mapping[str, Any]] = {
+    f"{name}_{alpha}": {"level": level, "alpha": alpha, **({"detach_error": True} if name == CONSISTENT else {})}
+    for name, level in (*((level, level) for level in ("batch", "group", "sample")), (CONSISTENT, "sample"))
+    for alpha in (0.5, 0.9)
+}
 PLAIN, AVERAGED, GAUSSIAN, HEAD = "plain", "passes", "gaussian", "_head"
 """The plain loss; that of the mean of several passes (CLUE with α = 1); the Gaussian NLL; suffix of variance heads."""
 ENSEMBLE, MEMBERS = "ensemble", 5
@@ -49,7 +55,7 @@ def title(method: str, kind: str = "classification") -> str:
     task = "squared error" if kind == "regression" else "cross-entropy"
     head = ", variance head" if method.endswith(HEAD) else ""
     names = {PLAIN: task, AVERAGED: f"{task} of {PASSES_IN_TRAINING} passes", GAUSSIAN: "Gaussian NLL, variance head"}
-    names |= {name: f"CLUE {each['level']}, α {each['alpha']:g}" for name, each in CLUES.items()}
+    names |= {name: f"CLUE {name.partition('_')[0]}, α {each['alpha']:g}" for name, each in CLUES.items()}
     names |= {CHOSEN: "CLUE, chosen on validation", ENSEMBLE: f"{task}, ensemble of {MEMBERS}", **RIVALS}
     names[SHARED] = f"{task}, ensemble of CLUE's compute"
     return names[method.removesuffix(HEAD)] + head

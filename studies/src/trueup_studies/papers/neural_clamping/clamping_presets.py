@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trueup_studies.ablation import GAMMAS
@@ -27,6 +27,8 @@ class Preset:
     penalties: Sequence[float] = ()
     """Values of λ that are searched besides the rule's, each with `searched_gammas`."""
     searched_gammas: Sequence[float] = (0.25, 0.5, 0.75, 1.0)
+    sum_form: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the sum form that differ: epochs, batch, rate and gammas."""
     val_rows: int | None = None
     """Number of calibration images, drawn anew in each run; None for all."""
     retrained: bool = False

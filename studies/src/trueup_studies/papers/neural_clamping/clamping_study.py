@@ -32,7 +32,7 @@ from trueup_studies.grid import Options, Study, as_json, product
 from trueup_studies.papers.neural_clamping import clamping_presets as presets
 from trueup_studies.papers.neural_clamping.clamping_claims import CLAIMS
 from trueup_studies.papers.neural_clamping.clamping_tables import BINS, FORMS, PASS_BACK, figures, tables
-from trueup_studies.papers.neural_clamping.gradient_steps import BY_STEPS, STEPS
+from trueup_studies.papers.neural_clamping.gradient_steps import BY_STEPS, RATE, STEPS
 from trueup_studies.trained_networks import SETTINGS, Loader, load_or_train, resplit
 from trueup_studies.training.data.sources import folder_of
 
@@ -102,9 +102,11 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
             how |= {"gammas": list(preset.searched_gammas)} if method == "nc_converged_fl" else {}
             yield {**run(seed), "part": "method", "method": method, **how}
         for form, names in SWEPT.items():
-            sweep = {"part": "sweep", **descent, **({} if form == "mean" else {"reduction": form})}
+            other = {} if form == "mean" else {"reduction": form, **preset.sum_form}
+            gammas = other.pop("gammas", preset.gammas)
+            sweep = {"part": "sweep", **descent, **other}
             if set(names) & set(selected):
-                for gamma, seed in ((g, s) for g in preset.gammas for s in runs):
+                for gamma, seed in ((g, s) for g in gammas for s in runs):
                     yield {**run(seed), **sweep, "exponent": gamma}
             if names[-1] in selected:
                 for each in product(penalty=preset.penalties, exponent=preset.searched_gammas, seed=runs):
@@ -220,7 +222,8 @@ def _fit_facts(clamped: Clamped) -> dict[str, Any]:
 def _sweep(model: nn.Module, val: Loader, test: Loader, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Fit by the paper's recipe at one exponent, and score δ and T alone and jointly."""
     reduction = settings.get("reduction", "mean")
-    recipe = partial(paper, epochs=settings["epochs"], batch_size=settings["batch"], reduction=reduction)
+    steps = {"epochs": settings["epochs"], "batch_size": settings["batch"], "lr": settings.get("rate", RATE)}
+    recipe = partial(paper, reduction=reduction, **steps)
     how = {"gamma": settings["exponent"], "penalty": settings.get("penalty", "auto"), "seed": settings["seed"]}
     clamped = clamp_with(model, val, recipe=recipe, loss="focal", progress=False, **how)
     shifted = collect(Calibrated(model, before=clamped.before), test, progress=False)

@@ -94,7 +94,7 @@ def _curves(rows: Rows, plan: Plan, loss: str) -> dict[float, np.ndarray]:
     """Map each coefficient without missing runs to its optimal ECE: one row per seed, one column per epoch."""
     runs: dict[float, dict[int, list[float]]] = {value: {} for value in plan.candidates[loss]}
     for row in rows:
-        if row["loss"] == loss and row["coefficient"] in runs:
+        if row["loss"] == loss and row["coefficient"] in runs and len(row["optimal_ece"]) > 1:
             runs[row["coefficient"]][row["seed"]] = row["optimal_ece"]
     most = max(map(len, runs.values()))
     whole = {value: by for value, by in runs.items() if len(by) == most}

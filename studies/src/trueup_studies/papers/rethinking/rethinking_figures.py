@@ -35,10 +35,11 @@ def figures(rows: Rows, options: Options) -> dict[str, Any]:
             "figure_1": sensitivity(ours, grown, plan, selectors(options)[0]),
             "figure_2": diagrams(chosen),
             "figure_3": validation(chosen),
-            "figure_4": epochs(ours, plan),
-            "figure_5": histograms(chosen),
-            "figure_6": sweep(ours),
         }
+        if plan.how.get("curves", True):
+            drawn |= {"figure_4": epochs(ours, plan), "figure_5": histograms(chosen)}
+        if plan.sweep:
+            drawn["figure_6"] = sweep(ours)
         for name, figure in drawn.items():
             figure.suptitle(f"{name.replace('_', ' ').capitalize()}: {plan.title}", fontsize="small")
             drawings[f"{name}_{plan.data}"] = figure

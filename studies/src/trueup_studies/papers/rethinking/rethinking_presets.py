@@ -52,6 +52,8 @@ class Plan:
     candidates: Mapping[str, Sequence[float]] = field(default_factory=lambda: CANDIDATES)
     negative: Mapping[str, Sequence[float]] = field(default_factory=lambda: NEGATIVE)
     growth: Growth | None = None
+    sweep: bool = True
+    """Whether to run the losses of figure 6."""
 
     @property
     def title(self) -> str:

@@ -43,7 +43,7 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
         seeds = options.seeds or plan.seeds
         candidates = [(loss, value) for loss, values in plan.candidates.items() for value in values]
         refused = [(loss, value) for loss, values in plan.negative.items() for value in values]
-        several = dict.fromkeys([*candidates, *rethinking_presets.SWEEP, *refused])
+        several = dict.fromkeys([*candidates, *(rethinking_presets.SWEEP if plan.sweep else ()), *refused])
         runs = [(plan.sizes[0], loss, value, seed) for loss, value in several for seed in range(seeds)]
         if plan.growth is not None and GROWTH not in options.without:
             pairs = [(loss, value) for loss, values in plan.growth.coefficients.items() for value in values]
@@ -98,7 +98,8 @@ def unfinished_losses(rows: Rows, plan: Plan) -> list[str]:
     tried: dict[tuple[str, Any], set[float]] = {}
     for row in whole_rows(rows, plan):
         tried.setdefault((row["loss"], row["seed"]), set()).add(row["coefficient"])
-    swept = {loss: [value for name, value in rethinking_presets.SWEEP if name == loss] for loss in plan.candidates}
+    sweep = rethinking_presets.SWEEP if plan.sweep else ()
+    swept = {loss: [value for name, value in sweep if name == loss] for loss in plan.candidates}
     planned = {loss: {*values, *swept[loss]} for loss, values in plan.candidates.items()}
     return list(dict.fromkeys(loss for (loss, _), values in tried.items() if planned.get(loss, set()) - values))
 
