@@ -398,3 +398,42 @@ def test_checkpoints_from_before_the_bets_on_the_slope_go_on(tmp_path):
     old = load(tmp_path / "new.safetensors")
     assert old.status().evidence == pytest.approx(monitor.status().evidence, rel=0.1)
     assert old.update(z, y).rows == 1000
+
+
+def test_an_acknowledged_alarm_starts_a_new_watch(tmp_path):
+    promise = {"threshold": 0.5, "max_risk": 0.1}
+    rng = np.random.default_rng(0)
+    monitor = Monitor(3, level=0.95, promise=promise, sizes=MonitorSizes(block=20))
+    with pytest.raises(ValueError, match="there is no alarm to acknowledge"):
+        monitor.acknowledge()
+    drifted = 9 * rng.normal(size=(405, 3)), rng.integers(3, size=405)
+    before = monitor.update(*drifted)
+    after = monitor.acknowledge()
+    assert before.alarm is not None
+    assert after.acknowledged == [before.alarm]
+    assert (after.alarm, after.evidence, after.p_value, after.promise["answered"]) == (None, pytest.approx(1), 1, 0)
+    assert (after.rows, after.ece, after.recent_ece, after.nll) == (405, before.ece, before.recent_ece, before.nll)
+    save(monitor, tmp_path / "monitor.safetensors")
+    restored = load(tmp_path / "monitor.safetensors")
+    z = 2 * rng.normal(size=(2_000, 3))
+    calibrated = z, (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    fresh = Monitor(3, level=0.95, promise=promise, sizes=MonitorSizes(block=20))
+    one, two = monitor.update(*calibrated), restored.update(*calibrated)
+    assert one == two
+    assert one.alarm is None
+    assert one.rows == 2_405
+    # The evidence is that of a new monitor, which restarts its bettors at other rows.
+    assert np.log(one.evidence) == pytest.approx(np.log(fresh.update(*calibrated).evidence), abs=1.5)
+    assert monitor.update(*drifted).alarm.row > 2_405
+
+
+def test_the_new_watch_rarely_raises_a_false_alarm():
+    raised = 0
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        monitor = Monitor(2, level=0.8, sizes=MonitorSizes(block=50))
+        monitor.update(9 * rng.normal(size=(200, 2)), rng.integers(2, size=200))
+        monitor.acknowledge()
+        z = 2 * rng.normal(size=(1_000, 2))
+        raised += monitor.update(z, (z + rng.gumbel(size=z.shape)).argmax(axis=1)).alarm is not None
+    assert raised <= 29  # 20 would be the level itself, and more than 29 then has a probability of 1 %

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -47,12 +47,7 @@ def read_parquet(path: Path) -> Iterator[Source]:
         if n < 0:
             raise ValueError(f"the file cannot have {n} rows")
 
-        def batches(
-            names: Sequence[str], rows: int, plain: Collection[str] = (), labels: str | None = None
-        ) -> Iterator[Any]:
-            for name in names:
-                if name not in plain:
-                    _require_numbers(schema.field(name).type, name, Hint.CLASSES if name == labels else None)
+        def batches(names: Sequence[str], rows: int) -> Iterator[Any]:
             empty = pa.record_batch({name: pa.array([], schema.field(name).type) for name in names})
             # A kilobyte of file may repeat a long text in millions of rows, so many texts are read as dictionaries.
             is_large = rows > MAX_TEXT_ROWS
@@ -60,26 +55,37 @@ def read_parquet(path: Path) -> Iterator[Source]:
             with pq.ParquetFile(path, read_dictionary=texts, **options, **limits) as reader:
                 yield from reader.iter_batches(min(rows, n), columns=list(names)) if n else [empty]
 
-        def read(plan: Plan, rows: int) -> Iterator[Chunk]:
-            logits, labels, others, parse, gaps, absent = plan
-            rows_read = 0
-            names = [*dict.fromkeys((*logits, *([labels] if labels else []), *others))]
-            # Text is read only in other columns, and as labels that are class names.
-            plain = {*others, *([labels] if labels and parse and (parse.names or parse.binary) else [])} - {*logits}
-            for batch in batches(names, rows, plain, labels):
-                rows_read += len(batch)
-                columns = {name: batch.column(name) for name in names}
-                parts = [_from_arrow(columns[x], x, math.nan if gaps else absent) for x in logits]
-                y = _labels(columns[labels], labels, parse) if labels else None
-                yield Chunk(matrix(parts), y, {name: columns[name] for name in others})
-            if rows_read != n:  # a damaged directory of pages makes arrow end early
-                raise ValueError(f"the file must have {n} rows, got {rows_read}")
+        yield arrow_source(schema, n, batches)
 
-        def width(logits: Sequence[str]) -> int:
-            return sum(math.prod(_from_arrow(column, "").shape[1:]) for column in next(batches(logits, 1)).columns)
 
-        described = {field.name: f"({n} rows) {field.type}" for field in schema}
-        yield Source(described, read, width, _class_names(schema.metadata))
+def arrow_source(schema: Any, n: int, batches: Callable[[Sequence[str], int], Iterator[Any]]) -> Source:
+    """Return a source of `n` rows; `batches(names, rows)` yields record batches with these columns."""
+
+    def read(plan: Plan, rows: int) -> Iterator[Chunk]:
+        logits, labels, others, parse, gaps, absent = plan
+        rows_read = 0
+        names = [*dict.fromkeys((*logits, *([labels] if labels else []), *others))]
+        # Text is read only in other columns, and as labels that are class names.
+        plain = {*others, *([labels] if labels and parse and (parse.names or parse.binary) else [])} - {*logits}
+        for name in names:
+            if name not in plain:
+                _require_numbers(schema.field(name).type, name, Hint.CLASSES if name == labels else None)
+        for batch in batches(names, rows):
+            rows_read += len(batch)
+            columns = {name: batch.column(name) for name in names}
+            parts = [_from_arrow(columns[x], x, math.nan if gaps else absent) for x in logits]
+            y = _labels(columns[labels], labels, parse) if labels else None
+            yield Chunk(matrix(parts), y, {name: columns[name] for name in others})
+        if rows_read != n:  # a damaged directory of pages makes arrow end early
+            raise ValueError(f"the file must have {n} rows, got {rows_read}")
+
+    def width(logits: Sequence[str]) -> int:
+        for name in logits:
+            _require_numbers(schema.field(name).type, name)
+        return sum(math.prod(_from_arrow(column, "").shape[1:]) for column in next(batches(logits, 1)).columns)
+
+    described = {field.name: f"({n} rows) {field.type}" for field in schema}
+    return Source(described, read, width, _class_names(schema.metadata))
 
 
 def _class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, tuple[str, ...]]:

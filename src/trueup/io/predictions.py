@@ -274,6 +274,35 @@ def open_predictions(
 
 
 @dataclass(frozen=True)
+class Zeros:
+    """Exact zeros among probabilities."""
+
+    zeros: int
+    numbers: int
+    smallest: float
+    """The smallest positive probability."""
+
+    def __add__(self, other: Zeros) -> Zeros:
+        smallest = min(self.smallest, other.smallest)
+        return Zeros(self.zeros + other.zeros, self.numbers + other.numbers, smallest)
+
+
+def floor_of(counted: Zeros | None, *, of_event: bool) -> float | None:
+    """Return the replacement of exact zeros, with a warning; None without zeros."""
+    if counted is None or not counted.zeros:
+        return None
+    from trueup.convert import DEFAULT_FLOOR, MAX_EVENT_FLOOR, resolution, warn_of_certain, warn_of_zeros
+
+    smallest = np.array(counted.smallest)
+    if of_event:
+        floor = min(MAX_EVENT_FLOOR, resolution(smallest, least=DEFAULT_FLOOR))
+        warn_of_certain(counted.zeros, counted.numbers // 2, floor)
+    else:
+        warn_of_zeros(counted.zeros, counted.numbers, floor := resolution(smallest))
+    return floor
+
+
+@dataclass(frozen=True)
 class PredictionFile:
     """An open file of predictions, from `open_predictions`."""
 
@@ -284,6 +313,8 @@ class PredictionFile:
     fields: Fields
     partitions: Mapping[str, str] = field(default_factory=dict)
     """Columns from folder names, constant in all rows: `region=eu/part-0.parquet`."""
+    known_floor: float | None = None
+    """Replacement of exact zero probabilities, if it is known from all rows of which this file has some."""
 
     @property
     def splits(self) -> tuple[str | None, ...]:
@@ -353,11 +384,10 @@ class PredictionFile:
                     raise FileNotFoundError(f"{file}: no such file; the labels of {self.path.name} must be next to it")
             plan = self.plan(split)
             chunks: Iterable[Chunk] = self.source.read(plan, rows)
-            floor = None
-            if rows == sys.maxsize and (fields.probs or fields.confidence):  # one chunk: no second reading needed
-                floor = self.floor(chunks := list(chunks))
-            elif fields.probs or fields.confidence:
-                floor = self.find_floor(plan, rows)
+            floor = self.known_floor
+            if floor is None and (fields.probs or fields.confidence):
+                # One chunk needs no second reading.
+                floor = self.floor(chunks := list(chunks)) if rows == sys.maxsize else self.find_floor(plan, rows)
             for chunk in chunks:
                 kept, skipped = drop_missing(chunk, gaps=fields.confidence is not None)
                 kept = kept._replace(others={name: kept.others[x] for name, x in self._further_columns(split).items()})
@@ -416,29 +446,23 @@ class PredictionFile:
 
     def floor(self, chunks: Iterable[Chunk]) -> float | None:
         """Return the replacement of exact zeros, the same in all chunks; None without zeros or with invalid numbers."""
-        zeros = numbers = 0
-        smallest = []  # positive number of each chunk
+        return floor_of(self.count_zeros(chunks), of_event=self.fields.confidence is not None)
+
+    def count_zeros(self, chunks: Iterable[Chunk]) -> Zeros | None:
+        """Count exact zeros among probabilities; None if some are invalid, which a later check rejects."""
+        counted = Zeros(0, 0, 1.0)
         for chunk in chunks:
             z = chunk.logits
             if self.fields.confidence is not None:
                 z = _vector(drop_missing(chunk, gaps=True)[0].logits)
                 z = np.stack([1 - z, z], axis=1) if z.ndim == 1 else z
             z = z if z.dtype.kind != "f" else np.where(np.isnan(z), 1.0, z)  # absent options are no zeros
-            if not (z.dtype.kind == "f" and z.size and z.min() > -ROUNDING and z.max() < 2):
-                return None  # the check of that chunk raises the error
-            zeros, numbers = zeros + int((z <= 0).sum()), numbers + z.size
-            smallest.append(z.min(initial=1.0, where=z > 0))
-        if not zeros:
-            return None
-        from trueup.convert import DEFAULT_FLOOR, MAX_EVENT_FLOOR, resolution, warn_of_certain, warn_of_zeros
-
-        if self.fields.confidence is not None:
-            warn_of_certain(
-                zeros, numbers // 2, floor := min(MAX_EVENT_FLOOR, resolution(np.array(smallest), least=DEFAULT_FLOOR))
-            )
-        else:
-            warn_of_zeros(zeros, numbers, floor := resolution(np.array(smallest)))
-        return floor
+            if not z.size:
+                continue
+            if not (z.dtype.kind == "f" and z.min() > -ROUNDING and z.max() < 2):
+                return None
+            counted += Zeros(int((z <= 0).sum()), z.size, float(z.min(initial=1.0, where=z > 0)))
+        return counted
 
     def to_logits(self, values: np.ndarray, floor: float | None) -> np.ndarray:
         """Convert values of the file to logits."""

@@ -9,7 +9,7 @@ import functools
 import operator
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -132,6 +132,25 @@ class Shards:
             The open file.
         """
         return open_predictions(path, self.fields, storage_options=self.storage_options, partitions=partitions_of(path))
+
+    def sums(self, task: Task, executor: Executor | None = None) -> Iterable[Part]:
+        """Sum a task over each shard, in order; shards that cannot be read give their error.
+
+        Parameters
+        ----------
+        task
+            A function of some rows, whose results add up with `+`.
+        executor
+            Runs the shards in parallel; by default they run in this process.
+
+        Returns
+        -------
+        iterable of Part
+            One result per shard.
+        """
+        # The paths are left out, because each task is sent separately.
+        run = functools.partial(_sum_shard, task, replace(self, paths=()), executor is not None)
+        return map(run, self.paths) if executor is None else executor.map(run, self.paths)
 
     def load(
         self, *, most: int = SAMPLE_NUMBERS, seed: int = 0, executor: Executor | None = None,
@@ -364,10 +383,7 @@ def map_shards(
     with different numbers of classes always raise.
     """
     total, rows, bad, first, skipped = None, 0, [], None, 0
-    # The paths are left out, because each task is sent separately.
-    run = functools.partial(_sum_shard, task, replace(shards, paths=()), executor is not None)
-    parts = map(run, shards.paths) if executor is None else executor.map(run, shards.paths)
-    for part in track(parts, total=len(shards), label=label, enabled=progress):
+    for part in track(shards.sums(task, executor), total=len(shards), label=label, enabled=progress):
         if part.error is not None:
             if not skip_bad:
                 raise BadShard(part.error)
@@ -396,24 +412,24 @@ def warn_of_bad_shards(bad: tuple[str, ...]) -> None:
 
 
 def _sum_shard(task: Task, shards: Shards, alone: bool, path: str) -> Part:
-    """Sum a task over one shard; errors are returned instead of raised, so that other shards continue.
+    """Sum a task over one shard; in a worker process (`alone`), it uses one thread."""
+    with limit_threads(1) if alone else nullcontext():
+        return sum_tables(task, shards.read(path), path, shards.seed)
 
-    In a worker process (`alone`), it uses one thread.
-    """
+
+def sum_tables(task: Task, tables: Iterable[PredictionTable], path: str, seed: int | None = None) -> Part:
+    """Sum a task over tables of rows; errors are returned instead of raised, so that other shards continue."""
     total, rows, classes, skipped = None, 0, 0, 0
-    generator = (
-        None if shards.seed is None else np.random.default_rng([shards.seed, *PurePosixPath(path).name.encode()])
-    )
+    generator = None if seed is None else np.random.default_rng([seed, *PurePosixPath(path).name.encode()])
     try:
-        with limit_threads(1) if alone else nullcontext():
-            for part in shards.read(path):
-                classes, skipped = part.logits.shape[1], skipped + part.skipped
-                if generator is not None:
-                    part = replace(part, columns={**part.columns, "draw": generator.random(len(part.labels))})
-                if len(part.labels):
-                    value = task(part)
-                    total = value if total is None else total + value
-                    rows += len(part.labels)
+        for part in tables:
+            classes, skipped = part.logits.shape[1], skipped + part.skipped
+            if generator is not None:
+                part = replace(part, columns={**part.columns, "draw": generator.random(len(part.labels))})
+            if len(part.labels):
+                value = task(part)
+                total = value if total is None else total + value
+                rows += len(part.labels)
     except (ValueError, OSError) as error:
         named = error.replace(file=path) if isinstance(error, InputError) else error
         if path not in str(named):

@@ -209,12 +209,14 @@ def file_list(path: Path) -> tuple[Path, ...]:
 
 
 def matrix(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the only column unchanged, or stack one column per class.
+    """Return the only column unchanged, or stack one column per class; without columns, return an empty array.
 
     >>> matrix([np.array([1, 2]), np.array([3, 4])])
     array([[1, 3],
            [2, 4]])
     """
+    if not parts:
+        return np.empty(0)
     return parts[0] if len(parts) == 1 else np.stack(parts, axis=1)
 
 

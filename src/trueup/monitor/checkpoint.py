@@ -14,7 +14,7 @@ from trueup.io.artifacts import rename_arguments
 from trueup.io.atomic import shorten
 from trueup.metrics.groups import GroupTally
 from trueup.monitor.betting import GLOBAL_BETS, SLOPE_BETS, Evidence
-from trueup.monitor.monitor import MAX_GROUPS, Alarm, Monitor
+from trueup.monitor.monitor import MAX_ALARMS, MAX_GROUPS, Alarm, Monitor
 from trueup.monitor.promise import PromiseCheck, Unlabelled
 from trueup.monitor.windows import WeightedTally, Window
 
@@ -32,6 +32,8 @@ def to_artifact(monitor: Monitor) -> tuple[dict[str, Any], dict[str, np.ndarray]
     if monitor.promise is not None:
         seen, check = monitor.promise.seen, monitor.promise.check
         header["promise"] = {"seen": seen, "answered": check.rows, "wrong": check.wrong, "broken": check.refuted}
+    if monitor.acknowledged:
+        header["acknowledged"] = [asdict(alarm) for alarm in monitor.acknowledged]
     if monitor.unlabelled.rows:
         header["unlabelled"] = asdict(monitor.unlabelled)
     if monitor.groups is not None:
@@ -80,6 +82,9 @@ def _build(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> Monitor:
     if evidence.wealth.shape != monitor.evidence.wealth.shape:
         raise ValueError("its arrays do not fit its settings")
     monitor.alarm = None if alarm is None else _alarm(_plain(header, "alarm"), seen["rows"])
+    if not isinstance(alarms := header.get("acknowledged", []), list) or len(alarms) > MAX_ALARMS:
+        raise ValueError(f"its acknowledged alarms must be a list of at most {MAX_ALARMS}")
+    monitor.acknowledged = tuple(_alarm(_plain({"alarm": each}, "alarm"), seen["rows"]) for each in alarms)
     edges = equal_width(monitor.bins)
     each = zip(sums, nll, rows, strict=True)
     tallies = [WeightedTally(Bins(edges, *s), float(loss), float(n)) for s, loss, n in each]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from threading import RLock
 from typing import Any
 
@@ -35,6 +35,8 @@ MAX_CLASSES_WATCHED = 100
 """Largest number of classes for which each class is tested separately by default."""
 MAX_GROUPS = 1000
 """Largest number of groups, over all columns."""
+MAX_ALARMS = 100
+"""Number of acknowledged alarms that are kept, the newest."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class Status:
     p_value: float
     """1 / the largest wealth so far: an anytime-valid p-value of calibration."""
     alarm: Alarm | None
-    """The alarm, once raised; it stays."""
+    """The alarm, once raised; it stays until it is acknowledged."""
     event: bool = False
     """Whether the monitor watches the probability of an event: class 1 of two, or the class `event`."""
     promise: dict[str, Any] | None = None
@@ -97,6 +99,8 @@ class Status:
     unlabelled: dict[str, Any] | None = None
     """Estimates for rows without labels, assuming calibration: the accuracy (for an event, its frequency) and the error
     rate of the rows that would be answered."""
+    acknowledged: list[Alarm] = field(default_factory=list)
+    """The alarms that were acknowledged; the evidence began anew after each."""
 
     def __repr__(self) -> str:
         return f"Status({', '.join(f'{name} {value}' for name, value in self._figures().items())}; {self._alarm()})"
@@ -225,6 +229,7 @@ class Monitor:
         self.peak = 0.0
         """Largest log wealth so far."""
         self.alarm: Alarm | None = None
+        self.acknowledged: tuple[Alarm, ...] = ()
         self._previous_clusters: frozenset[Any] = frozenset()
         self._lock = RLock()
 
@@ -447,6 +452,36 @@ class Monitor:
             self._check_alarm()
             at, done = part.stop, after
 
+    def acknowledge(self) -> Status:
+        """Acknowledge the alarm and watch anew, for example after the model was calibrated again.
+
+        The evidence and the counts of the promise begin anew, so the new watch has the same guarantee. The metrics
+        continue, and the alarm is kept in `acknowledged`.
+
+        Returns
+        -------
+        Status
+            The metrics and the evidence so far.
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> monitor = Monitor(2, level=0.95)
+        >>> _ = monitor.update(9 * rng.normal(size=(500, 2)), rng.integers(2, size=500))
+        >>> status = monitor.acknowledge()
+        >>> status.alarm, status.rows, len(status.acknowledged)
+        (None, 500, 1)
+        """
+        with self._lock:
+            if self.alarm is None:
+                raise ValueError("there is no alarm to acknowledge")
+            self.acknowledged = (*self.acknowledged, self.alarm)[-MAX_ALARMS:]
+            self.alarm, self.peak = None, 0.0
+            self.evidence = replace(Evidence.initial(len(self.shares), self.evidence.block), rows=self.rows)
+            if self.promise is not None:
+                self.promise = PromiseCheck.of(self.promise.settings())
+            return self._status()
+
     def by_group(self, *, level: float = 0.95) -> GroupTable | None:
         """Compare predicted and observed rates per group.
 
@@ -489,7 +524,8 @@ class Monitor:
         p_value = math.exp(-max(self.peak, 0.0))
         promise = None if self.promise is None else self.promise.to_dict()
         unlabelled = self.unlabelled.to_dict() if self.unlabelled.rows else None
-        return Status(*metrics, evidence, p_value, self.alarm, self.is_event, promise, unlabelled)
+        acknowledged = list(self.acknowledged)
+        return Status(*metrics, evidence, p_value, self.alarm, self.is_event, promise, unlabelled, acknowledged)
 
     def __add__(self, other: Monitor) -> Monitor:
         """Merge the monitors of two services: tallies add up and wealth is averaged; windows and alarms are not merged.
