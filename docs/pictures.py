@@ -28,7 +28,9 @@ FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 def main(names: list[str]) -> None:
     """Draw the pictures of the named pages, or of all pages."""
     IMAGES.mkdir(exist_ok=True)
-    pages = [DOCS / name for name in names] or [DOCS / "gallery.md", *sorted((DOCS / "tutorials").glob("*.md"))]
+    pages = [DOCS / name for name in names] or [
+        page for page in sorted(DOCS.rglob("*.md")) if ".savefig(" in page.read_text()
+    ]
     for page in pages:
         if "TRUEUP_DATA" in page.read_text() and not os.environ.get("TRUEUP_DATA"):
             print(f"{page.name}: skipped, TRUEUP_DATA is not set")

@@ -4,6 +4,7 @@ import json
 import re
 import runpy
 import shlex
+import tomllib
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +37,12 @@ def catalogue():
     return hook((DOCS / "catalogue.md").read_text(), page=page, config={}, files=[])
 
 
+@pytest.fixture(scope="module")
+def reference():
+    """The module that makes the pages of the reference."""
+    return SimpleNamespace(**runpy.run_path(str(DOCS / "reference_pages.py")))
+
+
 def test_the_table_of_methods_has_every_method():
     table = (DOCS / "methods.md").read_text().split("```python")[0]
     assert set(re.findall(r"`(\w+)`", table)) == set(trueup.METHODS)
@@ -54,7 +61,9 @@ def test_the_catalogue_says_of_every_method_when_not_to_use_it(catalogue):
 
 def test_the_reference_has_every_public_package():
     pages = [DOCS / "reference.md", *sorted((DOCS / "reference").glob("*.md"))]
-    targets = [name for page in pages for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)]
+    text = "\n".join(page.read_text() for page in pages)
+    targets = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
+    targets += [name for names in re.findall(r"^packages: (.*)$", text, re.MULTILINE) for name in names.split()]
     assert len(targets) == len(set(targets))
     for target in targets:
         if target not in ("trueup.integrations.prometheus", "trueup.integrations.torchmetrics"):  # of the extras
@@ -63,6 +72,32 @@ def test_the_reference_has_every_public_package():
     private = {"_core", "cli", "demo", "serve"}
     documented = {target.split(".")[1] for target in targets if target.startswith("trueup.")}
     assert documented == packages - private | {"convert"}
+
+
+def test_the_reference_has_a_page_for_every_public_name(reference):
+    for page in sorted((DOCS / "reference").glob("*.md")):
+        entries = list(reference.entries(page))
+        files = [reference.file_of(entry.path).lower() for entry in entries]
+        assert len(files) == len(set(files)), page  # some systems do not tell capitals from small letters
+        listed = {reference.name_of(entry.path) for entry in entries}
+        for package in reference.packages_of(page):
+            assert {reference.name_of(path) for path in reference.public_names(package)} <= listed
+        for entry in entries:
+            module, _, name = entry.path.rpartition(".")
+            assert getattr(import_module(module), name) is not None, entry.path
+
+
+def test_formulas_belong_to_public_names(reference):
+    formulas = tomllib.loads((DOCS / "reference" / "formulas.toml").read_text())
+    pages = (DOCS / "reference").glob("*.md")
+    names = {reference.name_of(entry.path) for page in pages for entry in reference.entries(page)}
+    assert set(formulas) <= names
+
+
+def test_references_in_docstrings_become_links(reference):
+    linked = reference.link_papers("Guo et al. (2017), arXiv:1706.04599; doi:10.1175/WAF993.1.")
+    assert "[arXiv:1706.04599](https://arxiv.org/abs/1706.04599)" in linked
+    assert linked.endswith("[doi:10.1175/WAF993.1](https://doi.org/10.1175/WAF993.1).")
 
 
 def test_every_page_is_in_the_menu():
