@@ -322,8 +322,8 @@ def test_what_is_told_of_failures():
         "x.npz: No such file or directory",
     )
     assert describe_error(OSError(28, "No space left on device", "x.npz")) == (1, "x.npz: No space left on device")
-    missing = ModuleNotFoundError("No module named 'plotly.graph_objects'", name="plotly.graph_objects")
-    assert describe_error(missing) == (2, "plotly is not installed: pip install 'trueup[report]'")
+    missing = ModuleNotFoundError("No module named 'matplotlib.figure'", name="matplotlib.figure")
+    assert describe_error(missing) == (2, "matplotlib is not installed: pip install 'trueup[report]'")
     assert describe_error(ModuleNotFoundError("No module named 'other'", name="other")) == (
         2,
         "No module named 'other'",

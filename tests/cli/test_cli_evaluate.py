@@ -125,7 +125,6 @@ def test_all_and_names_exclude_each_other(folder, command):
 
 
 def test_report_writes_a_page_and_the_chosen_calibrator(folder, command, asked):
-    pytest.importorskip("plotly", reason="plotly is not installed")
     words = (
         "report",
         "val.npz",
@@ -157,7 +156,6 @@ def test_report_writes_a_page_and_the_chosen_calibrator(folder, command, asked):
 
 
 def test_where_nothing_helps_the_calibrator_is_the_identity(folder, command, draw):
-    pytest.importorskip("plotly", reason="plotly is not installed")
     trueup.save(draw(300, 2, sharper=1.0), "good.npz")
     command("report", "good.npz", "-m", "histogram", "-o", "page.html", "-c", "cal.safetensors")
     assert repr(trueup.load("cal.safetensors")) == "Identity()"

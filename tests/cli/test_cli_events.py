@@ -199,7 +199,6 @@ def test_the_stated_confidences_of_a_language_model(data, asked):
 
 
 def test_report_by_group_and_weight(answers, command):
-    pytest.importorskip("plotly", reason="plotly is not installed")
     command(
         "report",
         "answers.csv",

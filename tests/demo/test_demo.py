@@ -19,7 +19,6 @@ from trueup.io import read_header
 
 pytest.importorskip("sklearn", reason="scikit-learn, which has the digits, is not installed")
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-pytest.importorskip("plotly", reason="plotly is not installed")
 
 from trueup.demo import camera, messages, repair_figure, walkthrough
 from trueup.demo.digits import N_CALIBRATION, N_TRAIN, digits, loader, train_network
@@ -298,7 +297,7 @@ def test_quiet_is_quiet(monkeypatch, tmp_path, capsys):
 
 def test_what_is_missing_is_told_before_anything_is_done(monkeypatch, tmp_path):
     monkeypatch.setattr(demo, "find_spec", lambda module: "torch" if module == "torch" else None)
-    with pytest.raises(ImportError, match=r"needs sklearn, matplotlib, plotly: pip install 'trueup\[sklearn,report\]'"):
+    with pytest.raises(ImportError, match=r"needs sklearn, matplotlib: pip install 'trueup\[sklearn,report\]'"):
         demo.run(tmp_path / "new")
     assert not (tmp_path / "new").exists()
 

@@ -250,12 +250,12 @@ def test_full_disks_and_kills(tmp_path, effort, tell):
 
 
 def connect_without_reading(port, token):
-    """A connection that requests a large file many times and never reads."""
+    """A connection that requests a large page many times and never reads."""
     wire = socket.socket()
     wire.settimeout(600)
     wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     wire.connect(("127.0.0.1", port))
-    head = f"GET /static/plotly.js HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n"
+    head = f"GET /large HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n"
     with suppress(OSError):  # it may have been closed already
         wire.sendall(head.encode() * 20)
     return wire
@@ -263,7 +263,7 @@ def connect_without_reading(port, token):
 
 @counted
 def test_clients_that_do_not_read(tmp_path, effort, tell):
-    """Connections with and without the token request large files and never read them."""
+    """Connections with and without the token request a large page and never read it."""
     number, seconds, wires = 200 * effort, [], []
     token = "a-token-that-nobody-guesses"
     with running(tmp_path, idle_seconds=2.0, memory_bytes=256 << 20, token=token) as (process, port):

@@ -223,7 +223,21 @@ def told(said, right, before, after, *, chosen="temperature", p=(0.001, 0.9), hi
     change = {"ece": Interval(after - before, -1.0, high), "nll": Interval(-0.1, -0.2, high)}
     base = some_scores()
     tests = dict(
-        zip(values, (replace(base.tests[RAW], p_value=each, independent_rows=float(rows)) for each in p), strict=True)
+        zip(
+            values,
+            (
+                replace(
+                    base.tests[RAW],
+                    p_value=each,
+                    independent_rows=float(rows),
+                    overconfidence_z=100 * (said - right),
+                    slope=0.5,
+                    slope_error=0.1,
+                )
+                for each in p
+            ),
+            strict=True,
+        )
     )
     scores = replace(base, rows=rows, values=intervals, tests=tests, changes={"temperature": change})
     return Audit.verdict(SimpleNamespace(scores=scores, chosen=chosen, calibrators={"temperature": None}))
@@ -232,12 +246,14 @@ def told(said, right, before, after, *, chosen="temperature", p=(0.001, 0.9), hi
 def test_verdicts():
     assert told(0.971, 0.922, 0.046, 0.009) == (
         "This network is overconfident: its mean confidence is 97 %, its accuracy 92 %. Temperature scaling calibrates "
-        "it: the calibration error (ECE) falls from 0.046 to 0.009."
+        "it: the calibration error (ECE) falls from 0.0460 to 0.0090, where 0.1280 is expected by chance (p ≤ 0.9)."
     )
     assert told(0.9, 0.95, 0.05, 0.009).startswith("This network is underconfident: its mean confidence is 90 %")
     assert "removes most of this" in told(0.971, 0.922, 0.046, 0.012, p=(0.001, 0.001))
     assert "removes part of this" in told(0.971, 0.922, 0.046, 0.035, p=(0.001, 0.001))
-    assert "is not statistically significant: 0.046" in told(0.971, 0.922, 0.046, 0.045, high=0.01)
+    assert "is not statistically significant: 0.0460 before, 0.0450 after" in told(
+        0.971, 0.922, 0.046, 0.045, high=0.01
+    )
     assert "The one method tried is not shown to help" in told(0.971, 0.922, 0.046, 0.045, chosen=RAW)
     assert told(0.921, 0.919, 0.01, 0.01, chosen=RAW, p=(0.4, 0.4)) == (
         "No miscalibration of this network is statistically significant: its mean confidence is 92.1 %, its accuracy "
@@ -246,9 +262,11 @@ def test_verdicts():
     assert "91.9 %. 50 rows are too few to tell. The data do not show" in told(
         0.921, 0.919, 0.01, 0.01, chosen=RAW, p=(0.4, 0.4), rows=50
     )
-    assert "still lowers its log-loss from 0.500 to 0.400" in told(0.921, 0.919, 0.01, 0.01, p=(0.4, 0.4))
+    assert "still lowers its log-loss from 0.5000 to 0.4000" in told(0.921, 0.919, 0.01, 0.01, p=(0.4, 0.4))
     assert "No method improves it significantly" in told(0.921, 0.919, 0.01, 0.01, p=(0.4, 0.4), high=0.1)
-    assert "overconfident in some predictions" in told(0.921, 0.919, 0.04, 0.01)
+    assert "miscalibrated: right on average, but its confidences are too extreme (its mean" in told(
+        0.921, 0.919, 0.04, 0.01
+    )
     assert "its mean confidence is 99.7 %, its accuracy 97.0 %" in told(0.997, 0.97, 0.027, 0.01)
 
 
@@ -307,7 +325,6 @@ def test_every_pair_is_checked_once(monkeypatch, whole):
     methods = ["temperature", "vector", "histogram", "isotonic", "spline"]
     result = report(drawn(300), drawn(200, seed=1), methods=methods, progress=False).audit
     if whole:
-        pytest.importorskip("plotly", reason="plotly is not installed")
         Report(result).html()
     assert sorted(scans) == sorted([(300, 4), (200, 4)] * (1 + len(methods)))
     assert isinstance(result.predictions[RAW].logits, np.ndarray)
@@ -340,7 +357,6 @@ def test_an_event_of_several_classes_is_audited_by_its_probability():
 
 
 def test_the_page_of_an_event_does_not_speak_of_confidence_and_accuracy():
-    pytest.importorskip("plotly", reason="plotly is not installed")
     val = as_event(*drawn(), 1)
     text = Report(report(val, methods=["platt"], progress=False).audit).html()
     text = text[text.index("<main>") : text.index("</main>")]

@@ -124,7 +124,7 @@ def test_figures_are_drawn_and_told(kind, figure):
     if figure is coverage_curve and kind == "no pairs":
         assert len(record.levels) == 0
         return
-    assert len([trace for trace in chart(record).data if trace.name]) == 2
+    assert len([mark for mark in chart(record).plot.marks if mark.name]) == 2
     assert "outside the band" in summary(record)
     head, rows = numbers(record)
     assert len(head) == 3

@@ -75,7 +75,7 @@ def test_more_groups_than_are_drawn_are_counted():
 
     record = group_errors(evaluate_groups(P, Y, np.arange(1500) % 40))
     assert "The chart shows 25 groups; 15 with weaker evidence are not drawn." in summary(record)
-    assert len(chart(record).layout.yaxis.tickvals) == 25
+    assert len(chart(record).plot.y.rows) == 25
     assert len(numbers(record)[1]) == 40
 
 

@@ -9,7 +9,7 @@ from trueup.calibrators import choose
 from trueup.calibrators.auto import CANDIDATES
 from trueup.calibrators.compose import DETECTED, Choice
 from trueup.reports import Report, chart, method_choice, numbers, report, summary
-from trueup.reports.figures.method_choice import candidate_title, more_rows, section, why
+from trueup.reports.figures.method_choice import candidate_title, choice_panels, more_rows, why
 
 MIXED = Choice(
     "mixture",
@@ -35,12 +35,11 @@ def test_candidates_stand_by_their_loss_and_those_without_one_apart():
 
 
 def test_a_candidate_far_behind_is_told_at_the_edge():
-    pytest.importorskip("plotly", reason="plotly is not installed")
     scores = {"a": 0.5, "b": 0.51, "c": 0.52, "identity": 3.0}
     far = Choice("a", scores, {}, dict.fromkeys(scores, 0.01), {"a": 1.0}, 0.5, 0.02)
-    figure = chart(method_choice(far))
-    assert figure.layout.xaxis.range[1] < 1
-    assert "+2.5000 →" in [annotation.text for annotation in figure.layout.annotations]
+    drawn = chart(method_choice(far)).to_dict()
+    assert drawn["x"]["range"][1] < 1
+    assert "+2.5000 →" in [mark.get("text") for mark in drawn["marks"]]
 
 
 def test_words_of_a_mixture_of_one_method_and_of_none():
@@ -89,10 +88,10 @@ def test_a_choice_carries_errors_and_what_could_have_been_seen():
 def test_the_page_has_the_pool_where_it_was_tried():
     pair = calibrated(120, 3, temperature=2.0)
     result = report(pair, methods=["temperature", "auto"], progress=False).audit
-    assert [panel.name for panel in section(result).panels] == ["choice-chart", "pool-chart"]
+    assert [panel.name for panel in choice_panels(result)] == ["choice-chart", "pool-chart"]
     page = Report(result).html()
     assert "Why this method?" in page
     assert "The mixture of the automatic choice" in page
     alone = report(pair, methods=["temperature"], progress=False).audit
-    assert [panel.name for panel in section(alone).panels] == ["choice-chart"]
+    assert [panel.name for panel in choice_panels(alone)] == ["choice-chart"]
     assert alone.choice.chosen == alone.chosen

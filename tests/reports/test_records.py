@@ -260,7 +260,7 @@ def test_the_sweep_tells_the_tables_numbers_at_a_temperature_of_one():
     assert record.at_one == pytest.approx((metrics.nll(z, y), metrics.ece(z, y)), abs=1e-9)
     words = summary(record)
     assert f"they are {metrics.nll(z, y):.4f} and {metrics.ece(z, y):.4f}" in words
-    assert "is 2.500" in words
+    assert "is 2.50 (dashed" in words
 
 
 def test_bins_outside_the_band_are_marked_and_every_bin_shows_its_rows():
@@ -269,11 +269,12 @@ def test_bins_outside_the_band_are_marked_and_every_bin_shows_its_rows():
     record = reliability(z, (z / 3 + rng.gumbel(size=z.shape)).argmax(axis=1))
     assert record.outside.any()
     full = record.count > 0
-    dots = next(trace for trace in chart(record).data if trace.name == "outside the band")
-    assert dots.marker.symbol == "diamond"
+    marks = chart(record).plot.marks
+    dots = next(mark for mark in marks if mark.name == "outside the band")
+    assert dots.marker == "diamond"
     np.testing.assert_array_equal(dots.x, record.confidence[record.outside])
-    strip = chart(record).data[-1]
-    assert [int(text) for text in strip.text] == record.count[full].astype(int).tolist()
+    strip = next(mark for mark in marks if getattr(mark, "labels", ()))
+    assert strip.hover == [f"{rows:,.0f} rows" for rows in record.count[full]]
     assert "outside the band" in [text.get_text() for text in draw(record).get_legend().get_texts()]
 
 
@@ -283,7 +284,7 @@ def test_classes_stand_in_one_order_before_and_after():
     y = (z / 3 + rng.gumbel(size=z.shape)).argmax(axis=1)
     result = sections(report((z, y), methods=["vector"], progress=False).audit, None)
     section = next(section for section in result if section.name == "classes")
-    names = [chart(panel.record, **panel.options).layout.yaxis.ticktext for panel in section.panels]
+    names = [chart(panel.record, **panel.options).plot.y.rows for panel in section.panels]
     assert len(names) == 2
     assert names[0] == names[1]
 
@@ -310,9 +311,9 @@ def test_concentrated_predictions_are_drawn_over_their_range(kind):
     ax = draw(record)
     assert [label.get_text() for label in ax.get_xticklabels()] == [label.get_text() for label in ax.get_yticklabels()]
     assert all("%" in label.get_text() for label in ax.get_xticklabels())
-    figure = chart(record)
-    assert figure.layout.xaxis.ticktext == figure.layout.yaxis.ticktext
-    assert len(figure.layout.xaxis.ticktext) >= 3
+    drawn = chart(record).plot
+    assert drawn.x.tick_labels == drawn.y.tick_labels
+    assert len(drawn.x.tick_labels) >= 3
 
 
 def test_a_narrow_range_in_the_middle_has_a_linear_axis():

@@ -77,8 +77,7 @@ def test_the_sliders_are_the_library(client, pair):
     assert answer["ece"] == pytest.approx(metrics.ece(pair.logits / 2.5, pair.labels, bins=8), abs=1e-12)
     assert answer["nll"] == pytest.approx(metrics.nll(pair.logits / 2.5, pair.labels), abs=1e-12)
     assert answer["accuracy"] == pytest.approx(metrics.accuracy(*pair), abs=1e-12)
-    assert answer["chart"]["data"]
-    assert answer["chart"]["layout"]
+    assert next(mark["name"] for mark in answer["chart"]["marks"] if mark["kind"] == "dots") == "accuracy"
     for wrong in ({"temperature": 0}, {"bins": 0}, {"bins": 10**9}, {"temperature": "nan"}):
         refused = client.get(f"/api/data/{id}/curve", params=wrong)
         assert refused.status_code == 422
@@ -130,7 +129,7 @@ def test_promises_and_sets_are_the_library(client, job, pair):
         promise = threshold(*pair, max_risk=share, level=0.9)
         assert found["threshold"][place] == (promise.threshold if promise.promised else None)
         assert found["coverage"][place] == promise.coverage
-    assert "sliders" not in found["chart"]["layout"]
+    assert "slider" not in found["chart"]
     assert client.get(f"/api/jobs/{job['id']}/promise").json()["method"] == result["chosen"]
     sets = client.get(f"/api/jobs/{job['id']}/sets?coverage=0.8&score=lac").json()
     assert (sets["coverage"], sets["score"]) == (0.8, "lac")

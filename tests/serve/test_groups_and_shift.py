@@ -57,7 +57,7 @@ def test_groups_and_clusters_of_the_halves_are_those_of_the_library(client):
     panels = client.get(f"/api/jobs/{job['id']}/groups").json()["panels"]
     assert [panel["title"] for panel in panels] == ["Uncalibrated, by region", "After temperature scaling, by region"]
     assert sorted(row[0] for row in panels[0]["rows"]) == ["(missing)", "north"]
-    assert panels[0]["chart"]["layout"]["xaxis"]["range"] == panels[1]["chart"]["layout"]["xaxis"]["range"]
+    assert panels[0]["chart"]["x"]["range"] == panels[1]["chart"]["x"]["range"]
     for verb in ("promise", "sets"):
         answer = client.get(f"/api/jobs/{job['id']}/{verb}").json()
         assert "One row per id is used (75)" in answer["note"]
@@ -126,7 +126,7 @@ def test_the_page_has_groups_and_the_shift_also_after_a_reload(page, tmp_path):
     page.set_input_files("#file", tmp_path / "net.npz")
     page.wait_for_selector("#where[data-drawn='2']")
     assert "correlated by id" in page.inner_text("#source")
-    assert page.locator("#where .main-svg").count() > 0
+    assert page.locator("#where .chart svg").count() > 0
     page.wait_for_selector("#compare[data-drawn]")
     page.set_input_files("#new-file", tmp_path / "new.npz")
     page.wait_for_selector("#shift[data-drawn]")

@@ -13,7 +13,7 @@ STATIC = Path(room.__file__).parent / "static"
 
 
 def test_every_answer_is_sealed(client):
-    for path in ("/", "/docs", "/static/page.js", "/static/plotly.js", "/api/limits", "/nowhere", "/openapi.json"):
+    for path in ("/", "/docs", "/static/page.js", "/static/chart.js", "/api/limits", "/nowhere", "/openapi.json"):
         headers = client.get(path).headers
         policy = headers["content-security-policy"]
         assert "default-src 'none'" in policy

@@ -52,8 +52,8 @@ def test_a_newcomer_sees_an_alarm(page, server, tmp_path):
     assert page.inner_text("#says") == f"Alarm at row {alarm['row']:,}. {alarm['reason']}"
     assert page.inner_text("#list .chip") == "alarm"
     assert "alarm at 100" in page.locator("#evidence").inner_text()
-    assert page.locator("#evidence .shapelayer path").count() == 2  # the level, and when it was reached
-    assert page.locator("#rates .scatterlayer .trace").count() == 2
+    assert page.locator("#evidence g[clip-path] path").count() == 3  # the evidence, the level, and when it was reached
+    assert page.locator("#rates g[clip-path] path").count() == 3
     assert f"reached at row {alarm['row']:,}" in page.get_attribute("#evidence", "aria-label")
     assert page.inner_text("#n-ece") == f"{found['status']['recent_ece']:.4f}"
     with page.expect_download() as waiting:
@@ -241,7 +241,7 @@ def test_it_fits_a_phone_and_the_dark(browser, server):
         page.goto(f"{server.base_url}/monitor")
         page.wait_for_selector("#charts[data-drawn]")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
-        words = page.evaluate("getComputedStyle(document.querySelector('#evidence .xtitle')).fill")
+        words = page.evaluate("getComputedStyle(document.querySelector('#evidence text')).fill")
         assert words == ("rgb(96, 100, 108)" if scheme == "light" else "rgb(160, 166, 174)")
         page.close()
 

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from monitored import error, made, update
 from serving import served
+from starlette.responses import FileResponse
 
+from trueup.serve.app import PAGES
 from trueup.serve.models import UpdateRequest, describe_fields
 
 TOKEN = "a-token-that-nobody-guesses"
@@ -68,16 +70,25 @@ def test_headers_are_limited():
         assert b" 400 " in received(wire).split(b"\r\n")[0]
 
 
+@pytest.fixture
+def large(monkeypatch, tmp_path):
+    """The server has a page larger than any buffer between it and a client."""
+    (tmp_path / "large.txt").write_bytes(bytes(4 << 20))
+    monkeypatch.setitem(PAGES, "/large", lambda: FileResponse(tmp_path / "large.txt"))
+
+
+@pytest.mark.usefixtures("large")
 def test_a_client_that_does_not_read_its_answer_is_closed():
     with served(idle_seconds=0.5) as client, connect(client) as wire:
-        wire.sendall(b"GET /static/plotly.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)
+        wire.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)
         assert is_closed(wire)
         assert client.get("/api/limits").status_code == 200
 
 
+@pytest.mark.usefixtures("large")
 def test_a_slow_client_that_reads_gets_its_whole_answer():
     with served(idle_seconds=1) as client, connect(client) as wire:
-        wire.sendall(b"GET /static/plotly.js HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        wire.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         size, start = 0, time.monotonic()
         while piece := wire.recv(1 << 16):
             size += len(piece)
@@ -86,12 +97,13 @@ def test_a_slow_client_that_reads_gets_its_whole_answer():
         assert size > 1_000_000
 
 
+@pytest.mark.usefixtures("large")
 def test_clients_that_do_not_read_make_room_for_others():
     with served(connections=8) as client:
         wires = [connect(client) for _ in range(20)]
         for wire in wires:
             with suppress(OSError):
-                wire.sendall(b"GET /static/plotly.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)
+                wire.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)
         time.sleep(2)  # until all wait for their clients
         seconds = []
         for _ in range(5):

@@ -124,8 +124,6 @@ def report(
     require_output(files.page, ".html", ".htm", reads=read)
     if files.calibrator is not None:
         require_output(files.calibrator, ".safetensors", reads=read)
-    import plotly  # noqa: F401, a missing plotly must fail before the audit
-
     about = o.drop_unset(title=files.title)
     if columns:
         page = forecasts.make_report(halves, columns, reader, ranking, scoring, output.quiet, **about)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trueup.io.atomic import require_writable_folder
 
-NEEDS = {"sklearn": "sklearn", "matplotlib": "report", "plotly": "report"}
+NEEDS = {"sklearn": "sklearn", "matplotlib": "report"}
 """Modules that the demo needs, with the extra that installs each; scikit-learn is needed only with torch."""
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from trueup._core.arrays import as_arrays, as_weights, trusted_arrays, upcast_half
 from trueup._core.clusters import Clusters, as_clusters
 from trueup._core.errors import InputError, record_warnings
-from trueup._core.formatting import escape, format_percent
+from trueup._core.formatting import escape, format_p, format_percent
 from trueup._core.progress import track
 from trueup._core.registry import METHODS
 from trueup._core.row_scores import score_rows
@@ -33,7 +33,7 @@ from trueup.calibrators.compose import (
 from trueup.io.predictions import Predictions
 from trueup.metrics.table import DEFAULT as TABLE
 from trueup.metrics.table import EVENT_DEFAULT as EVENT_TABLE
-from trueup.metrics.table import Scores, compare, event_direction
+from trueup.metrics.table import Scores, compare, confidence_direction, event_direction
 
 Pair = tuple[np.ndarray, np.ndarray]
 """Logits (n, classes) and labels (n,), checked."""
@@ -153,16 +153,16 @@ class Audit:
                 return f"{opening} The data do not show that calibration is needed."
             if scores.changes[chosen]["nll"].high >= 0:
                 return f"{opening} No method improves it significantly."
-            losses = "from {:.3f} to {:.3f}".format(*(scores[name, "nll"].value for name in (RAW, chosen)))
+            losses = "from {:.4f} to {:.4f}".format(*(scores[name, "nll"].value for name in (RAW, chosen)))
             return f"{opening} {method_title(chosen)} still lowers its log-loss {losses}."
         if scores.is_event:
             opening = f"On these rows {means}: {event_direction(scores.tests[RAW])}."
-        elif close:
-            mixed = "but it is overconfident in some predictions and underconfident in others"
-            opening = f"On average this network's confidence is right ({means}), {mixed}."
         else:
-            side = "overconfident" if confidence > accuracy else "underconfident"
-            opening = f"This network is {side}: {means}."
+            direction = confidence_direction(scores.tests[RAW])
+            if direction.startswith(" and "):
+                opening = f"This network is {direction.removeprefix(' and ')}: {means}."
+            else:
+                opening = f"This network is miscalibrated{direction} ({means})."
         if chosen == RAW:
             tried = len(self.calibrators)
             none = "The one method tried is not" if tried == 1 else f"None of the {tried} methods is"
@@ -171,12 +171,14 @@ class Audit:
         if change.high >= 0:
             return (
                 f"{opening} {method_title(chosen)} is chosen by cross-validated log-loss, but the change of the "
-                f"calibration error (ECE) is not statistically significant: {before:.3f} before, {after:.3f} after."
+                f"calibration error (ECE) is not statistically significant: {before:.4f} before, {after:.4f} after."
             )
         effect = "removes most of this" if after < before / 2 else "removes part of this"
-        if scores.tests[chosen].p_value > 0.05 and not scores.too_few_rows(chosen):
+        test, expected = scores.tests[chosen], ""
+        if test.p_value > 0.05 and not scores.too_few_rows(chosen):
             effect = "calibrates it"
-        fall = f"the calibration error (ECE) falls from {before:.3f} to {after:.3f}"
+            expected = f", where {test.expected:.4f} is expected by chance ({format_p(test.p_value)})"
+        fall = f"the calibration error (ECE) falls from {before:.4f} to {after:.4f}{expected}"
         return f"{opening} {method_title(chosen)} {effect}: {fall}."
 
     def __repr__(self) -> str:

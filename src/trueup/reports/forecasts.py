@@ -11,7 +11,7 @@ from scipy.special import ndtri
 
 from trueup._core.arrays import as_weights
 from trueup._core.errors import InputError
-from trueup._core.formatting import escape, format_number, format_percent
+from trueup._core.formatting import TableCell, escape, format_number, format_percent
 from trueup.calibrators.forecasts import RAW, RecalibrationChoice, choose_recalibration
 from trueup.io.forecasts import ForecastTable
 from trueup.metrics.forecast_table import ForecastScores, compare_forecasts, evaluate_forecasts
@@ -191,10 +191,12 @@ class ForecastPage(Page):
 
     kind = "Forecast"
 
-    def facts(self) -> list[tuple[str, str]]:
+    def facts(self) -> list[tuple[str, str | TableCell]]:
         """Return the CRPS, the coverage and the error of the PIT."""
         scores = self.scores
-        facts = [("CRPS", format_number(scores["crps"].value, digits=scores.digits("crps")))]
+        facts: list[tuple[str, str | TableCell]] = [
+            ("CRPS", format_number(scores["crps"].value, digits=scores.digits("crps")))
+        ]
         covered = [metric for metric in scores.metrics if metric.startswith("coverage_")]
         if covered:
             share = format_percent(scores[covered[-1]].value, 1)

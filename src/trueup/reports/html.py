@@ -65,17 +65,27 @@ def table(
     return f'<div class="scroll" role="region" aria-label="{escape(caption)}" tabindex="0">{inner}</div>'
 
 
-def figure(name: str, heading: str, summary: str, height: int, data: str) -> str:
+def figure(name: str, heading: str, summary: str, data: str) -> str:
     """Return a chart with its summary sentence and a folded table of its numbers."""
     return (
         f'<figure aria-labelledby="{name}-heading">'
         f'<figcaption><strong id="{name}-heading">{escape(heading)}</strong></figcaption>'
-        f'<div class="chart" id="{name}" style="height:{height}px" role="img" aria-label="{escape(heading)}: chart" '
+        f'<div class="chart" id="{name}" role="img" aria-label="{escape(heading)}: chart" '
         f'aria-describedby="{name}-words"></div>'
         f'<p class="words" id="{name}-words">{escape(summary)}</p>'
-        f"<details><summary>The numbers<span class=hidden> of “{escape(heading)}”</span></summary>{data}</details>"
-        "</figure>"
+        f"{data and details(f'The numbers<span class=hidden> of “{escape(heading)}”</span>', data)}</figure>"
     )
+
+
+def details(summary: str, content: str) -> str:
+    """Return folded HTML; neither argument is escaped."""
+    return f"<details><summary>{summary}</summary>{content}</details>"
+
+
+def contents(items: Iterable[tuple[str, str]]) -> str:
+    """Return links to the sections of a page: their ids and headings."""
+    links = "".join(f'<li><a href="#{name}">{escape(heading)}</a></li>' for name, heading in items)
+    return f'<nav class="contents" aria-label="Contents"><ul>{links}</ul></nav>'
 
 
 def legend(items: Iterable[tuple[str, str]]) -> str:
@@ -84,9 +94,14 @@ def legend(items: Iterable[tuple[str, str]]) -> str:
     return f'<ul class="legend">{entries}</ul>'
 
 
-def definition_list(items: Iterable[tuple[str, str]], kind: str = "") -> str:
+def definition_list(items: Iterable[tuple[str, str | TableCell]], kind: str = "") -> str:
     """Return a list of terms with their descriptions; `kind` is its CSS class."""
-    pairs = "".join(f"<div><dt>{escape(term)}</dt><dd>{escape(words)}</dd></div>" for term, words in items)
+    cells = ((term, cell if isinstance(cell, TableCell) else TableCell(cell)) for term, cell in items)
+    pairs = "".join(
+        f"<div><dt>{escape(term)}</dt><dd>{escape(cell.text)}"
+        f"{cell.note and f'<small>{escape(cell.note)}</small>'}</dd></div>"
+        for term, cell in cells
+    )
     return f"<dl{f' class={kind}' if kind else ''}>{pairs}</dl>"
 
 

@@ -1,30 +1,5 @@
-"use strict";
-(() => {
-  const read = (id) => JSON.parse(document.getElementById(id).textContent);
-  const charts = read("charts");
-  const dark = read("dark");
-  const night = matchMedia("(prefers-color-scheme: dark)");
-  const settings = { displayModeBar: false, responsive: true };
-
-  const themed = (value, colours) => {
-    if (typeof value === "string") return colours[value] ?? value;
-    if (Array.isArray(value)) return value.map((one) => themed(one, colours));
-    if (value === null || typeof value !== "object") return value;
-    return Object.fromEntries(Object.entries(value).map(([key, one]) => [key, themed(one, colours)]));
-  };
-
-  const draw = (colours, widthOf) =>
-    Promise.all(
-      Object.entries(charts).map(([id, chart]) => {
-        const { data, layout } = themed(chart, colours);
-        if (widthOf) layout.width = widthOf(id);
-        return Plotly.react(id, data, layout, settings);
-      }),
-    );
-
-  // The browser lays a page out for paper only after it has asked: so the widths are those of A4.
-  const onPaper = (id) => (document.getElementById(id).closest(".pair:not(.one)") ? 318 : 640);
-
+// Sorts tables, and draws the charts with chart.js, which is in the same element.
+{
   const sort = (button) => {
     const head = button.closest("th");
     const column = [...head.parentElement.children].indexOf(head);
@@ -46,9 +21,14 @@
     button.addEventListener("click", () => sort(button));
   }
 
-  const redraw = () => draw(night.matches ? dark : {});
-  night.addEventListener("change", redraw);
-  addEventListener("beforeprint", () => draw({}, onPaper));
-  addEventListener("afterprint", () => redraw().then(() => Object.keys(charts).forEach((id) => Plotly.Plots.resize(id))));
-  redraw().then(() => document.documentElement.setAttribute("data-drawn", Object.keys(charts).length));
-})();
+  const charts = JSON.parse(document.getElementById("charts").textContent);
+  const redraws = Object.entries(charts).map(([id, plot]) => {
+    const element = document.getElementById(id);
+    return [element, showChart(element, plot)];
+  });
+  // A browser lays a page out for paper only after it has asked, so the widths are those of A4.
+  const onPaper = (element) => (element.closest(".pair:not(.one)") ? 318 : 640);
+  addEventListener("beforeprint", () => { for (const [element, redraw] of redraws) redraw(onPaper(element)); });
+  addEventListener("afterprint", () => { for (const [, redraw] of redraws) redraw(); });
+  document.documentElement.setAttribute("data-drawn", redraws.length);
+}

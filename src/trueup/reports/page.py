@@ -6,12 +6,14 @@ import hashlib
 import json
 import os
 import platform
+import re
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from html import unescape
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -22,7 +24,7 @@ import numpy as np
 from trueup._core import __version__
 from trueup._core.bins import BINS
 from trueup._core.errors import InputError
-from trueup._core.formatting import format_percent
+from trueup._core.formatting import TableCell, format_number, format_p, format_percent
 from trueup._core.row_scores import event_name
 from trueup._core.types import ArrayLike
 from trueup.calibrators.compose import Fit
@@ -31,9 +33,9 @@ from trueup.io.atomic import atomic_write
 from trueup.io.source import file_list, is_address
 from trueup.reports import html as markup
 from trueup.reports.audit import RAW, Audit, Rows, fits_of, mean_metrics, method_title, methods_for, run_audit
-from trueup.reports.figures import Panel, Section, chart, numbers, sections, stages, summary
+from trueup.reports.figures import Panel, Section, chart, numbers, percent, sections, stages, summary
 from trueup.reports.html import definition_list, escape, paragraph
-from trueup.reports.style import DARK, label
+from trueup.reports.style import label
 
 if TYPE_CHECKING:
     from trueup.reports.forecasts import ForecastAudit
@@ -203,7 +205,8 @@ def report(
     'temperature'
     >>> print(page.audit.verdict())
     This network is overconfident: its mean confidence is 82 %, its accuracy 62 %. Temperature scaling calibrates it:
-    the calibration error (ECE) falls from 0.207 to 0.032.
+    the calibration error (ECE) falls from 0.2070 to 0.0319, where 0.0335 is expected by chance
+    (p ≤ 0.41).
     """
     if isinstance(n_folds, bool) or not isinstance(n_folds, int) or n_folds < 2:
         raise InputError("n_folds", "be a whole number of at least 2", repr(n_folds))
@@ -243,6 +246,10 @@ def report(
     )
 
 
+def _p_value(p: float) -> str:
+    return f"{p:.3f}" if p > 0.001 else "≤ 0.001"
+
+
 def describe_file(path: str | os.PathLike[str]) -> str:
     """Return a file's name, size and SHA-256, which identify it; an address is returned as it is."""
     name = os.fspath(path)
@@ -265,10 +272,10 @@ class Page(ABC):
 
     def __init__(self, report: Report[Any]) -> None:
         self.report, self.audit, self.scores = report, report.audit, report.audit.scores
-        self.charts: dict[str, str] = {}
+        self.charts: dict[str, dict[str, Any]] = {}
 
     @abstractmethod
-    def facts(self) -> list[tuple[str, str]]:
+    def facts(self) -> list[tuple[str, str | TableCell]]:
         """Return the most important numbers, for the header."""
 
     def notes(self) -> list[str]:
@@ -300,8 +307,6 @@ class Page(ABC):
 
     def html(self) -> str:
         """Return the whole page."""
-        from plotly.offline import get_plotlyjs
-
         shown = list(sections(self.audit, self.report.class_names))
         extra = [
             markup.section(f"extra-{k}", heading, f'<div class="extra">{inner}</div>')
@@ -310,21 +315,22 @@ class Page(ABC):
         text, blocks = self.usage()
         heading = "What to do next" if self.audit.chosen == RAW else "How to use it"
         use = markup.section("use", heading, paragraph(text), *map(markup.code, blocks))
-        parts = [*map(self.section, shown), self.tables(), *extra, use, self.how()]
+        parts = [use, *map(self.section, shown), self.tables(), *extra, self.how()]
         skip = f'<a class="skip" href="#{shown[0].name}">Skip to the evidence</a>'
-        body = f"{skip}{self.header()}<main>{''.join(parts)}</main>{markup.footer()}"
-        script = files("trueup.reports").joinpath("page.js").read_text("utf-8")
-        scripts = [get_plotlyjs().replace("</script", "<\\/script"), script]
-        digests = (b64encode(hashlib.sha256(each.encode("utf-8")).digest()).decode("ascii") for each in scripts)
-        allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+        headings = re.findall(r'<h2 id="(.*?)-h">(.*?)</h2>', "".join(parts))
+        listed = markup.contents((name, unescape(heading)) for name, heading in headings)
+        body = f"{skip}{self.header()}{listed}<main>{''.join(parts)}</main>{markup.footer()}"
+        folder = files("trueup.reports")
+        script = "".join(folder.joinpath(name).read_text("utf-8") for name in ("chart.js", "page.js"))
+        digest = b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
         policy = (
-            f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
-            "form-action 'none'"
+            f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
+            "base-uri 'none'; form-action 'none'"
         )
-        charts = "{" + ",".join(f"{json.dumps(name)}:{chart}" for name, chart in self.charts.items()) + "}"
-        data = markup.json_script("charts", charts) + markup.json_script("dark", json.dumps(DARK))
-        elements = [data, *(f"<script>{each}</script>" for each in scripts)]
-        return markup.document(self.report.title, body, *elements, policy=policy)
+        looks = f"<style>{folder.joinpath('chart.css').read_text('utf-8')}</style>"
+        data = markup.json_script("charts", json.dumps(self.charts, ensure_ascii=False))
+        module = f'<script type="module">{script}</script>'
+        return markup.document(self.report.title, looks, body, data, module, policy=policy)
 
     def header(self) -> str:
         """Return the title, the verdict and the most important numbers."""
@@ -340,7 +346,7 @@ class Page(ABC):
     def how(self) -> str:
         """Return the section on the computation: time, data, settings and versions."""
         made = "Made", f"{self.report.made.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-        packages = ", ".join(f"{name} {version(name)}" for name in ("numpy", "scipy", "plotly"))
+        packages = ", ".join(f"{name} {version(name)}" for name in ("numpy", "scipy"))
         versions = "Versions", f"trueup {__version__}, Python {platform.python_version()}, {packages}"
         items = [made, *self.report.origin.items(), *self.details(), versions]
         return markup.section("how", "How it was computed", definition_list(items, "how"))
@@ -357,10 +363,10 @@ class Page(ABC):
     def panel(self, panel: Panel) -> str:
         """Return a chart with its summary and numbers."""
         drawn = chart(panel.record, **panel.options)
-        self.charts[panel.name] = drawn.to_json()
-        data = markup.table(panel.title, *numbers(panel.record))
+        self.charts[panel.name] = drawn.to_dict()
+        data = markup.table(panel.title, *numbers(panel.record)) if panel.numbered else ""
         text = panel.summary or summary(panel.record)
-        return markup.figure(panel.name, panel.title, text, drawn.layout.height, data)
+        return markup.figure(panel.name, panel.title, text, data)
 
 
 class AuditPage(Page):
@@ -368,16 +374,19 @@ class AuditPage(Page):
 
     kind = "Calibration"
 
-    def facts(self) -> list[tuple[str, str]]:
+    def facts(self) -> list[tuple[str, str | TableCell]]:
         """Return mean confidence, accuracy and calibration error, before and after."""
-        scores, chosen = self.scores, self.audit.chosen
-        facts = [(label(metric), format_percent(scores[RAW, metric].value, 1)) for metric in mean_metrics(scores)]
-        facts.append(("Calibration error (ECE)", f"{scores[RAW, 'ece'].value:.3f}"))
-        if chosen == RAW:
-            return [*facts, ("Expected ECE if calibrated", f"{scores.tests[RAW].expected:.3f}")]
-        facts.append(("ECE after calibration", f"{scores[chosen, 'ece'].value:.3f}"))
+        scores = self.scores
+        facts: list[tuple[str, str | TableCell]] = [
+            (label(metric), percent(scores[RAW, metric].value)) for metric in mean_metrics(scores)
+        ]
+        terms = ("Calibration error (ECE)", "ECE after calibration")
+        for term, name in zip(terms, dict.fromkeys((RAW, self.audit.chosen)), strict=False):
+            test = scores.tests[name]
+            note = f"{format_number(test.expected)} expected if calibrated, {format_p(test.p_value)}"
+            facts.append((term, TableCell(format_number(scores[name, "ece"].value), note=note)))
         if (fitted := getattr(self.audit.calibrators.get("temperature"), "temperature", None)) is not None:
-            facts.append(("Fitted temperature", f"{float(fitted):.3f}"))
+            facts.append(("Fitted temperature", f"{float(fitted):.2f}"))
         return facts
 
     def notes(self) -> list[str]:
@@ -397,7 +406,7 @@ class AuditPage(Page):
         tests = [self.scores.tests[stage.method] for stage in shown]
         columns = [{**test.components, "all": test.p_value} for test in tests]
         rows = [
-            [title, *("–" if name not in column else f"{max(column[name], 0.001):.3f}" for column in columns)]
+            [title, *("–" if name not in column else _p_value(column[name]) for column in columns)]
             for name, title in _TESTS.items()
             if any(name in column for column in columns)
         ]

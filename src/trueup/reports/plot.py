@@ -1,13 +1,15 @@
-"""A figure as a list of marks on axes, which both matplotlib and plotly draw.
+"""A figure as a list of marks on axes, which both matplotlib and the script of a page (chart.js) draw.
 
 Colours come from `style`. Each backend adapts them, so that figures suit dark pages and print.
 """
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from html import escape
+from importlib.resources import files
+from json import dumps
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,12 +18,10 @@ from trueup.reports import style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from plotly.graph_objects import Figure
 
 _PIXELS_PER_INCH = 117  # converts a chart's height on the page to that of a drawing one column wide
 _DASHES = dict(zip(("solid", "dash", "dot"), style.DASHES, strict=False))
 _MARKERS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "triangle-down": "v"}
-_SMALL = {"color": style.MUTED, "size": 12}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -33,10 +33,8 @@ class Mark:
     """Name in the legend; a mark without a name has no entry."""
     listed: bool = True
     """Whether the legend lists the name."""
-    hover: str = ""
-    """Plotly's template for a point's text; %{customdata[k]} is column k of `data`."""
-    data: np.ndarray | Sequence[Any] | None = None
-    """One row of values per point."""
+    hover: Sequence[str] = ()
+    """One text per point or bar, which a page shows under the pointer."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -80,11 +78,9 @@ class Dots(Mark):
     x: np.ndarray | Sequence[float]
     y: np.ndarray | Sequence[float]
     marker: str = "circle"
-    """Name of a plotly symbol; those that end in "-open" are hollow."""
+    """A name of `_MARKERS`; with "-open" at the end it is hollow."""
     size: np.ndarray | float = 9.0
     interval: tuple[np.ndarray, np.ndarray] | None = None
-    texts: Sequence[str] = ()
-    """Texts for %{text} in `hover`."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -111,7 +107,7 @@ class Axis:
 
     title: str = ""
     range: tuple[float, float | None] | None = None
-    """Ends of the axis; None fits an end to the marks. A logarithmic axis has no range."""
+    """Ends of the axis; None fits an end to the marks."""
     percent: bool = False
     """Whether ticks are percentages."""
     log: bool = False
@@ -131,6 +127,19 @@ class Axis:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class Slider:
+    """The positions of a slider."""
+
+    title: str
+    labels: Sequence[str]
+    """Label of each position."""
+    texts: Sequence[str]
+    """Sentence for each position."""
+    active: int
+    """First position."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Plot:
     """Marks on a pair of axes, with an optional second panel below that has the same x-axis."""
 
@@ -144,15 +153,15 @@ class Plot:
     stacked: bool = False
     """Whether bars are stacked."""
     legend: tuple[str, int] = ("best", 1)
-    """Location and columns of the legend in a drawing; plotly charts have it above."""
+    """Location and columns of the legend in a drawing; a page has it above the chart."""
     legend_title: str = ""
     """Title of the legend in a drawing."""
     empty: str = ""
     """Reason for an empty plot."""
     below: Plot | None = None
     """Second panel."""
-    layout: Mapping[str, Any] = field(default_factory=dict)
-    """Further layout for plotly only."""
+    slider: Slider | None = None
+    """Slider of a page, which moves the last mark along the points of the first."""
 
 
 # matplotlib
@@ -266,78 +275,51 @@ def _row_names(axis: Axis, shorten: Any) -> list[str]:
     return [shorten(name) + (f" ({note})" if note else "") for name, note in zip(axis.rows or (), notes, strict=True)]
 
 
-# plotly
+# The page
 
 
-def plotly_figure(plot: Plot, *, legend: bool = True) -> Figure:
-    """Return a plotly figure with light axes, a horizontal grid, no background, and the legend above."""
-    from plotly.graph_objects import Figure
+@dataclass(frozen=True, eq=False)
+class Chart:
+    """An interactive chart; notebooks show it, and `html()` is a page of its own."""
 
-    font = {"family": style.FONT, "size": 12, "color": style.INK}
-    rows, height = plot.y.rows, plot.height
-    if rows is not None:
-        height = 96 + 42 * len(rows) if plot.y.names_above else 104 + 24 * max(len(rows), 3)
-    clear = "rgba(0,0,0,0)"
-    layout: dict[str, Any] = {"template": {}, "height": height, "autosize": True, "font": font}
-    layout |= {"margin": {"l": 52, "r": 14, "t": 34 if legend else 14, "b": 46}, "dragmode": False}
-    layout |= {"paper_bgcolor": clear, "plot_bgcolor": clear, "showlegend": legend}
-    layout |= {
-        "hoverlabel": {"bgcolor": style.PAPER, "bordercolor": style.LINE, "font": font},
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": _SMALL, "itemclick": False}
-        | {"itemdoubleclick": False, "traceorder": "normal"},
-        "barmode": "stack" if plot.stacked else "overlay",
-        "xaxis": _plotly_axis(plot.x) | {"showline": True, "showgrid": rows is not None},
-        "yaxis": _plotly_axis(plot.y),
-        "shapes": [_shape(mark) for mark in plot.marks if isinstance(mark, Rule)],
-        "annotations": [_annotation(mark) for mark in plot.marks if isinstance(mark, Text)],
-    }
-    traces = [_trace(mark) for mark in plot.marks if not isinstance(mark, Rule | Text)]
-    if plot.below is not None:
-        traces += [_trace(mark) | {"yaxis": "y2"} for mark in plot.below.marks if not isinstance(mark, Rule | Text)]
-        layout["yaxis"]["domain"], layout["xaxis"]["anchor"] = [0.54, 1], "y2"
-        layout["yaxis2"] = _plotly_axis(plot.below.y) | {"domain": [0, 0.46]}
-    if rows is not None and plot.y.names_above:
-        layout["margin"] |= {"l": 8, "r": 20}
-        layout["annotations"] += _names_above(plot.y)
-    if plot.empty:
-        middle = {"x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper", "showarrow": False}
-        layout["annotations"].append(middle | {"text": plot.empty, "font": _SMALL})
-    return Figure(traces, layout).update_layout(**plot.layout)
+    plot: Plot
+    legend: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the marks and axes as plain data, which chart.js draws."""
+        data: dict[str, Any] = _plain(self.plot)
+        return data if self.legend else data | {"legend": False}
+
+    def html(self) -> str:
+        """Return a page with the chart alone; it loads no other files."""
+        style_sheet, script = (
+            files("trueup.reports").joinpath(f"chart.{kind}").read_text("utf-8") for kind in ("css", "js")
+        )
+        data = dumps(self.to_dict()).replace("<", "\\u003c")
+        return (
+            f'<!doctype html><meta charset="utf-8"><title>{escape(self.plot.title)}</title><style>{style_sheet}'
+            f"body {{font-family: {style.FONT}; max-width: 40rem}}</style><div class=chart></div>"
+            f'<script type="module">{script}\nshowChart(document.querySelector(".chart"), {data});</script>'
+        )
+
+    def _repr_html_(self) -> str:
+        height = 60 + (self.plot.height if self.plot.y.rows is None else 100 + 42 * len(self.plot.y.rows))
+        return f'<iframe style="border:0; width:100%; height:{height}px" srcdoc="{escape(self.html())}"></iframe>'
 
 
-def _plotly_axis(axis: Axis) -> dict[str, Any]:
-    title = {"font": _SMALL, "standoff": 10, "text": axis.title}
-    look: dict[str, Any] = {"gridcolor": style.LINE, "linecolor": style.LINE, "zeroline": False, "ticks": ""}
-    look |= {"tickfont": _SMALL, "automargin": True, "fixedrange": True, "nticks": 7, "title": title}
-    look |= {"tickformat": ".1~%"} if axis.percent else {}
-    look |= {"type": "log"} if axis.log else {}
-    if axis.range is not None:
-        look |= {"rangemode": "tozero"} if axis.range[1] is None else {"range": list(axis.range)}
-        if axis.percent and axis.range == (0, 1):
-            look |= {"range": [0, 1.01], "dtick": 0.2}  # room for the label at the end
-    if axis.ticks is not None:
-        look |= {"tickvals": list(axis.ticks), "ticktext": axis.tick_labels}
-    elif axis.log:
-        look["tickvals"] = [a * 10.0**k for k in range(-3, 4) for a in (1, 2, 5)]
-        look["ticktext"] = [f"{value:g}" for value in look["tickvals"]]
-    if axis.rows is not None:
-        count = max(len(axis.rows), 1)
-        look |= {"showgrid": False, "range": [count - 0.35, -0.85 if axis.names_above else -0.65]}
-        names = _row_names(axis, lambda name: plain_text(style.shorten(name, 24)))
-        look |= {"visible": False} if axis.names_above else {"tickvals": list(range(len(names))), "ticktext": names}
-    return look
-
-
-def plain_text(text: str, max_length: int = 40) -> str:
-    """Escape and shorten a text for plotly, which interprets markup."""
-    return html.escape(text if len(text) <= max_length else text[: max_length - 1] + "…", quote=False)
-
-
-def _names_above(axis: Axis) -> list[dict[str, Any]]:
-    names = _row_names(axis, lambda name: plain_text(name, 48))
-    look = {"x": 0, "xref": "paper", "xanchor": "left", "yshift": 15, "showarrow": False}
-    look |= {"font": {"color": style.INK, "size": 12.5}, "bgcolor": style.PAPER, "borderpad": 1}
-    return [look | {"y": row, "text": f"<b>{name}</b>" if row in axis.bold else name} for row, name in enumerate(names)]
+def _plain(value: Any) -> Any:
+    """Return a description as plain data: without defaults, with colours as CSS variables and NaN as None."""
+    if is_dataclass(value):
+        items = ((each.name, getattr(value, each.name), each.default) for each in fields(value))
+        kind = {"kind": type(value).__name__.lower()} if isinstance(value, Mark) else {}
+        return kind | {name: _plain(x) for name, x, default in items if default is MISSING or x is not default}
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, list | tuple | frozenset):
+        return [_plain(each) for each in value]
+    if isinstance(value, float):
+        return float(f"{value:.7g}") if np.isfinite(value) else None
+    return style.CSS.get(value, value) if isinstance(value, str) else value
 
 
 def interval_dots(
@@ -345,63 +327,34 @@ def interval_dots(
     x: np.ndarray,
     interval: tuple[np.ndarray, np.ndarray],
     *,
-    texts: Sequence[str],
-    data: np.ndarray,
-    **options: Any,
+    hover: Sequence[str],
+    size: float = 9.0,
 ) -> list[Mark]:
     """Return dots with intervals, one per row; each kind of row (name, members, colour, marker) is one mark."""
     marks: list[Mark] = []
     for name, members, color, marker in kinds:
         if len(k := np.flatnonzero(members)):
-            ends, names = (interval[0][k], interval[1][k]), [texts[i] for i in k.tolist()]
-            look = options | {"name": name, "color": color, "marker": marker}
-            marks.append(Dots(x=x[k], y=k, interval=ends, texts=names, data=data[k], **look))
+            look: dict[str, Any] = {"name": name, "color": color, "marker": marker, "size": size}
+            ends, texts = (interval[0][k], interval[1][k]), [hover[i] for i in k.tolist()]
+            marks.append(Dots(x=x[k], y=k, interval=ends, hover=texts, **look))
     return marks
 
 
-def _annotation(mark: Text) -> dict[str, Any]:
-    position = {"x": mark.x, "xref": "paper", "xanchor": "left" if mark.x < 0.5 else "right", "y": mark.y}
-    return position | {"text": mark.text, "showarrow": False, "font": {"color": mark.color, "size": 11}}
+def cut_outliers(
+    low: np.ndarray, value: np.ndarray, high: np.ndarray, *, reference: float, sign: bool = False
+) -> tuple[tuple[float, float] | None, list[Mark]]:
+    """Return the ends of an x-axis that no outlier stretches, and the values beyond it as texts.
 
-
-def _shape(rule: Rule) -> dict[str, Any]:
-    ends = {"x0": 0, "x1": 1, "xref": "paper", "y0": rule.at, "y1": rule.at}
-    if not rule.horizontal:
-        ends = {"y0": 0, "y1": 1, "yref": "paper", "x0": rule.at, "x1": rule.at}
-    line = {"color": rule.color, "width": 1.2, "dash": rule.dash}
-    return ends | {"type": "line", "layer": "below", "line": line, "name": rule.name, "showlegend": bool(rule.name)}
-
-
-def _trace(mark: Mark) -> dict[str, Any]:
-    trace: dict[str, Any] = {"type": "scatter", "name": mark.name, "showlegend": mark.listed and bool(mark.name)}
-    trace |= {"hovertemplate": mark.hover + "<extra></extra>"} if mark.hover else {"hoverinfo": "skip"}
-    if mark.data is not None:
-        trace["customdata"] = mark.data
-    if isinstance(mark, Bars):
-        at, size = ("y", "x") if mark.horizontal else ("x", "y")
-        trace |= {"type": "bar", at: mark.at, size: mark.size, "width": mark.width}
-        trace |= {"orientation": "vh"[mark.horizontal], "marker": {"color": mark.color, "line": {"width": 0}}}
-        trace |= {"base": mark.base} if np.ndim(mark.base) or mark.base else {}
-        if mark.labels:
-            font = {"size": 10, "color": style.MUTED}
-            trace |= {"text": list(mark.labels), "textposition": "outside", "textangle": 0, "textfont": font}
-            trace["cliponaxis"] = False
-    elif isinstance(mark, Area):
-        x, y = np.concatenate([mark.x, mark.x[::-1]]), np.concatenate([mark.low, mark.high[::-1]])
-        trace |= {"mode": "lines", "x": x, "y": y, "fill": "toself", "fillcolor": mark.color}
-        trace |= {"line": {"width": 0}, "opacity": 1 if mark.color == style.BAND else 0.15}
-    elif isinstance(mark, Line):
-        trace |= {"mode": "lines+markers" if mark.markers else "lines", "x": mark.x, "y": mark.y}
-        trace |= {"line": {"color": mark.color, "width": mark.width, "dash": mark.dash}}
-        trace["line"] |= {"shape": "hv"} if mark.steps else {}
-        trace |= {"marker": {"size": 7}, "cliponaxis": False} if mark.markers else {}
-    elif isinstance(mark, Dots):
-        trace |= {"mode": "markers", "x": mark.x, "y": mark.y, "text": list(mark.texts) or None, "cliponaxis": False}
-        hollow = mark.marker.endswith("-open")
-        edge = {"width": 2, "color": mark.color} if hollow else {"width": 1, "color": style.PAPER}
-        trace["marker"] = {"color": mark.color, "size": mark.size, "opacity": 1, "line": edge, "symbol": mark.marker}
-        if mark.interval is not None:
-            low, high = (np.nan_to_num(way * (end - mark.x)) for way, end in zip((-1, 1), mark.interval, strict=True))
-            line = {"color": mark.color, "thickness": 1.6, "width": 0}
-            trace["error_x"] = {"type": "data", "symmetric": False, "array": high, "arrayminus": low} | line
-    return trace
+    Values far above most others, and above the reference, are cut off.
+    """
+    ends = np.fmax(high, value)
+    if not np.isfinite(ends).any():
+        return None, []
+    left = float(np.nanmin([np.nanmin(np.fmin(low, value)), reference]))
+    typical = float(np.nanmedian(ends)) - left
+    right = float(min(np.nanmax(ends), left + 5 * max(typical, 1e-6)))
+    margin = 0.06 * max(right - left, 1e-6)
+    beyond = np.flatnonzero(value > right + margin)
+    texts = [f"{value[k]:{'+' if sign else ''}.4f} →" for k in beyond]
+    marks = [Text(x=0.98, y=float(k), text=text, color=style.MUTED) for k, text in zip(beyond, texts, strict=True)]
+    return (left - margin, right + margin), [*marks]

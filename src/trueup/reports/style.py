@@ -67,10 +67,11 @@ INK, MUTED, LINE, PAPER = "#1c2024", "#60646c", "#e3e5e8", "#ffffff"
 BAND = "rgba(96,100,108,0.17)"
 GAP_OVER, GAP_UNDER = "rgba(213,94,0,0.28)", "rgba(86,180,233,0.38)"
 
-DARK = {INK: "#eceef0", MUTED: "#a0a6ae", LINE: "#2e3236", PAPER: "#121416", BAND: "rgba(160,166,174,0.22)"}
-DARK |= {GAP_OVER: "rgba(240,136,62,0.38)", GAP_UNDER: "rgba(86,180,233,0.34)", BLUE: "#4fa8e0", VERMILION: "#f0883e"}
-DARK |= {GREEN: "#2fc498", PURPLE: "#d993b9", BLACK: "#eceef0", GREY: "#8b929a"}
-"""Colour → its replacement on a dark page; the page's script replaces all strings that equal a key."""
+_VARIABLES = {INK: "ink", MUTED: "muted", LINE: "line", PAPER: "paper", BAND: "band", GREY: "grey", BLACK: "ink"}
+_VARIABLES |= {GAP_OVER: "over", GAP_UNDER: "under", BLUE: "blue", VERMILION: "vermilion"}
+_VARIABLES |= {GREEN: "green", PURPLE: "purple"}
+CSS = {color: f"var(--chart-{name})" for color, name in _VARIABLES.items()}
+"""Colour → its variable in chart.css, which has another value on a dark page."""
 
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif'
 

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import plotly
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.concurrency import run_in_threadpool
@@ -20,7 +19,6 @@ from starlette.staticfiles import StaticFiles
 
 from trueup._core import __version__
 from trueup._core.errors import error_message
-from trueup.reports.style import DARK
 from trueup.serve import monitor_routes
 from trueup.serve.api import routes
 from trueup.serve.guard import HEADERS, Guard
@@ -33,8 +31,7 @@ from trueup.serve.temporary import sweep_temporary
 from trueup.serve.uploads import HINTS, DiskBudget
 
 STATIC = Path(__file__).parent / "static"
-PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
-CACHED = {"Cache-Control": "max-age=86400"}
+CHARTS = Path(__file__).parents[1] / "reports"
 SWEEP = 30.0
 """Seconds between two sweeps of expired data."""
 
@@ -42,8 +39,8 @@ PAGES: dict[str, Callable[[], Response]] = {
     "/": lambda: FileResponse(STATIC / "index.html"),
     "/docs": lambda: FileResponse(STATIC / "docs.html"),
     "/monitor": lambda: FileResponse(STATIC / "monitor.html"),
-    "/static/plotly.js": lambda: FileResponse(PLOTLY, media_type="text/javascript", headers=CACHED),
-    "/static/dark.json": lambda: JSONResponse(DARK),
+    "/static/chart.js": lambda: FileResponse(CHARTS / "chart.js", media_type="text/javascript"),
+    "/static/chart.css": lambda: FileResponse(CHARTS / "chart.css", media_type="text/css"),
 }
 BROKEN = "internal error; the server continues, and its log has the details"
 MISSING = "there is no such data under that id; data is deleted some time after its last use"

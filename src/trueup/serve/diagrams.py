@@ -1,8 +1,7 @@
-"""Diagrams of the page: the report's records and charts as data for plotly."""
+"""Diagrams of the page: the report's records, and their charts as marks on axes."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ def curve(
         name: float(record.count[full] @ getattr(record, name)[full]) / max(record.rows, 1)
         for name in ("accuracy", "confidence")
     }
-    figures: Any = {**vars(record), **means, "nll": metrics.nll(z, y), "chart": as_json(record)}
+    figures: Any = {**vars(record), **means, "nll": metrics.nll(z, y), "chart": chart(record, legend=False).to_dict()}
     return Curve(method=method, temperature=temperature, bins=bins, **figures)
 
 
@@ -55,7 +54,7 @@ def groups(result: Audit) -> GroupsInfo:
     for panel in shown.panels:
         head, rows = numbers(panel.record)
         texts: Any = {"title": panel.title, "summary": summary(panel.record), "head": head, "rows": rows}
-        panels.append(GroupPanel(chart=as_json(panel.record, **panel.options), **texts))
+        panels.append(GroupPanel(chart=chart(panel.record, **panel.options).to_dict(), **texts))
     return GroupsInfo(text=shown.text, panels=panels)
 
 
@@ -78,9 +77,8 @@ def promises(
 
     pair, note = independent_rows(pair, clusters)
     record = promise(*pair, level=level)
-    drawn = as_json(record)
-    for name in ("sliders", "title"):
-        drawn["layout"].pop(name, None)
+    drawn = chart(record, legend=False).to_dict()
+    del drawn["slider"]  # the page has its own
     if cross_fitted and method != "raw":
         approximate = "The rows were cross-fitted, so the guarantee is approximate; separate test rows make it exact."
         note = f"{note} {approximate}".strip()
@@ -107,9 +105,3 @@ def sets(pair: Predictions, *, method: str, score: Any, coverage: float, cluster
     scores = evaluate_sets(rule(logits), labels)
     described: Any = {"rows": scores.coverage.rows, "text": str(scores), "scores": scores.to_dict()}
     return SetsInfo(method=method, score=score, coverage=coverage, note=note, **described)
-
-
-def as_json(record: Any, **options: Any) -> dict[str, Any]:
-    """Convert a record's chart to plain data: traces and layout."""
-    drawn: dict[str, Any] = json.loads(chart(record, **options).to_json())
-    return drawn

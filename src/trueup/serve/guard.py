@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trueup.serve.settings import MIN_BYTES_PER_SECOND, Settings
 
 HEADERS = {
-    # Plotly sets style attributes, so styles may be inline; scripts may not, and nothing comes from elsewhere.
+    # Charts have style attributes, so styles may be inline; scripts may not, and nothing comes from elsewhere.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",

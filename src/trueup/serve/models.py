@@ -148,7 +148,7 @@ class LabelShiftInfo(BaseModel):
 
 
 class Curve(BaseModel):
-    """A reliability diagram: its numbers and a chart for plotly."""
+    """A reliability diagram: its numbers and its chart, marks on axes."""
 
     method: str
     temperature: float

@@ -5,6 +5,7 @@ Each file also makes the figure's section of the page. It is imported only when 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -15,11 +16,10 @@ import numpy as np
 
 from trueup._core.formatting import format_percent
 from trueup.reports.audit import RAW, Audit, method_title
-from trueup.reports.plot import draw_plot, plotly_figure
+from trueup.reports.plot import Chart, draw_plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from plotly.graph_objects import Figure
 
     from trueup.reports.forecasts import ForecastAudit
 
@@ -39,6 +39,8 @@ class Panel:
     """Options of `chart`."""
     summary: str = ""
     """Text that replaces the record's own summary."""
+    numbered: bool = True
+    """Whether the page has a folded table of the record's numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +108,14 @@ def words_for(event: bool) -> Words:
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """Return a share as a percentage, or a dash for NaN."""
+    """Return a share as a percentage, or a dash for NaN; near 0 and 1 with more digits, which tell it from them.
+
+    >>> percent(0.9287), percent(0.00034), percent(0.99996)
+    ('92.9 %', '0.034 %', '99.9960 %')
+    """
+    distance = min(share, 1 - share)  # from the nearer end
+    if digits == 1 and 0 < distance < 0.01:
+        digits = min(1 - math.floor(math.log10(100 * distance) + 1e-9), 6)
     return "–" if np.isnan(share) else format_percent(share, digits)
 
 
@@ -128,7 +137,7 @@ def _figures(audit: Audit | ForecastAudit) -> list[str]:
     """
     if not isinstance(audit, Audit):
         return ["pit_histogram", "coverage_curve"]
-    names = ["reliability", "confidence_histogram", "groups", "comparison", "method_choice", "temperature_sweep"]
+    names = ["reliability", "confidence_histogram", "groups", "comparison", "temperature_sweep"]
     independent = audit.clusters is None
     if audit.scores.is_event:  # no class is predicted
         return [*names, "net_benefit"] if independent else names
@@ -177,8 +186,8 @@ def draw(record: Any, ax: Axes | None = None, *, title: str | None = None, **opt
     return draw_plot(_figure_of(record).plot(record, **options), ax, title=title)
 
 
-def chart(record: Any, *, legend: bool = True, **options: Any) -> Figure:
-    """Return an interactive plotly figure of a record, without a title.
+def chart(record: Any, *, legend: bool = True, **options: Any) -> Chart:
+    """Return an interactive chart of a record, without a title; notebooks show it.
 
     Parameters
     ----------
@@ -191,16 +200,17 @@ def chart(record: Any, *, legend: bool = True, **options: Any) -> Figure:
 
     Returns
     -------
-    Figure
-        The plotly figure.
+    Chart
+        The chart: `.html()` is a page with the chart alone.
 
     Examples
     --------
     >>> from trueup.reports import reliability
-    >>> chart(reliability([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0], [3.0, 0.0, 0.0]], [0, 1, 1])).layout.xaxis.title.text
-    'Confidence'
+    >>> drawn = chart(reliability([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0], [3.0, 0.0, 0.0]], [0, 1, 1]))
+    >>> drawn.to_dict()["x"]["title"], len(drawn.html()) < 30_000
+    ('Confidence', True)
     """
-    return plotly_figure(_figure_of(record).plot(record, **options), legend=legend)
+    return Chart(_figure_of(record).plot(record, **options), legend)
 
 
 def summary(record: Any, **options: Any) -> str:
@@ -222,7 +232,7 @@ def summary(record: Any, **options: Any) -> str:
     --------
     >>> from trueup.reports import reliability
     >>> summary(reliability([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0], [3.0, 0.0, 0.0]], [0, 1, 1]))
-    'Over 3 rows, confidence and accuracy differ by 0.497 on average (ECE). ...'
+    'Over 3 rows, confidence and accuracy differ by 0.4965 on average (ECE). ...'
     """
     return _figure_of(record).summary(record, **options)
 

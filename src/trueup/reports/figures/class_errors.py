@@ -14,7 +14,7 @@ from trueup._core.types import ArrayLike
 from trueup.reports import style
 from trueup.reports.audit import Audit
 from trueup.reports.figures import Section, Table, panels, percent, stages
-from trueup.reports.plot import Axis, Bars, Mark, Plot, Rule, plain_text
+from trueup.reports.plot import Axis, Bars, Mark, Plot, Rule
 
 _HIGH, _LOW = "probability too high", "probability too low"
 
@@ -106,14 +106,13 @@ def plot(record: ClassErrors, *, most: int = 20, top: float | None = None, order
     """
     order = (np.argsort(-record.error, kind="stable") if order is None else order)[:most]
     high, low = (way(record.probability, record.frequency)[order] for way in (np.greater, np.less_equal))
-    hover = "%{customdata[0]}<br>error %{x:.4f}<br>mean probability %{customdata[1]}, frequency %{customdata[2]}"
     marks: list[Mark] = []
     for name, members, color in ((_HIGH, high, style.GAP_OVER), (_LOW, low, style.GAP_UNDER)):
         if members.any():
-            rows = [_row(record, k) for k in order[members]]
-            data = [[plain_text(title), *shares] for title, _, *shares in rows]
+            texts = "{}\nerror {}\nmean probability {}, frequency {}"
+            hover = [texts.format(*_row(record, k)) for k in order[members]]
             look: dict[str, Any] = {"width": 0.75, "horizontal": True, "color": color, "name": name, "hover": hover}
-            marks.append(Bars(at=np.flatnonzero(members), size=record.error[order[members]], data=data, **look))
+            marks.append(Bars(at=np.flatnonzero(members), size=record.error[order[members]], **look))
     classes, mean = len(record.error), float(record.error.mean())
     if not np.isnan(mean):
         marks.append(Rule(at=mean, color=style.INK, dash="dash", name=f"mean of all {mean:.4f}"))
@@ -147,5 +146,5 @@ def numbers(record: ClassErrors, most: int = 200) -> Table:
 
 def _row(record: ClassErrors, k: int) -> list[str]:
     """Return the name of a class, its error, its mean probability and its frequency."""
-    shares = percent(record.probability[k], 2), percent(record.frequency[k], 2)
+    shares = percent(record.probability[k]), percent(record.frequency[k])
     return [record.class_names[k], format_number(record.error[k]), *shares]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -13,9 +13,10 @@ from trueup.metrics.intervals import Interval
 from trueup.metrics.table import Scores
 from trueup.reports import style
 from trueup.reports.audit import RAW, Audit, method_title
-from trueup.reports.figures import Panel, Section, Table
-from trueup.reports.html import paragraph, table
-from trueup.reports.plot import Axis, Plot, Rule, Text, interval_dots, plain_text
+from trueup.reports.figures import Panel, Section, Table, percent
+from trueup.reports.figures.method_choice import choice_panels
+from trueup.reports.html import details, paragraph, table
+from trueup.reports.plot import Axis, Plot, Rule, Text, cut_outliers, interval_dots
 
 _COLUMNS = {"nll": "Log‑loss", "brier": "Brier score", "sce": "Class‑wise error"}
 _EVENT_COLUMNS = {"nll": "Log‑loss", "event_brier": "Brier score", "miscalibration": "Miscalibration"}
@@ -90,31 +91,32 @@ def section(audit: Audit) -> Section:
     rows = "held-out rows" if audit.cross_fitted else "the test rows"
     event, methods, record = audit.scores.is_event, audit.scores.methods, comparison(audit.scores)
     titles = {name: method_title(name) for name in methods}
-    options = {"titles": titles, "chosen": audit.chosen}
-    panel = Panel("methods-chart", "Calibration error of each method", record, options, summary(record, titles=titles))
+    # The chosen method first, then the uncalibrated network, then the others by held-out loss.
+    losses = {name: loss for name, (loss, _) in audit.losses.items()}
+    order = sorted(methods, key=lambda name: (name != audit.chosen, name != RAW, losses.get(name, -math.inf)))
+    drawn = _select(record, [name for name in methods if name in order[:_METHODS_SHOWN]])
+    options, words = {"titles": titles, "chosen": audit.chosen}, summary(record, titles=titles)
+    panel = Panel("methods-chart", "Calibration error of each method", drawn, options, words, numbered=False)
     texts = [
         f"The table shows each on {rows}. The change of ECE is the paired difference from the uncalibrated network. "
         f"It is statistically significant if its {format_percent(audit.scores.level)} interval excludes 0; by "
         "chance alone, that happens for one method in twenty."
     ]
     if event:
-        observed = format_percent(audit.scores[RAW, "observed"].value, 1)
+        observed = percent(audit.scores[RAW, "observed"].value)
         texts.append(
             f"The event is {audit.scores.event_name}; it happens in {observed} of the rows. The Brier score is its "
             "uncertainty plus miscalibration minus discrimination. A slope below 1 means that predictions are too "
             "extreme. With a slope of 1, an intercept below 0 means that they are too high."
         )
-    # The chosen method first, then the uncalibrated network, then the others by held-out loss.
-    losses = {name: loss for name, (loss, _) in audit.losses.items()}
-    order = sorted(methods, key=lambda name: (name != audit.chosen, name != RAW, losses.get(name, -math.inf)))
     cells = [_cells(audit, name) for name in order]
-    head = ["Method", "Mean predicted" if event else "Accuracy", "ECE", "Change of ECE"]
-    head += [*(_EVENT_COLUMNS if event else _COLUMNS).values(), "Held‑out log‑loss", "Seconds"]
+    head = ["Method", "Held‑out log‑loss", "Mean predicted" if event else "Accuracy", "ECE", "Change of ECE"]
+    head += [*(_EVENT_COLUMNS if event else _COLUMNS).values(), "Seconds"]
     shown = table(f"Methods on {rows}", head, cells[:_METHODS_SHOWN], sortable=True, chosen=0)
     parts = [*map(paragraph, texts), shown]
     if rest := cells[_METHODS_SHOWN:]:
         hidden = table("Methods with a larger held-out log-loss", head, rest, sortable=True)
-        parts.append(f"<details><summary>Show all {len(cells)} methods</summary>{hidden}</details>")
+        parts.append(details(f"Show all {len(cells)} methods", hidden))
     if audit.failures:
         failed = "; ".join(f"{method_title(name)} ({why})" for name, why in audit.failures.items())
         parts.append(paragraph(f"Could not be fitted: {failed}.", "words"))
@@ -123,10 +125,17 @@ def section(audit: Audit) -> Section:
         title="Which method is best?",
         text="Every method is fitted to the calibration rows, and cross-validation chooses one there. "
         f"{method_title(audit.chosen)} is the simplest whose log-loss on held-out folds is within a standard error of "
-        "the lowest.",
+        "the lowest. Methods are sorted by this loss.",
         html="".join(parts),
-        panels=(panel,) if len(methods) > 1 else (),
+        panels=(panel, *choice_panels(audit)) if len(methods) > 1 else choice_panels(audit),
     )
+
+
+def _select(record: Comparison, names: Sequence[str]) -> Comparison:
+    """Return the record of these methods alone."""
+    rows = [record.methods.index(name) for name in names]
+    arrays = {each.name: getattr(record, each.name)[rows] for each in fields(record) if each.type == "np.ndarray"}
+    return replace(record, methods=tuple(names), **arrays)
 
 
 def plot(record: Comparison, *, titles: Mapping[str, str] | None = None, chosen: str | None = None) -> Plot:
@@ -147,21 +156,23 @@ def plot(record: Comparison, *, titles: Mapping[str, str] | None = None, chosen:
         ("not significant", ~((order == 0) | lower | higher | unknown), style.MUTED, "circle-open"),
         ("", unknown, style.MUTED, "circle"),
     ]
-    hover = "%{text}<br>%{x:.4f}, true value %{customdata[0]:.4f} to %{customdata[1]:.4f}"
-    texts, ends = [plain_text(name) for name in names], np.stack([low, high], axis=1)
-    marks = interval_dots(kinds, value, (low, high), texts=texts, data=ends, hover=hover)
+    columns = zip(names, value, low, high, strict=True)
+    hover = ["{}\n{:.4f}, true value {:.4f} to {:.4f}".format(*row) for row in columns]
+    marks = interval_dots(kinds, value, (low, high), hover=hover)
     marks[0] = replace(marks[0], listed=False)  # the row already has its name
     if len(record.methods) > 1:
         marks.append(Rule(at=float(record.value[0]), color=style.INK, dash="dot"))
     undefined = np.flatnonzero(np.isnan(value))
     marks += [Text(x=0.02, y=float(row), text="not defined", color=style.INK) for row in undefined]
+    limits, texts = cut_outliers(low, value, high, reference=float(value[0]))
+    marks += texts
     label = style.label(record.metric)
     interval = "" if np.isnan(record.low).all() else f", {format_percent(record.level)} interval"
     bold = frozenset(row for row, k in enumerate(order) if record.methods[k] == chosen)
     return Plot(
         title=f"{label} by method",
         marks=marks,
-        x=Axis(title=label + interval),
+        x=Axis(title=label + interval, range=limits),
         y=Axis(rows=names, bold=bold, names_above=True),
         legend=("lower right", 3),
     )
@@ -174,11 +185,11 @@ def _cells(audit: Audit, name: str) -> list[TableCell]:
     columns, mean = (_EVENT_COLUMNS, "predicted") if audit.scores.is_event else (_COLUMNS, "accuracy")
     return [
         TableCell(method_title(name), note="chosen" if name == audit.chosen else ""),
-        TableCell(format_percent(values[mean].value, 2), values[mean].value),
+        TableCell(format_number(loss), loss),
+        TableCell(percent(values[mean].value), values[mean].value),
         TableCell(format_number(ece.value), ece.value, format_interval(ece.low, ece.high)),
         TableCell("–", 0.0) if change is None else _change(change),
         *(TableCell(format_number(values[metric].value), values[metric].value) for metric in columns),
-        TableCell(format_number(loss), loss),
         TableCell("–" if math.isnan(seconds) else f"{seconds:.1f}", seconds),
     ]
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from trueup._core.arrays import as_arrays
 from trueup._core.bins import Bins
-from trueup._core.formatting import format_percent
 from trueup._core.row_scores import is_event
 from trueup._core.types import ArrayLike, WeightsLike
 from trueup.reports import style
@@ -101,14 +100,14 @@ def plot(record: ConfidenceHistogram, *, top: float | None = None) -> Plot:
     words = words_for(record.event)
     marks: list[Mark] = []
     for name, count, color in ((words.right, record.right, style.RIGHT), (words.wrong, record.wrong, style.WRONG)):
-        hover = f"{words.score} near %{{x:.0%}}<br>{name}: %{{customdata:,.0f}} rows"
+        hover = [
+            f"{words.score} near {percent(x, 0)}\n{name}: {n:,.0f} rows" for x, n in zip(middle, count, strict=True)
+        ]
         look: dict[str, Any] = {"color": color, "name": f"{name} ({count.sum():,.0f})", "hover": hover}
-        marks.append(Bars(at=middle, size=count / max(total, 1.0), width=0.86 * width, data=count, **look))
+        marks.append(Bars(at=middle, size=count / max(total, 1.0), width=0.86 * width, **look))
     if total:
         lines = (words.mean, record.mean, "dot"), (words.rate, record.accuracy, "solid")
-        marks += [
-            Rule(at=at, color=style.INK, dash=dash, name=f"{name} {format_percent(at, 1)}") for name, at, dash in lines
-        ]
+        marks += [Rule(at=at, color=style.INK, dash=dash, name=f"{name} {percent(at)}") for name, at, dash in lines]
     high = 1.08 * (float((record.right + record.wrong).max(initial=0.0)) / max(total, 1.0) if top is None else top)
     return Plot(
         title="Predicted probability" if record.event else "Confidence of right and wrong predictions",

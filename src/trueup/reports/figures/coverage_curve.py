@@ -101,9 +101,10 @@ def plot(record: CoverageCurve) -> Plot:
     """Plot the coverage and the band."""
     marks: list[Mark] = [Line(x=[0, 1], y=[0, 1], color=style.MUTED, dash="dot", width=1)]
     if len(record.levels):
-        hover = "%{x:.0%} intervals contain %{y:.1%}<br>if calibrated %{customdata[0]:.1%} to %{customdata[1]:.1%}"
-        ends = np.stack([record.low, record.high], axis=1)
-        dots: dict[str, Any] = {"x": record.levels, "y": record.coverage, "width": 1.5, "hover": hover, "data": ends}
+        text = "{} intervals contain {}\nif calibrated {} to {}"
+        columns = zip(record.levels, record.coverage, record.low, record.high, strict=True)
+        hover = [text.format(percent(level, 0), *map(percent, shares)) for level, *shares in columns]
+        dots: dict[str, Any] = {"x": record.levels, "y": record.coverage, "width": 1.5, "hover": hover}
         marks += [
             Area(x=record.levels, low=record.low, high=record.high, color=style.BAND, name=band_title(record.level)),
             Line(name="share of targets inside", color=style.BLUE, markers=True, **dots),

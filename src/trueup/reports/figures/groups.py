@@ -15,7 +15,7 @@ from trueup.metrics.intervals import count_rows
 from trueup.reports import style
 from trueup.reports.audit import Audit
 from trueup.reports.figures import Panel, Section, Table, percent, stages, words_for
-from trueup.reports.plot import Axis, Bars, Mark, Plot, Rule, interval_dots, plain_text
+from trueup.reports.plot import Axis, Bars, Mark, Plot, Rule, interval_dots
 
 MAX_GROUPS_DRAWN = 25
 
@@ -173,14 +173,9 @@ def plot(record: GroupErrors, *, most: int = MAX_GROUPS_DRAWN, limit: float | No
         (words.under, record.too_low[:shown], style.BLUE, "circle"),
         ("not shown to be wrong", ~wrong[:shown], style.MUTED, "circle-open"),
     ]
-    columns = record.rows, record.predicted, record.observed, record.low, record.high, record.detectable
-    hover = (
-        "%{text}: %{customdata[0]:,} rows<br>observed %{customdata[2]:.1%}, predicted %{customdata[1]:.1%}<br>"
-        "difference %{x:+.1%}, interval %{customdata[3]:+.1%} to %{customdata[4]:+.1%}<br>"
-        "an error below %{customdata[5]:.1%} could be missed"
-    )
-    dots: dict[str, Any] = {"texts": [*map(plain_text, record.names)], "data": np.stack(columns, axis=1)}
-    marks += interval_dots(kinds, record.difference, (record.low, record.high), **dots, hover=hover, size=8.0)
+    text = "{}: {} rows\npredicted {}, observed {}\ndifference {}, interval {}\nan error below {} could be missed"
+    hover = [text.format(*row) for row in numbers(record, shown)[1]]
+    marks += interval_dots(kinds, record.difference, (record.low, record.high), hover=hover, size=8.0)
     part = f", {shown} of {len(record.names):,} groups" if shown < len(record.names) else ""
     counts = [f"{rows:,}" for rows in record.rows[:shown]]
     title = "Observed − predicted" if record.event else "Accuracy − mean confidence"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,8 +13,8 @@ from trueup.calibrators.auto import BASES, CANDIDATES, FEW_ROWS, FEW_ROWS_OF_CLA
 from trueup.calibrators.compose import Choice
 from trueup.reports import style
 from trueup.reports.audit import RAW, Audit, method_title
-from trueup.reports.figures import Panel, Section, Table, lower_title
-from trueup.reports.plot import Axis, Plot, Rule, Text, interval_dots, plain_text
+from trueup.reports.figures import Panel, Table, lower_title
+from trueup.reports.plot import Axis, Plot, Rule, cut_outliers, interval_dots
 
 AUTO = "auto"
 _UNCALIBRATED = (RAW, "identity")
@@ -98,47 +98,48 @@ def _too_few_rows(choice: Choice, classes: int) -> tuple[str, ...]:
     return tuple(name for name in more if name not in tried)
 
 
-def section(audit: Audit) -> Section:
-    """Return the section: the methods on held-out rows, and the mixture of the automatic choice if it was tried."""
-    panels = [Panel("choice-chart", "Methods on held-out rows", method_choice(audit.choice))]
+def choice_panels(audit: Audit) -> tuple[Panel, ...]:
+    """Return the charts: the methods on held-out rows, and the mixture of the automatic choice if it was tried."""
+    record = method_choice(audit.choice)
+    panel = Panel("choice-chart", "Why this method? Log-loss on held-out rows", record, {}, numbered=False)
+    words = (
+        "Each candidate is fitted to folds of the calibration rows and scored by its log-loss on the held-out rows. A "
+        f"dot is its loss minus that of the choice; a line is one standard error of this difference. {summary(record)}"
+    )
+    panels = [replace(panel, summary=words)]
     pooled: Choice | None = getattr(audit.calibrators.get(AUTO), "choice", None)
     if pooled is not None:
         record = method_choice(pooled, n_classes=audit.scores.n_classes)
         panels.append(Panel("pool-chart", "The mixture of the automatic choice", record))
-    return Section(
-        name="choice",
-        title="Why this method?",
-        text="Each candidate is fitted to folds of the calibration rows and scored by its log-loss on the held-out "
-        "rows. A dot is its loss minus that of the choice; a line is one standard error of this paired difference. "
-        "The choice is the simplest method within a standard error of the lowest loss. The percentages are weights in "
-        "a mixture.",
-        panels=tuple(panels),
-    )
+    return tuple(panels)
 
 
-def plot(record: MethodChoice) -> Plot:
-    """Plot a dot with its standard error for each candidate, with its weight after its name."""
-    names = [candidate_title(name) for name in record.methods]
-    excess, error, used = record.loss - record.chosen_loss, np.nan_to_num(record.error), record.weight > 0
-    hover = "%{text}<br>log-loss %{customdata[0]:.4f}: %{x:+.4f} ± %{customdata[1]:.4f}"
+def plot(record: MethodChoice, *, most: int = 10) -> Plot:
+    """Plot a dot with its standard error for each of `most` candidates, with its weight after its name.
+
+    These are the uncalibrated network, the choice or the parts of the mixture, and those with the lowest losses.
+    """
+    important = (record.weight > 0) | np.isin(record.methods, _UNCALIBRATED)
+    rows = np.sort(np.argsort(~important, kind="stable")[: max(most, int(important.sum()))])
+    names = [candidate_title(record.methods[k]) for k in rows]
+    excess, error = record.loss[rows] - record.chosen_loss, np.nan_to_num(record.error[rows])
+    weight, used = record.weight[rows], record.weight[rows] > 0
+    cells = numbers(record)[1]
+    hover = ["{}\nlog-loss {}: {} above the choice".format(*cells[k][:3]) for k in rows]
     kinds = ("chosen", used, style.BLUE, "circle"), ("not chosen", ~used, style.MUTED, "circle-open")
-    data, texts = np.stack([record.loss, record.error], axis=1), [plain_text(name, 48) for name in names]
-    marks = interval_dots(kinds, excess, (excess - error, excess + error), texts=texts, data=data, hover=hover)
-    ends, right = excess + error, 1.0
-    if np.isfinite(ends).any():  # an outlier is cut off, so that it does not compress the others
-        right = float(max(min(ends.max(), 8 * max(np.median(ends), 1e-6)), 1e-6))
-    left = float(np.nanmin(excess - error, initial=0.0))
-    marks.append(Rule(at=0.0, color=style.MUTED, dash="dot"))
-    marks += [
-        Text(x=0.98, y=float(k), text=f"{excess[k]:+.4f} →", color=style.MUTED) for k in np.flatnonzero(excess > right)
-    ]
-    margin = 0.06 * (right - left)
-    weights = [format_percent(weight, 0) if weight > 0 else "" for weight in record.weight]
+    marks = interval_dots(kinds, excess, (excess - error, excess + error), hover=hover)
+    limits, texts = cut_outliers(excess - error, excess, excess + error, reference=0.0, sign=True)
+    part = f", {len(rows)} of {len(record.methods)}" if len(rows) < len(record.methods) else ""
     return Plot(
-        title="Candidates on held-out rows",
-        marks=marks,
-        x=Axis(title="Log-loss above that of the choice", range=(left - margin, right + margin)),
-        y=Axis(rows=names, notes=weights, bold=frozenset(np.flatnonzero(used).tolist()), names_above=True),
+        title=f"Candidates on held-out rows{part}",
+        marks=[*marks, Rule(at=0.0, color=style.MUTED, dash="dot"), *texts],
+        x=Axis(title="Log-loss above that of the choice", range=limits),
+        y=Axis(
+            rows=names,
+            notes=[format_percent(share, 0) if share > 0 else "" for share in weight],
+            bold=frozenset(np.flatnonzero(used).tolist()),
+            names_above=True,
+        ),
         legend=("lower right", 2),
     )
 

@@ -71,12 +71,24 @@ def section(audit: Audit) -> Section:
 def plot(record: DecisionCurve) -> Plot:
     """Plot the curve with its band, and the lines of acting always and never."""
     c = record.curve
-    x, hover = c.threshold, "at %{x:.0%}: %{y:.4f}"
+    x = c.threshold
     top = max(float(np.max(c.high)), float(c.treat_all[0]), 0.01)  # acting always falls without end
+
+    def hover(values: np.ndarray) -> list[str]:
+        return [f"at {percent(t, 0)}: {value:.4f}" for t, value in zip(x, values, strict=True)]
+
     marks = [
         Area(x=x, low=c.low, high=c.high, color=style.BLUE, name="95 % interval"),
-        Line(x=x, y=c.value, color=style.BLUE, name="by probability", hover=hover),
-        Line(x=x, y=c.treat_all, color=style.VERMILION, dash="dash", width=1.5, name="act always", hover=hover),
+        Line(x=x, y=c.value, color=style.BLUE, name="by probability", hover=hover(c.value)),
+        Line(
+            x=x,
+            y=c.treat_all,
+            color=style.VERMILION,
+            dash="dash",
+            width=1.5,
+            name="act always",
+            hover=hover(c.treat_all),
+        ),
         Rule(at=0.0, horizontal=True, color=style.MUTED, dash="dot", name="act never"),
     ]
     return Plot(

@@ -122,9 +122,10 @@ def plot(record: PitHistogram, *, top: float | None = None) -> Plot:
     """Plot the density as bars, and the band."""
     middle, width = (record.edges[1:] + record.edges[:-1]) / 2, np.diff(record.edges)
     high = float(max(record.density.max(), record.high.max())) if top is None else top
-    hover = "PIT near %{x:.2f}<br>%{customdata[0]:.1%} of the targets, %{customdata[1]:.1%} if calibrated"
-    shares, name = np.stack([record.density * width, width], axis=1), band_title(record.level)
-    bars = {"at": middle, "size": record.density, "width": 0.94 * width, "hover": hover, "data": shares}
+    shares, name = zip(middle, record.density * width, width, strict=True), band_title(record.level)
+    text = "PIT near {:.2f}\n{} of the targets, {} if calibrated"
+    hover = [text.format(at, percent(share), percent(expected)) for at, share, expected in shares]
+    bars: dict[str, Any] = {"at": middle, "size": record.density, "width": 0.94 * width, "hover": hover}
     return Plot(
         title="Probability integral transform",
         marks=[

@@ -14,7 +14,7 @@ from trueup.metrics.hypothesis_tests import detectable_error
 from trueup.reports import style
 from trueup.reports.audit import RAW, Audit
 from trueup.reports.figures import Panel, Section, Table, percent
-from trueup.reports.plot import Axis, Dots, Line, Plot
+from trueup.reports.plot import Axis, Dots, Line, Plot, Slider
 
 ALLOWED = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3)
 """Allowed error rates on the slider."""
@@ -108,23 +108,19 @@ def plot(record: Promise) -> Plot:
     # The slider starts at 2 %, or at the lowest rate above that can be promised.
     possible = np.flatnonzero(np.isfinite(record.threshold) & (record.allowed >= 0.02))
     start = int(possible[0]) if len(possible) else len(record.allowed) - 1
-    steps = []
-    for share, kept, text in zip(record.allowed.tolist(), record.coverage.tolist(), words, strict=True):
-        new = [{"x": [[share]], "y": [[kept]]}, {"title.text": text}, [1]]
-        steps.append({"label": percent(share).replace(".0", ""), "method": "update", "args": new})
-    slider = {"active": start, "steps": steps, "currentvalue": {"prefix": "Allow errors in "}, "pad": {"t": 50}}
-    line: dict[str, Any] = {"color": style.BLUE, "steps": True, "markers": True, "hover": "%{customdata}"}
-    title = {"text": words[start], "font": {"size": 13}, "x": 0, "xanchor": "left"}
+    labels = [percent(share).replace(".0", "") for share in record.allowed]
+    slider = Slider(title="Allow errors in", labels=labels, texts=words, active=start)
+    line: dict[str, Any] = {"color": style.BLUE, "steps": True, "markers": True, "hover": words}
     return Plot(
         title="What can be promised",
         marks=[
-            Line(x=record.allowed, y=record.coverage, data=words, **line),
+            Line(x=record.allowed, y=record.coverage, **line),
             Dots(x=[record.allowed[start]], y=[record.coverage[start]], color=style.VERMILION, size=12.0),
         ],
         x=Axis(title="Errors allowed among the answers", log=True, percent=True, ticks=record.allowed[::2]),
         y=Axis(title="Share of rows answered", range=(0, 1.02), percent=True),
         height=340,
-        layout={"sliders": [slider], "title": title, "height": 460, "showlegend": False, "margin_t": 60},
+        slider=slider,
     )
 
 
@@ -141,7 +137,7 @@ def numbers(record: Promise) -> Table:
     head = ["Errors allowed", "Confidence at least", "Rows answered", "Errors observed"]
     columns = zip(record.allowed, record.threshold, record.coverage, record.observed, strict=True)
     return head, [
-        [percent(share), format_score(limit) if np.isfinite(limit) else "–", percent(kept), percent(seen, 2)]
+        [percent(share), format_score(limit) if np.isfinite(limit) else "–", percent(kept), percent(seen)]
         for share, limit, kept, seen in columns
     ]
 

@@ -233,12 +233,10 @@ def plot(record: Reliability) -> Plot:
             bars = {"at": middle[members], "size": gap[members], "base": confidence[members]}
             marks.append(Bars(**bars, width=0.8 * width[members], color=colour, name=name))
     size = 6 + 8 * np.sqrt(count / max(count.max(initial=1.0), 1.0))
-    digits = 2 if record.quantiles else 1
-    values = [f"%{{customdata[{k}]:.{digits}%}}" for k in range(4)]
-    hover = f"{words.score} {values[0]}, {words.outcome} {values[1]}<br>if calibrated {values[2]} to {values[3]}<br>"
-    data = np.stack([*shares, record.low, record.high, record.count], axis=1)[full]
-    dots: dict[str, Any] = {"name": words.outcome, "hover": hover + "%{customdata[4]:,.0f} rows", "data": data}
-    marks.append(Dots(x=confidence, y=accuracy, size=size, color=style.BLUE, **dots))
+    text = f"{words.score} {{}}, {words.outcome} {{}}\nif calibrated {{}} to {{}}\n{{:,.0f}} rows"
+    columns = np.stack([*shares, record.low, record.high, record.count], axis=1)[full]
+    hover = [text.format(*map(percent, row[:4]), row[4]) for row in columns]
+    marks.append(Dots(x=confidence, y=accuracy, size=size, color=style.BLUE, name=words.outcome, hover=hover))
     if outside.any():
         dots = {"x": confidence[outside], "y": accuracy[outside], "size": 1.25 * size[outside]}
         marks.append(Dots(**dots, color=style.VERMILION, marker="diamond", name="outside the band"))
@@ -292,7 +290,7 @@ def _strip(record: Reliability, middle: np.ndarray, width: np.ndarray) -> list[M
     bars = {"at": middle, "size": (top - bottom) * share, "base": np.full(len(count), bottom), "width": 0.8 * width}
     caption = f"rows in each bin, log scale, at most {largest:,.0f}" if record.rows else "rows in each bin"
     return [
-        Bars(**bars, color=style.MUTED, hover="%{customdata:,.0f} rows", data=count, labels=labels),
+        Bars(**bars, color=style.MUTED, hover=[f"{rows:,.0f} rows" for rows in count], labels=labels),
         Rule(at=0.0, horizontal=True, color=style.MUTED),
         Text(x=0.012, y=-0.04, text=caption, color=style.MUTED),
     ]
@@ -320,7 +318,7 @@ def summary(record: Reliability) -> str:
     words = words_for(record.event)
     side = words.over if gap[most] > 0 else words.under
     return (
-        f"Over {record.rows:,} rows, {words.score} and {words.outcome} differ by {record.ece:.3f} on average "
+        f"Over {record.rows:,} rows, {words.score} and {words.outcome} differ by {record.ece:.4f} on average "
         f"({record.ece_name}). Outside the band of a calibrated network: {int(record.outside.sum()) or 'none'} of "
         f"{int(full.sum())} bins. "
         f"The bin that adds most to it has {words.score} {percent(record.confidence[most])} and {words.outcome} "

@@ -95,7 +95,8 @@ def plot(record: RiskCoverage, *, after: RiskCoverage | None = None) -> Plot:
         final, curves = after, [("before", record, style.VERMILION), ("after", after, style.BLUE)]
     marks = []
     for name, curve, color in curves:
-        hover = f"{name}: %{{y:.2%}} wrong<br>among the most confident %{{x:.0%}}"
+        points = zip(curve.risk, curve.coverage, strict=True)
+        hover = [f"{name}: {percent(y)} wrong\namong the most confident {percent(x, 0)}" for y, x in points]
         marks.append(Line(x=curve.coverage, y=curve.risk, color=color, name=name, hover=hover))
     marks.append(Line(x=final.coverage, y=final.best, color=style.MUTED, dash="dot", width=1.5, name="best possible"))
     top = max(curve.risk.max(initial=0.01) for _, curve, _ in curves)
@@ -123,5 +124,5 @@ def summary(record: RiskCoverage, *, after: RiskCoverage | None = None) -> str:
 def numbers(record: RiskCoverage) -> Table:
     """Return one row for each tenth of the rows."""
     at = np.unique(np.searchsorted(record.coverage, np.linspace(0.1, 1.0, 10)).clip(max=len(record.coverage) - 1))
-    rows = [[percent(record.coverage[k], 0), percent(record.risk[k], 2), percent(record.best[k], 2)] for k in at]
+    rows = [[percent(record.coverage[k], 0), percent(record.risk[k]), percent(record.best[k])] for k in at]
     return ["Rows kept", "Wrong among them", "At best"], rows

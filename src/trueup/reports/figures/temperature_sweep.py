@@ -136,7 +136,8 @@ def plot(record: TemperatureSweep) -> Plot:
 
     def panel(name: str, values: np.ndarray, best: float, look: dict[str, Any]) -> list[Mark]:
         at = np.interp(np.log(best), np.log(t), values[order], left=np.nan, right=np.nan)
-        curve = Line(x=t, y=values[order], name=name, hover=f"T = %{{x:.2f}}<br>{name} %{{y:.4f}}", **look)
+        hover = [f"T = {at:.2f}\n{name} {value:.4f}" for at, value in zip(t, values[order], strict=True)]
+        curve = Line(x=t, y=values[order], name=name, hover=hover, **look)
         dot = Dots(x=[best], y=[at], color=curve.color, name=f"lowest at T = {best:.3g}")
         return [curve, dot, Rule(at=1.0, color=style.MUTED, dash="dot"), Rule(at=record.best_nll, color=style.BLUE)]
 
@@ -161,7 +162,7 @@ def summary(record: TemperatureSweep) -> str:
     """Return the best temperatures and the fitted one, with their NLL and ECE."""
     fitted = ""
     if record.fitted is not None:
-        fitted = f" The temperature fitted to the calibration rows is {record.fitted:.3f} (dashed line)."
+        fitted = f" The temperature fitted to the calibration rows is {record.fitted:.2f} (dashed line)."
     nll, ece = record.at_one
     return (
         f"The log-loss is lowest at temperature {record.best_nll:.2f} (line), the ECE at {record.best_ece:.2f}. "

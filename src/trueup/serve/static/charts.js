@@ -1,50 +1,23 @@
-// Plotly is large: it is fetched once, before the first diagram or when the page is idle.
-let loading;
-export function plotly() {
-  loading ??= new Promise((resolve, reject) => {
-    const script = document.createElement("script");
-    script.src = "/static/plotly.js";
-    script.onload = () => resolve(window.Plotly);
-    script.onerror = () => { loading = undefined; reject(new Error("the drawing library could not be loaded")); };
-    document.head.append(script);
-  });
-  return loading;
-}
+import { drawChart } from "/static/chart.js";
 
-const CONFIG = { displayModeBar: false, responsive: true };
 const drawn = new Map();
-const night = matchMedia("(prefers-color-scheme: dark)");
-let dark;
+const watch = new ResizeObserver((entries) => { for (const { target } of entries) redraw(target); });
 
-// Maps the colours of the server's charts to those of a dark page.
-async function repainted(value) {
-  if (!night.matches) return value;
-  dark ??= await (await fetch("/static/dark.json")).json();
-  const repaint = (part) => {
-    if (typeof part === "string") return dark[part] ?? part;
-    if (Array.isArray(part)) return part.map(repaint);
-    if (part && typeof part === "object") return Object.fromEntries(Object.entries(part).map(([key, inside]) => [key, repaint(inside)]));
-    return part;
-  };
-  return repaint(value);
+function redraw(element) {
+  const { chart, width } = drawn.get(element);
+  if (!element.clientWidth || element.clientWidth === width) return;
+  drawn.get(element).width = element.clientWidth;
+  element.style.height = ""; // the style sheet sets the height, unless the chart has rows
+  drawChart(element, chart, { height: chart.y.rows ? undefined : element.clientHeight, legend: false });
 }
 
-async function react(element, chart) {
-  const [library, { data, layout }] = await Promise.all([plotly(), repainted(chart)]);
-  if (drawn.get(element) !== chart) return;
-  const { height, width, ...rest } = layout; // the page sets the size
-  await library.react(element, data, { ...rest, autosize: true, showlegend: false, margin: { ...rest.margin, t: 12 } }, CONFIG);
-}
-
-export async function draw(element, chart, words) {
-  drawn.set(element, chart);
+// Draws a chart of the server, marks on axes, and describes it in words.
+export function draw(element, chart, words) {
+  if (!drawn.has(element)) watch.observe(element);
+  drawn.set(element, { chart });
   element.setAttribute("aria-label", words);
-  await react(element, chart);
+  redraw(element);
 }
-
-night.addEventListener("change", () => {
-  for (const [element, chart] of drawn) react(element, chart);
-});
 
 // Calls `ask` with the newest argument only: while one request is running, later ones replace each other.
 export function newest(ask) {

@@ -1,8 +1,8 @@
 import { ask, paired, posted, query } from "/static/ask.js";
-import { draw, newest, plotly } from "/static/charts.js";
+import { draw } from "/static/charts.js";
 
 const POLL = 2000, BUSY = 400; // milliseconds
-const INK = "#1c2024", MUTED = "#60646c", LINE = "#e3e5e8", BLUE = "#0072B2", VERMILION = "#D55E00";
+const [MUTED, BLUE, VERMILION] = ["muted", "blue", "vermilion"].map((name) => `var(--chart-${name})`);
 
 const $ = (id) => document.getElementById(id);
 const whole = (number) => number.toLocaleString("en");
@@ -125,63 +125,40 @@ def send(logits, labels):  # as soon as the labels are known
   put($("curl"), `monitor=${url}\ntoken="Authorization: Bearer $TRUEUP_TOKEN"\n${one}curl -H "$token" --data-binary @log.npz "$monitor/replay?name=log.npz"`);
 }
 
-function layout(x, y) {
-  const title = (text) => ({ text, font: { color: MUTED, size: 12 }, standoff: 8 });
-  const axis = { gridcolor: LINE, linecolor: LINE, zeroline: false, ticks: "", tickfont: { color: MUTED, size: 12 }, automargin: true, fixedrange: true };
-  return {
-    margin: { l: 8, r: 14, b: 4 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", dragmode: false, hovermode: "x",
-    font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: INK },
-    hoverlabel: { bgcolor: "#ffffff", bordercolor: LINE, font: { color: INK, size: 12 } },
-    xaxis: { ...axis, showgrid: false, showline: true, title: title("rows"), tickformat: "~s", nticks: 6, range: x },
-    yaxis: { ...axis, nticks: 5, ...y },
-  };
-}
+// The parts of a chart, as chart.js draws them.
+const line = (x, y, color, words, more = {}) => ({ kind: "line", x, y, color, markers: x.length < 3, hover: x.map((row, k) => words(whole(row), y[k])), ...more });
+const rule = (at, dash, more = {}) => ({ kind: "rule", at, dash, color: VERMILION, ...more });
 
-const line = (x, y, color, words, more = {}) => ({ type: "scatter", mode: x.length < 3 ? "lines+markers" : "lines", x, y, line: { color, width: 2, ...more }, hovertemplate: `${words}<extra></extra>` });
-const upright = (at) => ({ type: "line", x0: at, x1: at, y0: 0, y1: 1, yref: "paper", line: { color: VERMILION, width: 1, dash: "dot" }, layer: "below" });
-
-const picture = newest(async ({ history, settings, status, id }) => {
+function picture({ history, settings, status, id }) {
   if (id !== now.shown) return;
   const { rows } = history;
   const span = [rows[0], rows.at(-1)];
-  const alarms = status.alarm && status.alarm.row >= rows[0] ? [upright(status.alarm.row)] : [];
+  const alarms = status.alarm && status.alarm.row >= rows[0] ? [rule(status.alarm.row, "dot")] : [];
+  const plot = (marks, y) => ({ marks: [...marks, ...alarms], x: { title: "rows", range: span }, y });
   const limit = 1 / (1 - settings.level);
   // The axis ends above the alarm threshold, so that smaller values stay visible.
   const [lowest, highest] = [Math.min(...history.evidence, 1), Math.max(...history.evidence, limit)].map(Math.log10);
   const top = Math.min(highest, 2 * Math.log10(limit) + 2) + 0.5, bottom = Math.max(lowest, -12) - 0.5;
   const step = Math.max(1, Math.ceil((top - bottom) / 5)), first = Math.ceil(bottom / step);
   const powers = Array.from({ length: Math.floor(top / step) - first + 1 }, (_, index) => step * (first + index));
-  const level = { type: "line", xref: "paper", x0: 0, x1: 1, y0: limit, y1: limit, line: { color: VERMILION, width: 1.5, dash: "dash" } };
   const shown = history.evidence.map((value) => Math.min(Math.max(value, 1e-12), 10 ** (top + 1)));
-  const evidence = {
-    data: [{ ...line(rows, shown, BLUE, "row %{x:,}<br>evidence %{text}"), text: history.evidence.map(wealth) }],
-    layout: {
-      ...layout(span, { type: "log", range: [bottom, top], tickvals: powers.map((power) => 10 ** power), ticktext: powers.map((power) => (power === 0 ? "1" : power === 1 ? "10" : tenTo(power))) }),
-      shapes: [level, ...alarms],
-      annotations: [{ xref: "paper", x: 0, y: Math.log10(limit), text: `alarm at ${wealth(limit)}`, showarrow: false, xanchor: "left", yanchor: "bottom", font: { color: MUTED, size: 12 } }],
-    },
-  };
+  const evidence = plot([
+    { ...line(rows, shown, BLUE, (row) => row), hover: rows.map((row, k) => `row ${whole(row)}\nevidence ${wealth(history.evidence[k])}`) },
+    rule(limit, "dash", { horizontal: true }),
+    { kind: "text", x: 0, y: limit * 10 ** ((top - bottom) / 20), text: `alarm at ${wealth(limit)}`, color: MUTED },
+  ], { log: true, range: [10 ** bottom, 10 ** top], ticks: powers.map((power) => 10 ** power), tick_labels: powers.map((power) => (power === 0 ? "1" : power === 1 ? "10" : tenTo(power))) });
   const most = (columns) => Math.max(...columns.flat().filter((value) => value !== null));
-  const ece = {
-    data: [line(rows, history.ece, BLUE, "row %{x:,}<br>ECE %{y:.4f}")],
-    layout: { ...layout(span, { range: [0, Math.max(1.15 * most([history.ece]), 0.01)], tickformat: ".2~f" }), shapes: alarms },
-  };
-  const rates = {
-    data: [line(rows, history.confidence, VERMILION, `${status.event ? "predicted" : "confidence"} %{y:.1%}`, { dash: "dash" }), line(rows, history.accuracy, BLUE, `${status.event ? "observed" : "accuracy"} %{y:.1%}`)],
-    layout: { ...layout(span, { tickformat: ".0%" }), shapes: alarms },
-  };
+  const ece = plot([line(rows, history.ece, BLUE, (row, value) => `row ${row}\nECE ${fixed(value)}`)], { range: [0, Math.max(1.15 * most([history.ece]), 0.01)] });
+  const rates = plot([
+    line(rows, history.confidence, VERMILION, (row, value) => `row ${row}\n${status.event ? "predicted" : "confidence"} ${percent(value)}`, { dash: "dash" }),
+    line(rows, history.accuracy, BLUE, (row, value) => `row ${row}\n${status.event ? "observed" : "accuracy"} ${percent(value)}`),
+  ], { percent: true });
   const words = `from row ${whole(rows[0])} to row ${whole(rows.at(-1))}`;
-  try {
-    await Promise.all([
-      draw($("evidence"), evidence, `Evidence against calibration ${words}, on a logarithmic axis: now ${wealth(status.evidence)}, the alarm is at ${wealth(limit)}${status.alarm ? `, reached at row ${whole(status.alarm.row)}` : ""}`),
-      draw($("ece"), ece, `Calibration error of recent rows ${words}: now ${fixed(status.recent_ece)}`),
-      draw($("rates"), rates, `${status.event ? "Predicted and observed frequency" : "Confidence and accuracy"} of recent rows ${words}: now ${percent(status.recent_confidence)} and ${percent(status.recent_accuracy)}`),
-    ]);
-    $("charts").dataset.drawn = `${id}/${rows.at(-1)}`;
-  } catch (error) {
-    complain(error);
-  }
-});
+  draw($("evidence"), evidence, `Evidence against calibration ${words}, on a logarithmic axis: now ${wealth(status.evidence)}, the alarm is at ${wealth(limit)}${status.alarm ? `, reached at row ${whole(status.alarm.row)}` : ""}`);
+  draw($("ece"), ece, `Calibration error of recent rows ${words}: now ${fixed(status.recent_ece)}`);
+  draw($("rates"), rates, `${status.event ? "Predicted and observed frequency" : "Confidence and accuracy"} of recent rows ${words}: now ${percent(status.recent_confidence)} and ${percent(status.recent_accuracy)}`);
+  $("charts").dataset.drawn = `${id}/${rows.at(-1)}`;
+}
 
 // Polls every two seconds while the page is visible.
 let timer, lost = false;
@@ -360,4 +337,3 @@ $("delete").addEventListener("click", async () => {
 });
 
 look();
-(window.requestIdleCallback ?? setTimeout)(() => plotly().catch(() => {}));

@@ -1,5 +1,5 @@
 import { ask, paired, posted, query } from "/static/ask.js";
-import { draw, newest, plotly } from "/static/charts.js";
+import { draw, newest } from "/static/charts.js";
 import { showLabelShift } from "/static/label_shift.js";
 
 const $ = (id) => document.getElementById(id);
@@ -194,11 +194,9 @@ async function where() {
     return figure;
   });
   $("where-panels").replaceChildren(...figures);
-  await Promise.all(answer.panels.map(({ title, summary, chart }, index) => {
-    const element = figures[index].querySelector(".chart");
-    element.style.height = `${chart.layout.height}px`;
-    return draw(element, chart, `${title}. ${summary}`);
-  }));
+  answer.panels.forEach(({ title, summary, chart }, index) => {
+    draw(figures[index].querySelector(".chart"), chart, `${title}. ${summary}`);
+  });
   $("where").dataset.drawn = String(answer.panels.length);
 }
 
@@ -363,7 +361,7 @@ const redraw = newest(async (id, temperature, bins) => {
     $("n-accuracy").textContent = percent(answer.accuracy);
     $("n-ece").textContent = answer.ece.toFixed(4);
     $("n-nll").textContent = answer.nll.toFixed(4);
-    await draw($("diagram"), answer.chart, `Reliability diagram at temperature ${temperature.toFixed(2)} with ${bins} bins: ${outcomes(answer)}`);
+    draw($("diagram"), answer.chart, `Reliability diagram at temperature ${temperature.toFixed(2)} with ${bins} bins: ${outcomes(answer)}`);
     $("diagram").dataset.drawn = `${temperature.toFixed(2)}/${bins}`;
   } catch (error) {
     complain(error);
@@ -418,7 +416,8 @@ const compare = newest(async () => {
   try {
     const answer = await ask(query(`/api/jobs/${now.job}/compare`, { first, second, bins: $("bins").value }));
     const words = (curve) => `Reliability diagram of ${now.result.titles[curve.method]}: ${outcomes(curve)}`;
-    await Promise.all([draw($("chart-first"), answer.first.chart, words(answer.first)), draw($("chart-second"), answer.second.chart, words(answer.second))]);
+    draw($("chart-first"), answer.first.chart, words(answer.first));
+    draw($("chart-second"), answer.second.chart, words(answer.second));
     const { ece, nll } = answer.scores.methods[second].change;
     const describeChange = (name, moved) => {
       const clear = moved.low > 0 || moved.high < 0;
@@ -458,9 +457,9 @@ function allow() {
   $("allowed-out").textContent = share;
   $("allowed").setAttribute("aria-valuetext", share);
   $("promise-text").textContent = joined(promised.text[index]);
-  const [line, mark] = promised.chart.data;
-  const chart = { ...promised.chart, data: [line, { ...mark, x: [promised.allowed[index]], y: [promised.coverage[index]] }] };
-  draw($("promise-chart"), chart, `Share of rows answered against the errors allowed. ${promised.text[index]}`).catch(complain);
+  const [line, mark] = promised.chart.marks;
+  const chart = { ...promised.chart, marks: [line, { ...mark, x: [promised.allowed[index]], y: [promised.coverage[index]] }] };
+  draw($("promise-chart"), chart, `Share of rows answered against the errors allowed. ${promised.text[index]}`);
 }
 
 const sets = newest(async () => {
@@ -517,7 +516,4 @@ ask("/api/limits").then((answer) => {
   $("kept").textContent = minutes === 1 ? "a minute after its last use" : `${minutes} minutes after its last use`;
 }, () => {});
 // Everything else loads after the first view of the page.
-requestAnimationFrame(() => setTimeout(() => {
-  import("/static/clamp.js");
-  (window.requestIdleCallback ?? setTimeout)(() => plotly().catch(() => {}));
-}));
+requestAnimationFrame(() => setTimeout(() => import("/static/clamp.js")));
