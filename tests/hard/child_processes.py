@@ -63,7 +63,7 @@ def die_soon(seconds):
 
 
 def serve_monitors(folder, port, descriptors, settings, full_disk=False):
-    """Serve monitors with these settings and this many descriptors; `port` gets the port.
+    """Serve monitors, and a large page, with these settings and this many descriptors; `port` gets the port.
 
     With `full_disk`, files can become at most 500 bytes long, half of the time.
     """
@@ -72,8 +72,13 @@ def serve_monitors(folder, port, descriptors, settings, full_disk=False):
     from urllib.parse import urlsplit
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+    from starlette.responses import Response
+
+    from trueup.serve.app import PAGES
     from trueup.serve.server import run
     from trueup.serve.settings import Settings
+
+    PAGES["/large"] = lambda: Response(bytes(4 << 20))  # larger than any buffer between server and client
 
     def fill_disk_at_times():
         for turn in count():

@@ -14,8 +14,8 @@ from trueup.io.artifacts import open_artifact
 RNG = np.random.default_rng(0)
 Z = RNG.normal(size=(400, 3)) * 2
 Y = (Z + RNG.gumbel(size=Z.shape)).argmax(axis=1)
-FLIPS = 60
-"""Per kind of artifact here; the full trial has 800."""
+FLIPS = 800
+"""Per kind of artifact."""
 
 
 def fitted():
