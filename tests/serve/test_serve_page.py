@@ -1,6 +1,5 @@
 """The page, driven as a reader would drive it, in a real browser."""
 
-
 import numpy as np
 import pytest
 from serving import assert_all_is_named, npz, overconfident, served
