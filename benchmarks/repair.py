@@ -1,11 +1,11 @@
 """Repair compared with its alternatives on shifted images: gain, loss without shift, and cost.
 
-    python benchmarks/repair.py --out docs                              all missing rows, then the files in docs.
+    python benchmarks/repair.py --plan --out docs                       all missing rows of the page, then its files.
     python benchmarks/repair.py --shifts blur --labels 200 --draws 3    some rows.
     python benchmarks/repair.py --small                                 a smoke test of seconds on random data.
 
 TRUEUP_DATA names the folder of networks and images. Every measured row is added to a file of JSON lines (--store), so a
-run can be stopped and continued. --out writes the means to repair.csv, and the figure and table of the page repair.md.
+run can be stopped and continued. --out writes the means to repair.csv, and the figure and tables of the page repair.md.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ import trueup
 from trueup import metrics
 from trueup.adaptation import AdaptOptions, Repaired, RepairOptions, adapt, repair
 from trueup.adaptation.batch_norm import Crop, batch_norms, estimate, share_copy
-from trueup.adaptation.forward_selection import paired_gain, row_losses
+from trueup.adaptation.composition import Composition
+from trueup.adaptation.context import PARTS, prepare
+from trueup.adaptation.forward_selection import paired_gain, row_losses, start_selection
+from trueup.adaptation.input_maps import sample_at
+from trueup.adaptation.last_layer import cross_fit_head, find_head, fit_correction
 from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.network import Network
 from trueup.models.calibrated import Calibrated, collect
@@ -94,8 +98,48 @@ def dirt(x: Tensor) -> Tensor:
     return gaussian_blur(x, 0.5) * (1 - cover) + 0.35 * cover
 
 
+def warm_light(x: Tensor) -> Tensor:
+    """Other gains than those of `white_balance`, and a darker tone curve."""
+    return (x * torch.tensor([1.15, 1.0, 0.75])[: x.shape[1]].reshape(-1, 1, 1)).clamp(0, 1) ** 1.2
+
+
+def motion_blur(x: Tensor, side: int = 5) -> Tensor:
+    """The mean of neighbouring pixels of a row."""
+    return F.avg_pool2d(F.pad(x, (side // 2, side // 2, 0, 0), mode="replicate"), (1, side), stride=1)
+
+
+def salt_and_pepper(x: Tensor, share: float = 0.04) -> Tensor:
+    """Black and white pixels, each at half of the share."""
+    drawn = torch.rand(len(x), 1, *x.shape[2:], generator=torch.Generator().manual_seed(7))
+    return torch.where(drawn < share / 2, 0.0, torch.where(drawn > 1 - share / 2, 1.0, x))
+
+
+def rotation(x: Tensor, degrees: float) -> Tensor:
+    """Turn about the centre, black outside."""
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    return sample_at(x, torch.tensor([[cos, -sin, 0.0], [sin, cos, 0.0]]))
+
+
+def zoom(x: Tensor, factor: float) -> Tensor:
+    """Sample at positions scaled by a factor: below 1 objects get larger; black outside."""
+    return sample_at(x, factor * torch.eye(2, 3))
+
+
 SHIFTS: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
+    "five rare classes": lambda x: x,
+    "long tail": lambda x: x,
+    "rotation 15": lambda x: rotation(x, 15),
+    "rotation -25": lambda x: rotation(x, -25),
+    "upside down": lambda x: x.flip(2),
+    "mirrored": lambda x: x.flip(3),
+    "BGR": lambda x: x.flip(1),
+    "inverted": lambda x: 1 - x,
+    "zoom in 0.7": lambda x: zoom(x, 0.7),
+    "zoom out 1.3": lambda x: zoom(x, 1.3),
+    "warm light": warm_light,
+    "motion blur": motion_blur,
+    "salt and pepper": salt_and_pepper,
     "white balance": white_balance,
     "hue": hue,
     "gamma": lambda x: x**2.2,
@@ -111,15 +155,23 @@ SHIFTS: dict[str, Callable[[Tensor], Tensor]] = {
         for severity in (1, 3, 5)
     },
 }
-TABLE = ("none", "white balance", "hue", "gamma", "blur", "clear camera", "camera", "stripes", "dark", "dirt")
-MANY_LABELS = 5000
-"""Number of labels with which all weights are fine-tuned, as an upper bound of the possible gain."""
-LABELS = (100, 200, 1000, 2500, MANY_LABELS)
-FIRST_DRAW = 2
-"""First reported draw; earlier draws were used to set priors and rules."""
-FIGURE_SAMPLES = 1000
+MIXES: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
+    "five rare classes": lambda rng: np.where(rng.permutation(10) < 5, 1.0, 0.15),
+    "long tail": lambda rng: 0.6 ** rng.permutation(10),
+}
+"""Relative class frequencies of the fitted samples; the test images keep theirs."""
+CAMERA = ("white balance", "hue", "gamma", "blur", "clear camera", "camera", "stripes", "dark", "dirt")
+CAMERA += ("warm light", "motion blur", "salt and pepper", "gaussian_noise 3", "jpeg 3", "contrast 3")
+GEOMETRY = ("rotation 15", "rotation -25", "upside down", "mirrored", "BGR", "inverted", "zoom in 0.7", "zoom out 1.3")
+KINDS = {"none": ("none",), "class frequencies": tuple(MIXES), "geometry and channels": GEOMETRY, "camera": CAMERA}
+"""Groups of shifts in the table of the page."""
+LABELS = (200, 1000)
+FIRST_DRAW = 100
+"""First draw on the page; no rule was chosen on it or on a later one."""
 MARK = "<!-- table of means -->"
 """Line before and after the table in the page."""
+BARS = "<!-- summary -->"
+"""Line before and after the summary in the page."""
 
 
 @dataclass(frozen=True)
@@ -141,9 +193,11 @@ class Row:
     tests: int = 0
     """Test images."""
     gain: float = 0.0
-    """Decrease of the test loss from temperature scaling on the same samples."""
+    """Decrease of the test loss from this method to `repair` on the same samples."""
     error: float = 0.0
     """Standard error of the gain, over test images."""
+    baseline: float = 0.0
+    """Test loss of the network itself on images without a shift, after temperature scaling on images without one."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +211,8 @@ class Subject:
     test: Pair
     home: float
     """The temperature fitted to unshifted images."""
+    clean: float
+    """Test loss on unshifted images at this temperature."""
 
 
 def batches(pair: Pair, size: int = 200) -> list[Pair]:
@@ -232,24 +288,70 @@ def _train_affine(
 
 
 def fine_tune(s: Subject, shifted_pair: Pair, seed: int) -> tuple[nn.Module, float, str]:
-    """All weights by labels, four epochs of SGD with mirrored images; temperature on a held-out fifth."""
-    model = deepcopy(s.network).train()
-    kept = math.ceil(0.8 * len(shifted_pair[1]))
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
-    generator, epochs = torch.Generator().manual_seed(seed), 4
-    schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.0, total_iters=epochs * math.ceil(kept / 128))
-    for _ in range(epochs):
-        for rows in torch.randperm(kept, generator=generator).split(128):
-            x = shifted_pair[0][rows]
-            x = torch.where(torch.rand(len(x), 1, 1, 1, generator=generator) < 0.5, x, x.flip(3))
-            optimiser.zero_grad()
-            F.cross_entropy(model(x), shifted_pair[1][rows]).backward()
-            optimiser.step()
-            schedule.step()
-    model.eval()
-    rest = shifted_pair[0][kept:], shifted_pair[1][kept:]
-    after = trueup.METHODS["temperature"](*collect(model, batches(rest), progress=False))
-    return Calibrated(model, after=after), 1.0 + 3.0 * epochs, ""
+    """All weights by labels with Adam, on crops and mirrored images; a held-out fifth sets rate, epoch and temperature.
+
+    Batch norm starts from new statistics. The chosen epoch has the lowest held-out loss after its own temperature.
+    """
+    x, y = shifted_pair
+    kept, generator = math.ceil(0.8 * len(y)), torch.Generator().manual_seed(seed)
+    start, passes = _with_new_statistics(s, shifted_pair) if batch_norms(s.network) else s.network, 0.0
+    rest = batches((x[kept:], y[kept:]))
+    best: tuple[float, nn.Module, str] = math.inf, start, ""
+    for rate in FINE_TUNING_RATES:
+        model = deepcopy(start).train()
+        for parameter in model.parameters():
+            parameter.requires_grad = True
+        optimiser, since_best = torch.optim.Adam(model.parameters(), lr=rate), 0
+        lowest = math.inf
+        for epoch in range(20 if kept <= 500 else 10):
+            crop = Crop(s.normalise(torch.zeros(1, *x.shape[1:]))[0], 1000 * seed + epoch)
+            for rows in torch.randperm(kept, generator=generator).split(64):
+                batch = crop(x[rows])
+                batch = torch.where(torch.rand(len(rows), 1, 1, 1, generator=generator) < 0.5, batch, batch.flip(3))
+                optimiser.zero_grad()
+                F.cross_entropy(model(batch), y[rows]).backward()
+                optimiser.step()
+            passes += 3.0
+            pair = collect(model.eval(), rest, progress=False)
+            loss = metrics.nll(trueup.METHODS["temperature"](*pair)(pair.logits), pair.labels)
+            if loss < best[0]:
+                best = loss, deepcopy(model), f"rate {rate:g}, epoch {epoch + 1}"
+            lowest, since_best = (loss, 0) if loss < lowest else (lowest, since_best + 1)
+            if since_best == FINE_TUNING_PATIENCE:
+                break
+            model.train()
+    after = trueup.METHODS["temperature"](*collect(best[1], rest, progress=False))
+    return Calibrated(best[1], after=after), passes, best[2]
+
+
+FINE_TUNING_RATES, FINE_TUNING_PATIENCE = (1e-4, 3e-4, 1e-3), 3
+"""Learning rates of Adam, and the number of epochs without a lower held-out loss that ends a run."""
+
+
+def last_layer(s: Subject, shifted_pair: Pair, seed: int) -> tuple[nn.Module, float, str]:
+    """The last layer alone, with the ridge penalty of the lowest cross-validated loss, and always kept."""
+    options = RepairOptions(parts=("head",))
+    with prepare(
+        s.network, batches(shifted_pair), normalise=None, options=options, seed=seed, progress=False
+    ) as context:
+        network, labels = context.network, context.network.labels
+        name = find_head(s.network, lambda: network.call(next(iter(network.inputs)), None))
+        assert name is not None
+        _, z, features = context.forward(Composition([]), 0.0, name)
+        out = [fold.out.numpy() for fold in start_selection(context).folds]
+        fitted = cross_fit_head([(rows, z.double().numpy(), features) for rows in out], labels.numpy())
+        ridge = min(fitted, key=lambda ridge: row_losses(fitted[ridge], labels).mean())
+        correction = fit_correction(z.double().numpy(), features, labels.numpy(), ridge)
+    changed = dict(
+        zip((f"{name}.weight", f"{name}.bias"), correction.layer(s.network.get_submodule(name)), strict=True)
+    )
+    after = trueup.METHODS["temperature"](fitted[ridge], labels.numpy())
+    return Calibrated(share_copy(s.network, changed), after=after), 2.0, f"ridge {ridge:g}"
+
+
+def untouched(s: Subject, shifted_pair: Pair, seed: int) -> tuple[nn.Module, float, str]:
+    """The network as it is."""
+    return s.network, 0.0, ""
 
 
 def head(s: Subject, shifted_pair: Pair, seed: int) -> tuple[nn.Module, float, str]:
@@ -260,6 +362,11 @@ def head(s: Subject, shifted_pair: Pair, seed: int) -> tuple[nn.Module, float, s
 def repaired_by_labels(s: Subject, shifted_pair: Pair, seed: int) -> tuple[nn.Module, float, str]:
     """Repair with labels."""
     return _described(_repair(s, shifted_pair, seed, RepairOptions()))
+
+
+def repaired_with_weights(s: Subject, shifted_pair: Pair, seed: int) -> tuple[nn.Module, float, str]:
+    """Repair with labels, which may also fine-tune all weights."""
+    return _described(_repair(s, shifted_pair, seed, RepairOptions(parts=(*PARTS, "weights"))))
 
 
 def without_labels(s: Subject, shifted_pair: Pair, seed: int) -> tuple[nn.Module, float, str]:
@@ -281,14 +388,17 @@ def _described(repaired: Repaired) -> tuple[nn.Module, float, str]:
 
 
 METHODS: dict[str, Callable[[Subject, Pair, int], tuple[nn.Module, float, str]]] = {
+    "repair": repaired_by_labels,
+    "untouched": untouched,
     "temperature": temperature,
     "clamp": clamping,
     "batch norm": batch_norm,
     "head": head,
     "TENT": tent,
     "batch norm affine": batch_norm_affine,
-    "all weights": fine_tune,
-    "repair": repaired_by_labels,
+    "last layer": last_layer,
+    "fine-tuning": fine_tune,
+    "repair + weights": repaired_with_weights,
     "batch norm, no labels": batch_norm_without_labels,
     "repair, no labels": without_labels,
 }
@@ -297,55 +407,107 @@ METHODS: dict[str, Callable[[Subject, Pair, int], tuple[nn.Module, float, str]]]
 NEEDS_BATCH_NORM = ("batch norm", "TENT", "batch norm affine", "batch norm, no labels", "repair, no labels")
 
 
+_OURS: dict[tuple[str, str, int, int], np.ndarray] = {}
+"""Test losses of `repair` by network, shift, number of labels and draw."""
+
+
 def measure(s: Subject, shift: str, method: str, n: int, draw: int) -> Row:
     """Fit to n shifted images and score on test images with the same shift."""
     x, y = s.fit
-    chosen = torch.from_numpy(np.random.default_rng(draw).permutation(len(y))[:n])
+    rng = np.random.default_rng(draw)
+    order = rng.permutation(len(y))
+    if shift in MIXES:  # Efraimidis and Spirakis: a sample without replacement in proportion to weights
+        weights = MIXES[shift](rng)[y.numpy()]
+        order = np.argsort(-(rng.random(len(y)) ** (1 / weights)))
+    chosen = torch.from_numpy(order[:n].copy())
     shifted_pair = s.normalise(SHIFTS[shift](x[chosen])), y[chosen]
     test = s.normalise(SHIFTS[shift](s.test[0])), s.test[1]
-    started = perf_counter()
-    network, equivalents, words = METHODS[method](s, shifted_pair, draw)
-    seconds = perf_counter() - started
-    pair = collect(network, batches(test), progress=False)
+
+    def scored(method: str) -> tuple[float, str, float, tuple[Tensor, Tensor]]:
+        started = perf_counter()
+        network, equivalents, words = METHODS[method](s, shifted_pair, draw)
+        seconds = perf_counter() - started
+        return equivalents, words, seconds, collect(network, batches(test), progress=False)
+
+    equivalents, words, seconds, pair = scored(method)
     scores = metrics.nll(*pair), metrics.accuracy(*pair), metrics.ece(*pair)
-    if "no labels" in method:  # without labels there is no temperature to compare with
-        gain, error = 0.0, 0.0
-    else:
-        alone = trueup.METHODS["temperature"](*collect(s.network, batches(shifted_pair), progress=False))
-        gain, error = paired_gain(_losses(alone(_plain_logits(s, shift, test[0])), test[1]), _losses(*pair))
-    return Row(s.name, shift, method, n, draw, *scores, equivalents, seconds, words, len(s.test[1]), gain, error)
-
-
-_PLAIN: dict[tuple[str, str], Tensor] = {}
-
-
-def _plain_logits(s: Subject, shift: str, images: Tensor) -> Tensor:
-    """The original network's logits of the test images, the same for all draws."""
-    if (s.name, shift) not in _PLAIN:
-        _PLAIN[s.name, shift] = collect(s.network, batches((images, s.test[1])), progress=False).logits
-    return _PLAIN[s.name, shift]
+    gain, error = 0.0, 0.0
+    if "no labels" not in method:
+        key = s.name, shift, n, draw
+        if key not in _OURS:
+            _OURS.clear()
+            _OURS[key] = _losses(*(pair if method == "repair" else scored("repair")[3]))
+        gain, error = paired_gain(_losses(*pair), _OURS[key])
+    return Row(
+        s.name, shift, method, n, draw, *scores, equivalents, seconds, words, len(s.test[1]), gain, error, s.clean
+    )
 
 
 def _losses(logits: Tensor, labels: Tensor) -> np.ndarray:
     return row_losses(logits.double().numpy(), labels)
 
 
-def real_subjects(names: Sequence[str], tests: int, weights: Path) -> list[Subject]:
-    """CIFAR-10 ResNets in the folder TRUEUP_DATA, and a transformer trained on its images."""
+def real_subjects(names: Sequence[str], tests: int) -> list[Subject]:
+    """CIFAR-10 ResNets in the folder TRUEUP_DATA, a transformer trained on its images, and two networks of clothes."""
     folder = Path(os.environ["TRUEUP_DATA"])
     with np.load(folder / "images/cifar10_test.npz") as file:
         x, y = torch.from_numpy(file["images"]).movedim(3, 1).float() / 255, torch.from_numpy(file["labels"]).long()
     with np.load(folder / "images/cifar10_test_split.npz") as file:
-        fit, test = file["val_index"], file["test_index"][:tests]
+        fit, test = file["val_index"], file["test_index"][FIRST_TEST : FIRST_TEST + tests]
+    clothes = np.load(folder / "images/fashion_mnist.npz")
     makers = {"resnet20": resnet20, "resnet32": resnet32}
     subjects = []
     for name in names:
+        if name in CLOTHES:
+            network: nn.Module = train_on_clothes(name, clothes)
+            parts = [_clothes(clothes, part) for part in ("val", "test")]
+            pairs = parts[0], (parts[1][0][:tests], parts[1][1][:tests])
+            subjects.append(_subject(name, network, GREY, *pairs))
+            continue
         if name == "vit":
-            network: nn.Module = train_vit(folder, weights)
+            network = train_vit(folder)
         else:
             network = load_weights(makers[name](10), folder / f"weights/cifar10_{name}.th").eval()
         subjects.append(_subject(name, network, Normalise(), (x[fit], y[fit]), (x[test], y[test])))
     return subjects
+
+
+FIRST_TEST = 2000
+"""Number of the first test image; rules were chosen on earlier ones."""
+GREY = Normalise((0.286,), (0.353,))
+CLOTHES = ("clothes", "clothes, group norm")
+
+
+def _clothes(file: np.lib.npyio.NpzFile, part: str) -> Pair:
+    """Fashion-MNIST images in [0, 1] and labels."""
+    images, labels = file[f"{part}_images"], file[f"{part}_labels"]
+    return torch.from_numpy(images)[:, None].float() / 255, torch.from_numpy(labels).long()
+
+
+def train_on_clothes(name: str, file: np.lib.npyio.NpzFile, epochs: int = 8) -> nn.Module:
+    """Train a small network with batch norm or group norm on 20,000 shifted images, or load its weights."""
+    network = CNN(10, channels=1, width=16)
+    if name != "clothes":
+        for number, layer in enumerate(network.trunk):
+            if isinstance(layer, nn.BatchNorm2d):
+                network.trunk[number] = nn.GroupNorm(4, layer.num_features)
+    weights = Path(__file__).with_name(f"repair-{name.replace(', ', '-').replace(' ', '-')}.safetensors")
+    if weights.is_file():
+        network.load_state_dict(load_file(weights))
+        return network.eval()
+    x, y = _clothes(file, "train")
+    generator, crop = torch.Generator().manual_seed(0), Crop(GREY(torch.zeros(1, 1, 1, 1))[0], 0)
+    optimiser = torch.optim.AdamW(network.parameters(), lr=1e-3, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 5e-3, total_steps=epochs * math.ceil(len(y) / 128))
+    for epoch in range(epochs):
+        crop.seed = epoch
+        for rows in torch.randperm(len(y), generator=generator).split(128):
+            optimiser.zero_grad()
+            F.cross_entropy(network(crop(GREY(x[rows]))), y[rows]).backward()
+            optimiser.step()
+            schedule.step()
+    save_file(network.state_dict(), weights)
+    return network.eval()
 
 
 class ViT(nn.Module):
@@ -372,10 +534,10 @@ class ViT(nn.Module):
         return self.linear(self.norm(h).mean(dim=1))
 
 
-def train_vit(folder: Path, weights: Path, epochs: int = 6) -> ViT:
+def train_vit(folder: Path, epochs: int = 6) -> ViT:
     """Train for two or three minutes by AdamW on 20,000 shifted and mirrored images, or load the weights."""
     torch.manual_seed(0)
-    network = ViT(10)
+    network, weights = ViT(10), Path(__file__).with_name("repair-vit.safetensors")
     if weights.is_file():
         network.load_state_dict(load_file(weights))
         return network.eval()
@@ -411,7 +573,8 @@ def drawn_subjects() -> list[Subject]:
 def _subject(name: str, network: nn.Module, normalise: Normalise, fit: Pair, test: Pair) -> Subject:
     some = normalise(fit[0][:2000]), fit[1][:2000]
     home = trueup.METHODS["temperature"](*collect(network, batches(some), progress=False))
-    return Subject(name, network, normalise, fit, test, float(home.temperature))
+    z, y = collect(network, batches((normalise(test[0]), test[1])), progress=False)
+    return Subject(name, network, normalise, fit, test, float(home.temperature), metrics.nll(home(z), y))
 
 
 def read(path: Path) -> list[Row]:
@@ -420,12 +583,6 @@ def read(path: Path) -> list[Row]:
     rows = [Row(**json.loads(line)) for line in lines]
     # Two parallel runs may have measured the same row; it counts once.
     return list({(row.network, row.shift, row.method, row.labels, row.draw): row for row in rows}.values())
-
-
-def forget(path: Path, network: str) -> None:
-    """Drop the rows of a network that will be trained again, with other weights."""
-    kept = [row for row in read(path) if row.network != network]
-    path.write_text("".join(json.dumps(asdict(row)) + "\n" for row in kept), encoding="utf-8")
 
 
 def means(rows: Sequence[Row]) -> str:
@@ -447,102 +604,214 @@ def means(rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def comparison_table(rows: Sequence[Row]) -> str:
-    """One Markdown row per network, number of samples and alternative: means over the cells that both have."""
-    losses = {(r.network, r.labels, r.method, r.shift, r.draw): r.nll for r in rows if r.draw >= FIRST_DRAW}
+def _cells(rows: Sequence[Row], methods: Sequence[str]) -> dict[tuple[str, str, int, int], dict[str, Row]]:
+    """Rows by method of each cell (network, shift, samples, draw) that has all the methods which apply to it."""
+    cells: dict[tuple[str, str, int, int], dict[str, Row]] = {}
+    for row in rows:
+        if row.draw >= FIRST_DRAW:
+            cells.setdefault((row.network, row.shift, row.labels, row.draw), {})[row.method] = row
+    return {
+        key: cell
+        for key, cell in cells.items()
+        if all(method in cell for method in methods if method != "batch norm" or key[0] in HAS_BATCH_NORM)
+    }
+
+
+def table_of_means(rows: Sequence[Row]) -> str:
+    """One Markdown row per network, number of labels and kind of shift: mean test losses over the cells."""
     text = [
-        "| network | samples | alternative | its NLL | NLL of repair | cells | worst case |",
+        "| network | labels | shifts | temperature | batch norm + temperature | repair | cells |",
         "|---|---|---|---|---|---|---|",
     ]
-    for network, n in sorted({(row.network, row.labels) for row in rows}):
-        for method in METHODS:
-            ours = "repair, no labels" if "no labels" in method else "repair"
-            pairs = [
-                (losses[network, n, ours, *key[3:]], loss)
-                for key, loss in losses.items()
-                if key[:3] == (network, n, method) and (network, n, ours, *key[3:]) in losses
-            ]
-            if method != ours and pairs:
-                mean, other = np.mean(pairs, axis=0)
-                cells = f"{len(pairs)} | {max(a - b for a, b in pairs):+.4f}"
-                text.append(f"| {network} | {n:,} | {method} | {other:.4f} | {mean:.4f} | {cells} |")
+    cells = _cells(rows, ("repair", *SIMPLE))
+    for network, n in sorted(
+        {(key[0], key[2]) for key in cells}, key=lambda pair: (list(NETWORKS).index(pair[0]), pair[1])
+    ):
+        for kind, shifts in KINDS.items():
+            group = [cell for key, cell in cells.items() if (key[0], key[2]) == (network, n) and key[1] in shifts]
+            if group:
+                losses = [
+                    f"{np.mean([cell[method].nll for cell in group]):.3f}" if method in group[0] else "–"
+                    for method in ("temperature", "batch norm", "repair")
+                ]
+                text.append(f"| {network} | {n:,} | {kind} | {' | '.join(losses)} | {len(group)} |")
     return "\n".join(text)
 
 
+def summary(rows: Sequence[Row]) -> str:
+    """The promises as Markdown lines, with the numbers that the rows show."""
+    cells = _cells(rows, ("repair", *SIMPLE))
+    ours = {key: cell["repair"] for key, cell in cells.items()}
+    others = {key: [cell[method] for method in SIMPLE if method in cell] for key, cell in cells.items()}
+    worse = [key for key in cells if any(other.gain < -2 * other.error for other in others[key])]
+    excess = [ours[key].nll - min(other.nll for other in others[key]) for key in cells]
+    regret, difference = np.mean(np.maximum(excess, 0)), np.mean(excess)
+    clean = [row for key, row in ours.items() if key[1] == "none"]
+    kept = [row for row in clean if not row.words]
+    text = [
+        f"- In {len(worse)} of {len(cells)} cells `repair` was worse than the network itself, temperature scaling or "
+        "batch norm + temperature by two standard errors. Its mean regret to the best of them in each cell is "
+        f"{regret:.4f}; the mean difference is {difference:+.4f}.",
+        f"- Without a shift {len(kept)} of {len(clean)} draws left the network as it is.",
+        f"- The largest cost was {max(row.equivalents for row in ours.values()):.0f} forward passes over the samples.",
+    ]
+    for method, name in (("fine-tuning", "tuned fine-tuning of all weights"), ("last layer", "the last layer alone")):
+        compared = _cells(rows, ("repair", method)).values()
+        for with_weights in (False, True):
+            mine = "repair + weights" if with_weights else "repair"
+            pairs = [(cell[mine], cell[method]) for cell in compared if mine in cell]
+            won = sum(_beats(a, b) for a, b in pairs)
+            lower = sum(a.nll <= b.nll for a, b in pairs)
+            call = '`repair` with `parts=(…, "weights")`' if with_weights else "`repair`"
+            if pairs:
+                means = ", ".join(f"{np.mean([pair[i].nll for pair in pairs]):.3f}" for i in (0, 1))
+                text.append(
+                    f"- {call} won or tied against {name} in {won} of {len(pairs)} cells, and had the lower loss in "
+                    f"{lower} (means {means})."
+                )
+    return "\n".join(text)
+
+
+def _beats(ours: Row, other: Row) -> bool:
+    """Check that a row is not worse by two standard errors; errors of two rows against `repair` add up."""
+    return ours.nll - other.nll <= 2 * math.hypot(ours.error, other.error)
+
+
 def draw_figure(rows: Sequence[Row], path: Path) -> None:
-    """Draw the mean test NLL of three methods under the main shifts, ResNet-20."""
+    """Draw the mean test loss of three methods under each shift, ResNet-20 with 200 labels."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    cells = {
+        key: cell for key, cell in _cells(rows, ("repair", *SIMPLE)).items() if (key[0], key[2]) == ("resnet20", 200)
+    }
+    shifts = [shift for kind in KINDS.values() for shift in kind if any(key[1] == shift for key in cells)]
+    figure = Figure(figsize=(6.4, 0.9 + 0.21 * len(shifts)), layout="constrained")
     ax = figure.subplots()
     for method, marker in (("temperature", "s"), ("batch norm", "^"), ("repair", "o")):
-        points = []
-        for number, shift in enumerate(TABLE):
-            key = ("resnet20", FIGURE_SAMPLES, shift, method)
-            values = [r.nll for r in rows if (r.network, r.labels, r.shift, r.method) == key and r.draw >= FIRST_DRAW]
-            if values:
-                points.append((np.mean(values), number))
-        ax.plot(
-            *zip(*points, strict=True), marker, label="batch norm + temperature" if method == "batch norm" else method
-        )
-    ax.set_yticks(range(len(TABLE)), TABLE)
+        losses = [np.mean([cell[method].nll for key, cell in cells.items() if key[1] == shift]) for shift in shifts]
+        name = "batch norm + temperature" if method == "batch norm" else method
+        ax.plot(losses, range(len(shifts)), marker, label=name, markersize=5)
+    ax.axvline(next(iter(cells.values()))["repair"].baseline, color="0.6", linewidth=0.8, zorder=0)
+    ax.set_yticks(range(len(shifts)), shifts)
     ax.invert_yaxis()
-    ax.set_xlabel(f"Test log-loss (nats), ResNet-20, {FIGURE_SAMPLES:,} labels")
+    ax.set_xlabel("Mean test log-loss (nats), ResNet-20, 200 labels; grey line: images without a shift")
     ax.legend()
     figure.savefig(path)
 
 
 def write(rows: Sequence[Row], folder: Path) -> None:
-    """Write the means and the figure, and replace the table in the page."""
+    """Write the means and the figure, and replace the summary and the table in the page."""
     (folder / "repair.csv").write_text(means(rows), encoding="utf-8")
     draw_figure(rows, folder / "images/repair.svg")
     page = folder / "repair.md"
-    before, _, after = page.read_text(encoding="utf-8").split(MARK)
-    page.write_text(f"{before}{MARK}\n{comparison_table(rows)}\n{MARK}{after}", encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    for mark, part in ((MARK, table_of_means(rows)), (BARS, summary(rows))):
+        before, _, after = text.split(mark)
+        text = f"{before}{mark}\n{part}\n{mark}{after}"
+    page.write_text(text, encoding="utf-8")
 
 
-def _applies(subject: Subject, n: int, method: str) -> bool:
-    if method in NEEDS_BATCH_NORM and not batch_norms(subject.network):
-        return False
-    return method == "temperature" or (method == "all weights") == (n == MANY_LABELS)
+Cell = tuple[str, str, int, str, int]
+"""Network, shift, number of labels, method and draw."""
+
+
+def plan() -> list[Cell]:
+    """The cells of the page, the most important ones first."""
+    cells: list[Cell] = []
+
+    def add(
+        network: str, shifts: Sequence[str], n: int, draws: Sequence[int], methods: Sequence[str] = ("repair", *SIMPLE)
+    ) -> None:
+        cells.extend(
+            (network, shift, n, method, FIRST_DRAW + draw) for draw in draws for shift in shifts for method in methods
+        )
+
+    grey = tuple(
+        shift
+        for shift in (*GEOMETRY, *CAMERA)
+        if shift not in ("BGR", "white balance", "hue", "clear camera", "camera")
+    )
+    add("resnet20", (*MIXES, "rotation 15", "upside down", "BGR"), 200, range(3))
+    for network in CLOTHES:
+        add(network, (*MIXES, *grey), 200, [0])
+    add(
+        "resnet20",
+        [shift for shift in (*GEOMETRY, *CAMERA) if shift not in ("rotation 15", "upside down", "BGR")],
+        200,
+        [0],
+    )
+    for network in ("resnet20", *CLOTHES):
+        add(network, ["none"], 200, range(20))
+    compared = ("repair", *SIMPLE, "last layer", "fine-tuning", "repair + weights")
+    for n in (200, 1000, 2500):
+        for network in ("vit", *CLOTHES):
+            add(network, FINE_TUNED if network != "vit" else FINE_TUNED_COLOURS, n, [0], compared)
+    add("resnet20", FINE_TUNED_COLOURS, 200, [0], compared)
+    add(
+        "resnet32",
+        (*MIXES, "rotation 15", "upside down", "BGR", "zoom in 0.7", "white balance", "camera", "warm light"),
+        200,
+        [0],
+    )
+    for network in CLOTHES:
+        add(network, (*MIXES, *grey), 1000, [0])
+    add("resnet20", FINE_TUNED_COLOURS, 1000, [0], compared)
+    add("resnet20", CAMERA, 200, [1])
+    add("resnet20", (*MIXES, "rotation 15", "upside down", "BGR"), 1000, [0])
+    return list(dict.fromkeys(cells))
+
+
+SIMPLE = ("untouched", "temperature", "batch norm")
+FINE_TUNED = ("none", "long tail", "rotation -25", "inverted", "motion blur", "salt and pepper")
+FINE_TUNED_COLOURS = ("none", "long tail", "rotation 15", "BGR", "camera", "salt and pepper")
+"""Shifts on which repair is compared with fine-tuning, on grey and on coloured images."""
+HAS_BATCH_NORM = ("resnet20", "resnet32", "clothes", "drawn")
+NETWORKS = ("resnet20", "resnet32", "vit", *CLOTHES, "drawn")
+
+
+def _applies(subject: Subject, method: str) -> bool:
+    return method not in NEEDS_BATCH_NORM or subject.name in HAS_BATCH_NORM
 
 
 def main() -> None:
     """Measure missing rows, and write or print the means."""
     parser = argparse.ArgumentParser(description="Repair compared with its alternatives.")
     parser.add_argument("--small", action="store_true", help="a smoke run of seconds on drawn data")
-    parser.add_argument("--networks", nargs="+", default=["resnet20", "resnet32", "vit"])
+    parser.add_argument("--plan", action="store_true", help="only cells of the page, also with other numbers of labels")
+    parser.add_argument("--networks", nargs="+", default=NETWORKS[:-1], choices=NETWORKS[:-1])
     parser.add_argument("--shifts", nargs="+", default=list(SHIFTS), choices=list(SHIFTS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--labels", nargs="+", type=int, default=list(LABELS))
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--first-draw", type=int, default=FIRST_DRAW)
-    parser.add_argument("--tests", type=int, default=5000, help="test images")
+    parser.add_argument("--tests", type=int, default=1000, help="test images")
     parser.add_argument("--minutes", type=float, default=math.inf, help="time after which no further row starts")
     parser.add_argument("--store", type=Path, default=Path(__file__).with_name("repair-rows.jsonl"))
     parser.add_argument("--out", type=Path, help="folder of the page")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    draws = range(options.first_draw, options.first_draw + options.draws)
+    cells: list[Cell] = list(product(options.networks, options.shifts, options.labels, options.methods, draws))
+    cells.sort(key=lambda cell: (cell[4], cell[1], cell[2]))
+    if options.plan:
+        allowed = {0: options.networks, 1: options.shifts, 3: options.methods}
+        cells = [cell for cell in plan() if all(cell[at] in names for at, names in allowed.items())]
     if options.small:
-        subjects, sizes, shifts, first, draws = drawn_subjects(), [100], ["none", "gamma"], FIRST_DRAW, 1
-    else:
-        weights = Path(__file__).with_name("repair-vit.safetensors")  # the network of the rows that are kept
-        if "vit" in options.networks and not weights.is_file():
-            forget(options.store, "vit")
-        subjects, sizes = real_subjects(options.networks, options.tests, weights), options.labels
-        shifts, first, draws = options.shifts, options.first_draw, options.draws
+        cells = list(product(["drawn"], ["none", "gamma"], [100], options.methods, [FIRST_DRAW]))
     rows = [] if options.small else read(options.store)
-    done = {(row.network, row.shift, row.method, row.labels, row.draw) for row in rows}
+    done = {(row.network, row.shift, row.labels, row.method, row.draw) for row in rows}
+    missing = [cell for cell in cells if cell not in done]
+    names = list(dict.fromkeys(cell[0] for cell in missing))
+    subjects = {s.name: s for s in (drawn_subjects() if options.small else real_subjects(names, options.tests))}
     end = perf_counter() + 60 * options.minutes
-    cells = product(subjects, range(first, first + draws), shifts, sizes, options.methods)
-    for subject, draw, shift, n, method in cells:
-        if (subject.name, shift, method, n, draw) in done or not _applies(subject, n, method):
-            continue
+    for network, shift, n, method, draw in missing:
         if perf_counter() > end:
             break
-        row = measure(subject, shift, method, n, draw)
+        if not _applies(subjects[network], method):
+            continue
+        row = measure(subjects[network], shift, method, n, draw)
         rows.append(row)
-        print(f"{row.network} {shift} {n} {method}: NLL {row.nll:.4f} {row.words}", flush=True)
+        print(f"{network} {shift} {n} {method}: NLL {row.nll:.4f} {row.words}", flush=True)
         if not options.small:
             with options.store.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(row)) + "\n")

@@ -463,7 +463,7 @@ def test_every_kind_of_map_agrees_in_torch_export_and_onnx() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"parts": ("input", "wheels")}, "parts must be some of input, batch_norm, head, got 'wheels'"),
+        ({"parts": ("input", "wheels")}, "parts must be some of input, batch_norm, head, weights, got 'wheels'"),
         ({"maps": ("gamma",)}, "maps must have no gamma without a known pixel range, got 'gamma'; pass norm"),
         ({"maps": ("fish",)}, "maps must be some of"),
         ({"augment": "flip"}, 'augment must be "crop", None or a function'),

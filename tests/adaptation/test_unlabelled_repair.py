@@ -13,7 +13,8 @@ from colour_images import images, trained
 from flat_options import adapt_with as adapt
 from flat_options import repair_with as repair
 from trueup._core.errors import InputError
-from trueup.adaptation.batch_norm import estimate, lower_entropy, sample_statistics, shift_test
+from trueup.adaptation.batch_norm import estimate, sample_statistics, shift_test
+from trueup.adaptation.training import Start, lower_entropy
 from trueup.clamping.calibration_set import CalibrationSet
 from trueup.clamping.network import Network
 
@@ -131,13 +132,13 @@ def test_entropy_is_lowered_and_a_collapse_is_refused(monkeypatch: pytest.Monkey
             z = torch.func.functional_call(trained(), tensors, (x**2,))
         return float(-(torch.softmax(z, 1) * torch.log_softmax(z, 1)).sum(dim=1).mean())
 
-    from trueup.adaptation import batch_norm as module
+    from trueup.adaptation import training as module
 
-    lower = lower_entropy(network, None, changed, temperature=1.0, seed=0)
+    lower = lower_entropy(network, Start(None, changed), temperature=1.0, seed=0)
     assert not lower.refused
     assert entropy({**changed, **lower.tensors}) < entropy(changed)
-    monkeypatch.setattr(module, "ENTROPY_LEARNING_RATE", 0.5)  # one class for all within a few steps
-    collapsed = lower_entropy(network, None, changed, temperature=1.0, seed=0)
+    monkeypatch.setattr(module, "ENTROPY_RATE", 0.5)  # one class for all within a few steps
+    collapsed = lower_entropy(network, Start(None, changed), temperature=1.0, seed=0)
     assert not collapsed.tensors
     assert "collapse" in collapsed.refused
     options = {"augment": None, "normalise": nn.Identity(), "parts": ("batch_norm",), "progress": False}

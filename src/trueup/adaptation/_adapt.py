@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trueup.adaptation.batch_norm import SHIFT_SIGNIFICANCE, ShiftTest, input_shift_test, lower_entropy, no_batch_norm
+from trueup.adaptation.batch_norm import SHIFT_SIGNIFICANCE, ShiftTest, input_shift_test, no_batch_norm
 from trueup.adaptation.composition import Composition, Normalise
 from trueup.adaptation.context import (
     MIN_SAMPLES,
@@ -26,6 +26,7 @@ from trueup.adaptation.context import (
 from trueup.adaptation.forward_selection import N_FOLDS, ForwardSelection, SelectionStep, fit_to_teacher, row_losses
 from trueup.adaptation.input_maps import FAMILIES
 from trueup.adaptation.record import Pipeline, Repaired, assemble, restore_modes
+from trueup.adaptation.training import Start, lower_entropy
 from trueup.clamping.fit import warn_at_a_bound
 from trueup.clamping.network import Network
 from trueup.clamping.problem import Loss, paired_gain
@@ -220,7 +221,8 @@ def _self_train(context: RepairContext, temperature: float, *, entropy: bool) ->
     if entropy:
         context.progress("predictive entropy")
         name, _, repair = candidates[-1]
-        lower = lower_entropy(network, repair.before, repair.changed, temperature=temperature, seed=context.seed)
+        start = Start(repair.before, repair.changed)
+        lower = lower_entropy(network, start, temperature=temperature, seed=context.seed)
         if lower.refused:
             context.notes.append(f"entropy was not lowered: {lower.refused}")
         else:

@@ -29,6 +29,7 @@ from trueup.adaptation.forward_selection import (
 from trueup.adaptation.input_maps import Orientation
 from trueup.adaptation.last_layer import cross_fit_head, find_head, fit_correction
 from trueup.adaptation.record import Pipeline, Repaired, assemble, restore_modes
+from trueup.adaptation.training import CrossFit, Start, cross_fit_weights, fine_tune
 from trueup.calibrators.base import Calibrator
 from trueup.clamping.fit import warn_at_a_bound
 from trueup.clamping.problem import Loss
@@ -144,29 +145,38 @@ def _repair(context: RepairContext, method: str) -> Repaired:
             alone = name, "batch-norm statistics alone"
             tried = _try_pipeline(context, selection, head, composition, *alone, required=0.0, baseline=0)
             results, weight = tried or (results, weight)
+    base = selection.steps[selection.current].name
     ridge = _try_head(context, selection, head, results)
+    tuning = _try_weights(context, selection, base, results)
+    ridge = ridge if tuning is None else None
     if not _holds(selection):
         # The choice among steps can overfit. If the nested choice has no gain, only the temperature is kept.
         selection.stopped = "the corrections did not help samples that had no part in choosing them"
         selection.folds = [FoldState(fold.out, Composition([]), 1.0) for fold in selection.folds]
         first, *others = selection.steps
         selection.steps, selection.current = [first, *(replace(step, kept=False) for step in others)], 0
-        weight, ridge = 0.0, None
+        weight, ridge, tuning = 0.0, None, None
     composition = average_folds(selection)
     before, changed, logits = context.before(composition), dict[str, Tensor](), network.plain_logits()
-    if before is not None or weight or ridge is not None:
+    if before is not None or weight or ridge is not None or tuning is not None:
         statistics, logits, features = context.forward(composition, weight, head)
         changed |= statistics
         if ridge is not None and features is not None and head is not None:
             z = logits.double().numpy()
             correction = fit_correction(z, features, labels.numpy(), ridge, weights=context.weights)
             changed[f"{head}.weight"], changed[f"{head}.bias"] = correction.layer(_linear(network.model, head))
-            # The last layer is overconfident on the samples that it was fitted to: held-out logits set the temperature.
+        if tuning is not None:
+            context.progress("all weights")
+            changed |= fine_tune(
+                network, Start(before, statistics), tuning.rate, tuning.epochs, **_training_options(context)
+            )
+        if ridge is not None or tuning is not None:
+            # Fitted layers are overconfident on the samples of the fit, so held-out logits set the temperature.
             logits = torch.from_numpy(selection.steps[selection.current].logits)
     temperature = Loss().temperature(logits, labels)
     warn_at_a_bound(logits, labels, temperature, stacklevel=4)
     after = _try_method(context, selection, method)
-    result = Pipeline(before, changed, temperature, weight, ridge, method, after)
+    result = Pipeline(before, changed, temperature, weight, ridge, tuning is not None, method, after)
     return assemble(context, selection, result, labelled=True)
 
 
@@ -335,6 +345,34 @@ def _try_head(
     size = current.size + layer.weight.numel() + layer.out_features
     title = f"last layer corrected, ridge {ridge:g}"
     return ridge if selection.score_step(f"{current.name} + head", title, size, fitted[ridge], labels).kept else None
+
+
+def _training_options(context: RepairContext) -> dict[str, Any]:
+    return {"augment": context.augment, "weights": context.weights, "seed": context.seed}
+
+
+def _try_weights(
+    context: RepairContext, selection: ForwardSelection, base: str, results: list[ForwardResult] | None
+) -> CrossFit | None:
+    """Try to fine-tune all weights behind the map and the statistics of each fold, in place of a new last layer."""
+    if "weights" not in context.parts:
+        return None
+    network = context.network
+    reason = no_copy(network)
+    if reason:
+        context.notes.append(f"the weights are left as they are: {reason}")
+        return None
+    context.progress("all weights, held-out")
+    statistics = [result.changed for result in results] if results else [{} for _ in selection.folds]
+    folds = [
+        (fold.out, Start(context.before(fold.composition), changed))
+        for fold, changed in zip(selection.folds, statistics, strict=True)
+    ]
+    tuning = cross_fit_weights(network, folds, **_training_options(context))
+    size = sum(parameter.numel() for parameter in network.model.parameters())
+    title = f"all weights fine-tuned, rate {tuning.rate:g}, {tuning.epochs} epochs"
+    step = selection.score_step(f"{base} + weights", title, size, tuning.logits, network.labels)
+    return tuning if step.kept else None
 
 
 def _find_head(context: RepairContext) -> str | None:

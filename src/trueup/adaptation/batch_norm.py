@@ -1,4 +1,4 @@
-"""Batch norm on new inputs: new statistics, a test for an input shift, and lower entropy through its scales."""
+"""Batch norm on new inputs: new statistics, and a test for an input shift."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from trueup._core.splits import random_order
 from trueup.adaptation.last_layer import watch_inputs
 from trueup.clamping.calibration_set import local_numbers, local_subset
-from trueup.clamping.network import Network, gradients_of
+from trueup.clamping.network import Network
 from trueup.models._distributed import all_gather_object, all_gather_rows, all_reduce_sum, raise_on_all_ranks
 from trueup.models._tensors import upcast_half
 from trueup.models.batches import Batch, tensors_in
@@ -33,13 +33,8 @@ weights changed while the statistics were collected, and training images differ 
 N_RESAMPLES = 1999
 SHIFT_SIGNIFICANCE = 0.01
 """Level of the test for an input shift."""
-ENTROPY_LEARNING_RATE = 1e-3
-ENTROPY_BATCH = 100
 MASKED_LOGIT = -1e4
 """Logits below it belong to masked classes."""
-MAX_DRIFT = 0.05
-"""Largest Kullback–Leibler divergence in nats between mean predictions; above it, predictions collapse to few
-classes."""
 
 _STATISTICS = ("running_mean", "running_var")
 Augment = Callable[[Tensor], Tensor]
@@ -356,54 +351,3 @@ class Crop:
         return torch.stack(
             [padded[i, :, top : top + height, left : left + width] for i, (top, left) in enumerate(corners.tolist())]
         )
-
-
-class LowerEntropy(NamedTuple):
-    """New scales and offsets of batch norm, or the reason why there are none."""
-
-    tensors: dict[str, Tensor]
-    """Scales and offsets by the names of `state_dict`; empty if refused."""
-    refused: str
-    """Reason of a refusal."""
-
-
-def lower_entropy(
-    network: Network, before: nn.Module | None, changed: dict[str, Tensor], *, temperature: float, seed: int
-) -> LowerEntropy:
-    """Run one epoch of Adam on the mean entropy of softmax(z/T), over the scales and offsets of batch norm.
-
-    Confident wrong predictions can make all predictions collapse to one class. So the mean prediction is compared
-    before and after. Nothing changes if the Kullback–Leibler divergence exceeds `MAX_DRIFT` nats.
-    Wang et al. (2021), "Tent: fully test-time adaptation by entropy minimization", arXiv:2006.10726.
-    """
-    scales = _clone_tensors(network.model, ("weight", "bias"))
-    if not scales:
-        return LowerEntropy({}, "batch norm has no scales and offsets")
-    model = share_copy(network.model, {**changed, **scales})
-    samples = network.with_model(model)
-    trained = [model.get_parameter(name).requires_grad_() for name in scales]
-    optimiser = torch.optim.Adam(trained, lr=ENTROPY_LEARNING_RATE)
-    first = _mean_prediction(samples.logits(before), temperature)
-    order = torch.from_numpy(random_order(len(network.labels), seed))
-    for index in torch.split(order, ENTROPY_BATCH):
-        sums = [torch.zeros_like(tensor) for tensor in trained]
-        with torch.enable_grad():
-            for batch in local_subset(network.inputs, index):
-                z = samples.batch_logits(batch, before)
-                log_p = torch.log_softmax(z.float() / temperature, dim=1)
-                finite = log_p.masked_fill(torch.isinf(log_p), 0.0)  # masked classes do not count
-                gradients = gradients_of(-(log_p.exp() * finite).sum() / len(index), trained)
-                samples.count(backward=len(batch.labels))
-                sums = [total + gradient for total, gradient in zip(sums, gradients, strict=True)]
-        for tensor, total in zip(trained, sums, strict=True):
-            tensor.grad = all_reduce_sum(total)
-        optimiser.step()
-    new = _mean_prediction(samples.logits(before), temperature)
-    drift = float((new * np.log(np.maximum(new, 1e-12) / np.maximum(first, 1e-12))).sum())
-    if not drift <= MAX_DRIFT:
-        return LowerEntropy({}, f"predictions would collapse: the mean prediction would change by {drift:.2f} nats")
-    return LowerEntropy({name: model.get_parameter(name).detach().clone() for name in scales}, "")
-
-
-def _mean_prediction(logits: Tensor, temperature: float) -> np.ndarray:
-    return torch.softmax(logits.double() / temperature, dim=1).mean(dim=0).numpy()

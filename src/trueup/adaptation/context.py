@@ -28,9 +28,10 @@ from trueup.models.batches import LABELS, Device, named_batch
 from trueup.models.calibrated import device_of
 from trueup.models.freezing import frozen, unwrap
 
-Part: TypeAlias = Literal["input", "batch_norm", "head"]
+Part: TypeAlias = Literal["input", "batch_norm", "head", "weights"]
 PARTS: tuple[Part, ...] = ("input", "batch_norm", "head")
-"""Parts of a network that can be repaired, in this order."""
+"""Parts of a network that are repaired by default, in this order."""
+ALL_PARTS: tuple[Part, ...] = (*PARTS, "weights")
 MAPS = tuple(name for name in MAP_TYPES if name not in ("channel_gamma", "kernel5", "pixel_offset"))
 """Families that are screened by default."""
 MIN_SAMPLES = 50
@@ -48,7 +49,8 @@ class RepairOptions:
     Parameters
     ----------
     parts
-        Parts that may be repaired: "input", "batch_norm", "head".
+        Parts that may be repaired: "input", "batch_norm", "head", and on request "weights". The last one fine-tunes all
+        weights as a last candidate; this costs some hundred forward passes more.
     maps
         Families of input maps to try, names of `FAMILIES`, or "orientation"; None takes the default ones.
     augment
@@ -260,9 +262,9 @@ def _parse_augment(augment: Any, shape: Shape, low: Tensor) -> Augment | None:
 def _parse_parts(parts: Any) -> tuple[str, ...]:
     names = tuple(parts) if isinstance(parts, Iterable) and not isinstance(parts, str) else (parts,)
     for part in names:
-        if part not in PARTS:
-            raise InputError("parts", f"be some of {', '.join(PARTS)}", repr(part))
-    return tuple(part for part in PARTS if part in names)
+        if part not in ALL_PARTS:
+            raise InputError("parts", f"be some of {', '.join(ALL_PARTS)}", repr(part))
+    return tuple(part for part in ALL_PARTS if part in names)
 
 
 def _parse_maps(maps: Sequence[str] | str | None, shape: Shape, *, known: bool) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ class RepairRecord:
     words: tuple[str, ...]
     """Effects of the input map, such as "red gain 0.82"."""
     parts: tuple[str, ...]
-    """Repaired parts: some of "input", "batch_norm", "head"."""
+    """Repaired parts: some of "input", "batch_norm", "head", "weights"."""
     steps: tuple[StepRecord, ...]
     """All steps in order; the first is temperature alone, or the network as it is."""
     temperature: float
@@ -137,6 +137,8 @@ class Pipeline:
     temperature: float = 1.0
     batch_norm_weight: float = 0.0
     ridge: float | None = None
+    fine_tuned: bool = False
+    """Whether all weights were fine-tuned."""
     method: str = "temperature"
     after: Calibrator | None = None
     """Fitted method after the temperature."""
@@ -162,8 +164,13 @@ def assemble(
     losses, gain, error = selection.nested_gain()
     composition = before.inner if before is not None else Composition([])
     assert isinstance(composition, Composition)
-    done = (("input", before is not None), ("batch_norm", repair.batch_norm_weight > 0), ("head", repair.ridge))
-    parts = tuple(name for name, was in done if was)
+    done = {
+        "input": before is not None,
+        "batch_norm": repair.batch_norm_weight > 0,
+        "head": repair.ridge is not None,
+        "weights": repair.fine_tuned,
+    }
+    parts = tuple(name for name, was in done.items() if was)
     causes = tuple(dict.fromkeys(part.diagnosis() for part in composition.parts))
     words = tuple(composition.words())
     changes = _changes(parts, causes if labelled else (), words, is_image=is_image(composition.shape))
@@ -215,6 +222,7 @@ def _changes(parts: Sequence[str], causes: Sequence[str], words: Sequence[str], 
         "input": f"{', '.join(words) or 'a barely visible input map'}{f' ({kind})' if kind else ''}",
         "batch_norm": "new batch-norm statistics",
         "head": "a corrected last layer",
+        "weights": "all weights fine-tuned",
     }
     return [phrases[part] for part in parts]
 

@@ -1,0 +1,255 @@
+"""Gradient descent on a network's own parameters: all weights by labels, or scales and offsets by lower entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from trueup._core.splits import random_order
+from trueup.adaptation.batch_norm import Augment, Crop, share_copy
+from trueup.clamping.calibration_set import local_numbers, local_subset
+from trueup.clamping.network import Network
+from trueup.clamping.problem import Loss
+from trueup.models._distributed import all_reduce_sum
+
+RATES = (1e-4, 3e-4, 1e-3)
+"""Learning rates of Adam that are tried on the first fold."""
+FINE_TUNING_BATCH = 64
+MAX_EPOCHS, MAX_EPOCHS_MANY, MANY_SAMPLES = 20, 10, 500
+"""Largest number of epochs, and the smaller number from this many samples on."""
+PATIENCE = 3
+"""Number of epochs without a lower held-out loss that ends the training."""
+ENTROPY_RATE = 1e-3
+ENTROPY_BATCH = 100
+MAX_ENTROPY = 0.4
+"""Samples with a higher entropy, as a share of ln K, are unreliable and do not take part."""
+MAX_DRIFT = 0.05
+"""Largest Kullback–Leibler divergence in nats between mean predictions; above it, predictions collapse to few
+classes."""
+
+RowLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Loss of each row from logits, labels and sample numbers."""
+
+
+class Start(NamedTuple):
+    """Network at the beginning of a training."""
+
+    before: nn.Module | None
+    """Input map before the network."""
+    changed: dict[str, Tensor]
+    """Tensors that differ from the network's, such as new batch-norm statistics."""
+
+
+class CrossFit(NamedTuple):
+    """Learning rate and number of epochs with the lowest held-out loss."""
+
+    rate: float
+    epochs: int
+    logits: np.ndarray
+    """Calibrated held-out logits, (n, classes)."""
+
+
+class LowerEntropy(NamedTuple):
+    """New scales and offsets, or the reason why there are none."""
+
+    tensors: dict[str, Tensor]
+    """Scales and offsets by the names of `state_dict`; empty if refused."""
+    refused: str
+    """Reason of a refusal."""
+
+
+def affine_names(model: nn.Module) -> list[str]:
+    """Return the names of the scales and offsets of all normalisation layers.
+
+    >>> affine_names(nn.Sequential(nn.Linear(2, 4), nn.LayerNorm(4)))
+    ['1.weight', '1.bias']
+    """
+    kinds = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm, nn.RMSNorm)
+    return [
+        f"{name}.{leaf}"
+        for name, module in model.named_modules()
+        if isinstance(module, kinds)
+        for leaf in ("weight", "bias")
+        if isinstance(getattr(module, leaf, None), Tensor)
+    ]
+
+
+def cross_fit_weights(
+    network: Network,
+    folds: Sequence[tuple[Tensor, Start]],
+    *,
+    augment: Augment | None,
+    weights: np.ndarray | None,
+    seed: int,
+) -> CrossFit:
+    """Fine-tune all weights without each fold in turn, and choose the learning rate and the number of epochs.
+
+    The first fold chooses the rate, all folds the number of epochs. A fold is (held-out mask, start of the training).
+    """
+    labels = network.labels
+    share = np.ones(len(labels)) if weights is None else weights
+
+    def held_out(number: int, rate: float, limit: int) -> tuple[float, list[Tensor]]:
+        """Return the lowest held-out loss, and the held-out logits after each epoch."""
+        out, start = folds[number]
+        rows, inputs = out.nonzero()[:, 0], local_subset(network.inputs, out)
+        losses, path = list[float](), list[Tensor]()
+        index = (~out).nonzero()[:, 0]
+        for model in _fine_tuned(network, start, index, rate, limit, augment=augment, weights=weights, seed=seed):
+            z = network.with_model(model).logits(network.laid_out(start.before), inputs=inputs)
+            path.append(z)
+            temperature = Loss().temperature(z, labels[rows])
+            losses.append(float((share[rows] * Loss().rows(z, labels[rows], temperature).numpy()).mean()))
+            if len(losses) - int(np.argmin(losses)) > PATIENCE:
+                break
+        return min(losses), path
+
+    limit = MAX_EPOCHS if len(labels) <= MANY_SAMPLES else MAX_EPOCHS_MANY
+    tried = {rate: held_out(0, rate, limit) for rate in RATES}
+    rate = min(tried, key=lambda rate: tried[rate][0])
+    paths = [tried[rate][1], *(held_out(number, rate, limit)[1] for number in range(1, len(folds)))]
+    masks = [out for out, _ in folds]
+    candidates = [_calibrated(masks, [path[epoch] for path in paths], labels) for epoch in range(min(map(len, paths)))]
+    losses = [float((share * Loss().rows(torch.from_numpy(z), labels, 1.0).numpy()).mean()) for z in candidates]
+    best = int(np.argmin(losses))
+    return CrossFit(rate, best + 1, candidates[best])
+
+
+def fine_tune(
+    network: Network,
+    start: Start,
+    rate: float,
+    epochs: int,
+    *,
+    augment: Augment | None,
+    weights: np.ndarray | None,
+    seed: int,
+) -> dict[str, Tensor]:
+    """Fine-tune all weights on all samples; return them by the names of `state_dict`."""
+    index = torch.arange(len(network.labels))
+    *_, model = _fine_tuned(network, start, index, rate, epochs, augment=augment, weights=weights, seed=seed)
+    return {name: model.get_parameter(name).detach().clone() for name in _weight_names(network.model)}
+
+
+def lower_entropy(network: Network, start: Start, *, temperature: float, seed: int) -> LowerEntropy:
+    """Run one epoch of Adam on the mean entropy of softmax(z/T), over the scales and offsets of normalisation layers.
+
+    Samples with a high entropy are left out, since their predictions are unreliable. Confident wrong predictions can
+    make all predictions collapse to one class. So the mean prediction is compared before and after. Nothing changes if
+    the Kullback–Leibler divergence exceeds `MAX_DRIFT` nats.
+    Wang et al. (2021), "Tent: fully test-time adaptation by entropy minimization", arXiv:2006.10726. Niu et al. (2023),
+    "Towards stable test-time adaptation in dynamic wild world", arXiv:2302.12400.
+    """
+    names = affine_names(network.model)
+    if not names:
+        return LowerEntropy({}, "no normalisation layer has scales and offsets")
+    samples, trained = _trainable(network, start, names)
+
+    def entropy(z: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+        log_p = torch.log_softmax(z / temperature, dim=1)
+        finite = log_p.masked_fill(torch.isinf(log_p), 0.0)  # masked classes do not count
+        entropies = -(log_p.exp() * finite).sum(dim=1)
+        return torch.where(entropies.detach() < MAX_ENTROPY * np.log(z.shape[1]), entropies, 0.0)
+
+    first = _mean_prediction(samples.logits(start.before), temperature)
+    order = torch.from_numpy(random_order(len(network.labels), seed))
+    optimiser = torch.optim.Adam(trained, lr=ENTROPY_RATE)
+    _run_epoch(samples, start.before, trained, optimiser, torch.split(order, ENTROPY_BATCH), entropy)
+    new = _mean_prediction(samples.logits(start.before), temperature)
+    drift = float((new * np.log(np.maximum(new, 1e-12) / np.maximum(first, 1e-12))).sum())
+    if not drift <= MAX_DRIFT:
+        return LowerEntropy({}, f"predictions would collapse: the mean prediction would change by {drift:.2f} nats")
+    return LowerEntropy({name: samples.model.get_parameter(name).detach().clone() for name in names}, "")
+
+
+def _fine_tuned(
+    network: Network,
+    start: Start,
+    index: Tensor,
+    rate: float,
+    epochs: int,
+    *,
+    augment: Augment | None,
+    weights: np.ndarray | None,
+    seed: int,
+) -> Iterator[nn.Module]:
+    """Yield the model after each epoch; batch norm keeps its statistics."""
+    samples, trained = _trainable(network, start, _weight_names(network.model))
+    optimiser = torch.optim.Adam(trained, lr=rate)
+    share = None if weights is None else torch.from_numpy(weights).float()
+
+    def loss(z: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+        losses = F.cross_entropy(z, labels, reduction="none")
+        return losses if share is None else share[rows].to(losses) * losses
+
+    for epoch in range(epochs):
+        order = index[torch.from_numpy(random_order(len(index), [seed, epoch]))]
+        drawn = Crop(augment.black, 1000 * seed + epoch) if isinstance(augment, Crop) else augment
+        before = network.laid_out(start.before, drawn)
+        _run_epoch(samples, before, trained, optimiser, torch.split(order, FINE_TUNING_BATCH), loss)
+        yield samples.model
+
+
+def _weight_names(model: nn.Module) -> list[str]:
+    """Return the names of all real parameters, also several names of one."""
+    return [name for name, p in model.named_parameters(remove_duplicate=False) if p.is_floating_point()]
+
+
+def _trainable(network: Network, start: Start, names: Sequence[str]) -> tuple[Network, list[nn.Parameter]]:
+    """Return a network with own copies of some parameters, which can be trained."""
+    copies: dict[int, Tensor] = {}
+    tensors = dict(start.changed)
+    for name in names:
+        old = network.model.get_parameter(name)
+        tensors[name] = copies.setdefault(id(old), old.detach().clone())
+    model = share_copy(network.model, tensors)
+    trained = [model.get_parameter(name) for name in names]
+    for parameter in trained:
+        parameter.requires_grad_()
+    return network.with_model(model), trained
+
+
+def _run_epoch(
+    samples: Network,
+    before: nn.Module | None,
+    trained: Sequence[nn.Parameter],
+    optimiser: torch.optim.Optimizer,
+    parts: Iterable[Tensor],
+    loss: RowLoss,
+) -> None:
+    """Make one step of the optimiser for each set of sample numbers; ranks add their gradients."""
+    for index in parts:
+        sums = [torch.zeros_like(tensor) for tensor in trained]
+        numbers = local_numbers(samples.inputs, index)
+        with torch.enable_grad():
+            for batch in local_subset(samples.inputs, index):
+                rows, numbers = numbers[: len(batch.labels)], numbers[len(batch.labels) :]
+                z = samples.batch_logits(batch, before)
+                total = loss(z.float(), batch.labels, rows).sum() / len(index)
+                gradients = torch.autograd.grad(total, trained, allow_unused=True)
+                samples.count(backward=len(batch.labels))
+                sums = [a if b is None else a + b for a, b in zip(sums, gradients, strict=True)]
+        for tensor, gradient in zip(trained, sums, strict=True):
+            tensor.grad = all_reduce_sum(gradient)
+        optimiser.step()
+
+
+def _calibrated(masks: Sequence[Tensor], parts: Sequence[Tensor], labels: Tensor) -> np.ndarray:
+    """Join the held-out logits of the folds; each fold is divided by the temperature of the others."""
+    joined = torch.empty(len(labels), parts[0].shape[1], dtype=parts[0].dtype)
+    for out, z in zip(masks, parts, strict=True):
+        joined[out] = z
+    logits = joined.double().clone()
+    for out in masks:
+        logits[out] /= Loss().temperature(joined[~out], labels[~out])
+    return logits.numpy()
+
+
+def _mean_prediction(logits: Tensor, temperature: float) -> np.ndarray:
+    return torch.softmax(logits.double() / temperature, dim=1).mean(dim=0).numpy()
