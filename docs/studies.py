@@ -2,7 +2,8 @@
 
 `--take NAME FOLDER` first copies the tables of a page of `trueup study` to docs/studies/NAME, and the rows of the store
 next to FOLDER, which holds the page's index.html. `--restore NAME STORE` writes these rows to a store, such as
-results/clue.sqlite, so that `trueup study clue -o results` continues from them. `--costs` first counts the operations
+results/clue.sqlite, so that `trueup study clue -o results` continues from them. `--judge NAME` judges the claims again
+from these rows. `--costs` first counts the operations
 of every preset. The templates contain no numbers: each comes from a file in docs/studies, and tests hold that.
 """
 
@@ -14,6 +15,7 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -88,10 +90,11 @@ def claims(columns: Sequence[tuple[str, Sequence[tuple[str, str]]]], rows: Seque
 
 
 def count_verdicts() -> str:
-    """Count the verdicts of all stored claims by study."""
+    """Count the verdicts of the main claims of each stored run."""
     lines = ["| study | held | did not hold | open | tables |", "|:--|--:|--:|--:|:--|"]
     for run in sorted(path.parent.name for path in TABLES.glob("*/claims.csv")):
-        counts = Counter(line["verdict"] for line in read(TABLES / run / "claims.csv"))
+        mains = (line for line in read(TABLES / run / "claims.csv") if line["main"] == "True")
+        counts = Counter(line["verdict"] for line in mains)
         numbers = " | ".join(str(counts[verdict]) for verdict in VERDICTS)
         lines.append(f"| {run} | {numbers} | `docs/studies/{run}` |")
     return "\n".join(lines)
@@ -148,6 +151,8 @@ def _pair(run: str, table: str, group: str, name: str, figure: str) -> tuple[flo
 
 def draw_figures(folder: Path) -> list[Path]:
     """Draw the figures of all pages from the stored tables."""
+    from matplotlib import rc_context
+
     from trueup.reports import style
     from trueup_studies.figures import panels
 
@@ -243,7 +248,8 @@ def draw_figures(folder: Path) -> list[Path]:
 
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in drawn.items():
-        figure.savefig(folder / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
+        with rc_context({"svg.hashsalt": name}):  # equal figures are equal files
+            figure.savefig(folder / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
     return [folder / f"{name}.svg" for name in drawn]
 
 
@@ -292,17 +298,41 @@ def restore(name: str, store: Path) -> None:
     print(f"{store}: {Store(store).restore(TABLES / name / ROWS)} new cells")
 
 
+def judge(name: str) -> None:
+    """Judge the claims of a stored run again, from its rows."""
+    from trueup_studies import STUDIES, Options, Store
+    from trueup_studies.study_page import judge_rows
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("study")
+    for option in ("preset", "data", "network", "seeds", "data-dir"):
+        parser.add_argument(f"--{option}", type=int if option == "seeds" else str)
+    for short, option in (("-m", "--method"), ("-w", "--without")):
+        parser.add_argument(short, option, action="append", default=[])
+    chosen = vars(parser.parse_args(fact(name, "command").split()[2:]))
+    study = STUDIES[chosen.pop("study")]
+    options = Options(methods=tuple(chosen.pop("method")), **{**chosen, "without": tuple(chosen["without"])})
+    with TemporaryDirectory() as folder:
+        store = Store(Path(folder) / "rows.sqlite")
+        store.restore(TABLES / name / ROWS)
+        rows = [{**outcome.settings, **row} for outcome in store.known(study.name) for row in outcome.rows]
+    (TABLES / name / "claims.csv").write_text(judge_rows(study, rows, options).csv(), encoding="utf-8")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Take tables if requested, and write the pages and figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--take", nargs=2, action="append", default=[], metavar=("NAME", "FOLDER"))
     parser.add_argument("--restore", nargs=2, action="append", default=[], metavar=("NAME", "STORE"))
+    parser.add_argument("--judge", action="append", default=[], metavar="NAME", help="judge the claims of a run again")
     parser.add_argument("--costs", action="store_true", help="count the operations of every preset again")
     chosen = parser.parse_args(arguments)
     for name, page in chosen.take:
         take(name, Path(page))
     for name, store in chosen.restore:
         restore(name, Path(store))
+    for name in chosen.judge:
+        judge(name)
     if chosen.costs:
         TABLES.mkdir(exist_ok=True)
         count_costs(TABLES / COSTS)

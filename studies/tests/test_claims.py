@@ -1,5 +1,6 @@
 import csv
 import io
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from trueup_studies.claims import (
     paired,
     published_key,
     trend,
+    trends,
     with_common_runs,
 )
 from trueup_studies.papers.neural_clamping.clamping_claims import BASELINES, CLAIMS
@@ -84,6 +86,52 @@ def test_ranks_that_agree_in_every_run_are_several_runs():
     ranks = [c for study in STUDIES.values() if study.claims for c in study.claims() if "Kendall" in c.measured]
     assert len(ranks) > 8
     assert all(c.discrete for c in ranks)
+
+
+@pytest.mark.parametrize("dependent", [False, True])
+def test_ranks_are_tested_by_all_permutations_of_each_run(dependent):
+    """The p-value is that of the slow loop over every order of the values of both runs."""
+    orders, signs = list(permutations(range(4))), np.sign(np.arange(4)[:, None] - np.arange(4))
+    scores = np.array([(signs * np.sign(np.subtract.outer(o, o))).sum() / 2 for o in orders])
+    for first, second in ((0, 0), (0, 5), (7, 23), (23, 23)):
+        found = trends((range(4), orders[i]) for i in (first, second))
+        assert list(found) == pytest.approx([stats.kendalltau(range(4), orders[i]).statistic for i in (first, second)])
+        if dependent:
+            tails = [np.mean([(side * scores >= side * scores[i]).mean() for i in (first, second)]) for side in (1, -1)]
+            expected = 4 * min(tails)
+        else:
+            sums, ours = np.add.outer(scores, scores), scores[first] + scores[second]
+            expected = 2 * min((sums >= ours).mean(), (sums <= ours).mean())
+        assert found.p_value(dependent=dependent) == pytest.approx(min(1, expected))
+
+
+def test_a_rank_over_many_values_needs_few_runs():
+    for n, runs, ratio, verdict in (
+        (21, 1, 0.5, "held"),
+        (3, 1, 0.0, "not distinguishable"),
+        (3, 6, 0.0, "held"),
+        (3, 6, 0.5, "not distinguishable"),  # splits that share samples are no six runs
+    ):
+        values = trends([(range(n), range(n))] * runs)
+        [result] = judge_claims([claim(values, discrete=True)], [], Options(), resplit_ratio={"digits": ratio}).results
+        assert result.verdict == verdict, (n, runs)
+    tied = trends([([1, 2, 3, 4, 5, 6], [0, 0, 0, 0, 0, 0])])
+    assert (list(tied), tied.p_value()) == ([0.0], 1.0)
+
+
+def test_main_claims_of_one_data_set_are_corrected_for_their_number():
+    values = [1.0, 1.3, 0.8, 0.7, 1.6]
+    alone, *_ = judge_claims([claim(values, main=True)], [], Options()).results
+    assert alone.p == pytest.approx(stats.ttest_1samp(values, 0).pvalue)
+    noise = [claim([1.0, -1.1, 0.4], main=True)] * 12
+    first, *others = judge_claims([claim(values, main=True), *noise], [], Options()).results
+    assert first.p == pytest.approx(13 * alone.p)
+    assert (alone.verdict, first.verdict) == ("held", "held" if 13 * alone.p < 0.05 else "not distinguishable")
+    assert all(other.p == 1 for other in others)
+    unmarked, *_ = judge_claims([claim(values), *noise], [], Options()).results
+    assert unmarked.p == alone.p
+    elsewhere = Claim("Table 1", "c beats d", "difference", lambda rows, o: {"iris, cnn": values}, main=True)
+    assert judge_claims([elsewhere, *noise], [], Options()).results[0].p == alone.p
 
 
 def test_a_count_needs_one_run():

@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ TABLES, PAPERS = DOCS / "studies", DOCS / "papers"
 RUNS = sorted(path.name for path in TABLES.iterdir() if path.is_dir())
 PAGES = sorted(path.name.removesuffix(".j2") for path in PAPERS.glob("*.md.j2"))
 ALLOWED = re.compile(
-    r"\((?:\w+,? )?20\d\d\)|\(Nadeau and Bengio, 2003\)|CIFAR-10+|SST-5|ResNet-20|Tables? \d(?:–\d)?|§\d\.\d"
+    r"\((?:\w+,? )?20\d\d\)|\((?:Nadeau and Bengio, 2003|Holm, 1979)\)|The level is 5 %"
+    r"|CIFAR-10+|SST-5|ResNet-20|Tables? \d(?:–\d)?|§\d\.\d"
     r"|Figure \d(?:\(\w\))?|Figures 2 and 3|equation 9|95 %|τ = 1"
     r"|[(]u[)]²|\)²|\(1 − α\)|L1 norm|newsgroups20|--seeds [18]|-j 1|\.svg|\.h5|class 1"
 )
@@ -76,6 +78,26 @@ def test_claims_show_the_number_of_one_data_set_and_the_counts_of_several(studie
     columns = [("one", [("run", "set 2")]), ("all", [("run", "set")]), ("none", [("run", "other")])]
     table = studies.claims(columns, [("a wins", "Table 1: a beats b", 2)])
     assert table.splitlines()[-1] == "| a wins | **open** (+0.25) | 2 held, 1 open | not run |"
+
+
+@pytest.mark.parametrize(
+    ("page", "study"),
+    [("neural-clamping.md", "neural-clamping"), ("rethinking-calibration.md", "rethinking"), ("clue.md", "clue")],
+)
+def test_a_page_shows_the_main_claims_of_its_paper(page, study):
+    known = {f"{claim.source}: {claim.text}" for claim in STUDIES[study].claims() if claim.main}
+    shown = re.findall(r'\("[^"]+", "([^"]+: [^"]+)", \d\)', (PAPERS / f"{page}.j2").read_text("utf-8"))
+    assert sorted(shown) == sorted(known)
+    assert 8 <= len(known) <= 12
+
+
+def test_stored_claims_follow_from_the_stored_rows(studies, tmp_path, monkeypatch):
+    before = (TABLES / "clue-diabetes" / "claims.csv").read_text("utf-8")
+    shutil.copytree(TABLES / "clue-diabetes", tmp_path / "clue-diabetes")
+    (tmp_path / "clue-diabetes" / "claims.csv").unlink()
+    monkeypatch.setattr(studies, "TABLES", tmp_path)
+    studies.judge("clue-diabetes")
+    assert (tmp_path / "clue-diabetes" / "claims.csv").read_text("utf-8") == before
 
 
 def test_figures_are_drawn_from_the_tables(studies, tmp_path):

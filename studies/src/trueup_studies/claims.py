@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from importlib.resources import files
 from typing import Any, Literal, NamedTuple
 
@@ -15,7 +15,7 @@ from trueup.reports.html import TableCell
 from trueup.reports.html import table as html_table
 from trueup_studies.grid import Options, Rows, read_toml
 from trueup_studies.published import normalize_name
-from trueup_studies.statistics import LEVEL, is_constant, paired_interval
+from trueup_studies.statistics import LEVEL, holm, is_constant, paired_interval, paired_t_test
 from trueup_studies.tables import MISSING, Markup, PrintedTable, to_csv
 
 ClaimVerdict = Literal["held", "did not hold", "not distinguishable"]
@@ -25,6 +25,35 @@ HEADINGS = ["source", "claim", "data", "paper", "ours", "95 % interval", "runs",
 
 class Incomplete(list[float]):
     """Numbers of a claim about several methods, some of which were not run: they can refute it, but not confirm it."""
+
+
+class Trends(list[float]):
+    """Kendall's τ of each run, which is a test by itself: under the null, every order of its values is as likely."""
+
+    def __init__(self, runs: Iterable[tuple[int, float]]) -> None:
+        self.runs = list(runs)
+        """Number of values of each run, and concordant minus discordant pairs."""
+        super().__init__(2 * surplus / (n * (n - 1)) for n, surplus in self.runs)
+
+    def p_value(self, *, dependent: bool = False) -> float:
+        """Compute the two-sided p-value of the sum over runs, by permutations; ties make it larger than necessary.
+
+        For runs that are `dependent`, twice the mean of the runs' p-values is valid on each side (Vovk & Wang 2020,
+        Combining p-values via averaging).
+
+        >>> f"{Trends([(5, 10)] * 2).p_value(dependent=True):.4f}", f"{Trends([(5, 10)] * 2).p_value():.6f}"
+        ('0.0333', '0.000139')
+        """
+        counts = [(_concordant_pairs(n), (n * (n - 1) / 2 + surplus) / 2) for n, surplus in self.runs]
+        if not dependent:
+            counts = [(reduce(np.convolve, (p for p, _ in counts)), sum(pairs for _, pairs in counts))]
+        tails = [(p[math.floor(pairs) :].sum(), p[: math.ceil(pairs) + 1].sum()) for p, pairs in counts]
+        return float(min(1.0, (4 if dependent else 2) * min(np.mean(tails, axis=0))))
+
+
+def _concordant_pairs(n: int) -> np.ndarray:
+    """Return the probabilities of each number of concordant pairs of n values in random order."""
+    return reduce(np.convolve, (np.full(k, 1 / k) for k in range(1, n + 1)))
 
 
 @dataclass(frozen=True)
@@ -45,6 +74,9 @@ class Claim:
     digits: int = 2
     printed: str | Mapping[str, str] = ""
     """The paper's own number: one for all, or by data set and network as in `published_key`, with "" for the others."""
+    main: bool = False
+    """Whether it is a main claim of its paper; the main claims on one data set and network are corrected for their
+    number."""
     discrete: bool = False
     """Whether the numbers have few distinct values, such as rank correlations, so that runs may agree by accident."""
     exact: bool = False
@@ -90,6 +122,8 @@ class ClaimResult(NamedTuple):
     low: float
     """Lower end of the mean's interval, by Student's t over runs; NaN for one run or equal runs."""
     high: float
+    p: float
+    """p-value that decides; of a main claim, corrected by Holm's method."""
     verdict: ClaimVerdict
 
     @property
@@ -126,10 +160,10 @@ class ClaimTable(PrintedTable):
     def csv(self) -> str:
         """Format as CSV: one line per claim and data set, in all digits."""
         lines = [
-            [c.source, c.text, r.group, r.printed, c.measured, r.mean, r.low, r.high, r.runs, r.verdict]
+            [c.source, c.text, r.group, r.printed, c.measured, r.mean, r.low, r.high, r.runs, r.p, c.main, r.verdict]
             for r, c in ((result, result.claim) for result in self.results)
         ]
-        head = ["source", "claim", "data", "paper", "measured", "mean", "low", "high", "runs", "verdict"]
+        head = ["source", "claim", "data", "paper", "measured", "mean", "low", "high", "runs", "p", "main", "verdict"]
         return to_csv(lines, head)
 
     def html(self) -> str:
@@ -164,34 +198,47 @@ def judge_claims(
     >>> f"{result.mean:.1f} [{result.low:.2f}, {result.high:.2f}]", result.verdict
     ('2.0 [-0.48, 4.48]', 'not distinguishable')
     """
-    results = []
+    results: list[tuple[Claim, str, Sequence[float], float]] = []
+    families: dict[str, list[int]] = {}
     for claim in claims:
         ratios = {} if claim.one_split else resplit_ratio or {}
         for group, values in claim.support(rows, options).items():
             if len(values) and claim.covers(group):
-                ratio = ratios.get(group.split(", ")[0], 0.0)
-                result = _judge(claim, group, np.asarray(values, dtype=float), ratio)
-                if isinstance(values, Incomplete) and result.verdict == "held":
-                    result = result._replace(verdict="not distinguishable")
-                results.append(result)
-    return ClaimTable(tuple(results))
+                names = group.split(", ")
+                if claim.main:
+                    families.setdefault(", ".join(names[:2]), []).append(len(results))
+                results.append((claim, group, values, ratios.get(names[0], 0.0)))
+    p_values = [_p_value(claim, values, ratio) for claim, _, values, ratio in results]
+    for members in families.values():
+        for index, corrected in zip(members, holm([p_values[i] for i in members]), strict=True):
+            p_values[index] = corrected
+    return ClaimTable(tuple(_judge(*found, p) for found, p in zip(results, p_values, strict=True)))
 
 
-def _judge(claim: Claim, group: str, values: np.ndarray, resplit_ratio: float) -> ClaimResult:
-    runs, mean = len(values), float(values.mean())
-    low, high = math.nan, math.nan
-    conclusive = not claim.discrete or 2 * 0.5**runs < LEVEL
-    if not is_constant(values):
-        low, high = sides = paired_interval(values, resplit_ratio=resplit_ratio)
-    else:
-        # A deterministic method gives the same number with every seed; repeating it is no evidence. Splits that share
-        # samples are no independent signs either.
-        conclusive = claim.exact or (claim.discrete and conclusive and not resplit_ratio)
-        sides = mean, mean
+def _p_value(claim: Claim, values: Sequence[float], resplit_ratio: float) -> float:
+    """Compute the p-value of a claim: over runs by Student's t or by signs, within runs by permutations for ranks."""
+    if isinstance(values, Trends):
+        return values.p_value(dependent=resplit_ratio > 0)
+    numbers, by_sign = np.asarray(values, dtype=float), 2 * 0.5 ** len(values)
+    if not is_constant(numbers):
+        p = paired_t_test(numbers, resplit_ratio=resplit_ratio)
+        return max(p, by_sign) if claim.discrete else p
+    # A deterministic method gives the same number with every seed; repeating it is no evidence. Splits that share
+    # samples are no independent signs either.
+    if not numbers[0] or not (claim.exact or (claim.discrete and not resplit_ratio)):
+        return 1.0
+    return 0.0 if claim.exact else by_sign
+
+
+def _judge(claim: Claim, group: str, values: Sequence[float], resplit_ratio: float, p: float) -> ClaimResult:
+    numbers = np.asarray(values, dtype=float)
+    mean, ends = float(numbers.mean()), (math.nan, math.nan)
+    if not is_constant(numbers):
+        ends = paired_interval(numbers, resplit_ratio=resplit_ratio)
     verdict: ClaimVerdict = "not distinguishable"
-    if conclusive and (sides[0] > 0 or sides[1] < 0):
+    if p < LEVEL and (mean < 0 or not isinstance(values, Incomplete)):
         verdict = "held" if mean > 0 else "did not hold"
-    return ClaimResult(claim, group, runs, mean, low, high, verdict)
+    return ClaimResult(claim, group, len(values), mean, *ends, p, verdict)
 
 
 def published_key(data: str, network: str) -> str:
@@ -270,3 +317,16 @@ def trend(x: Sequence[float], y: Sequence[float]) -> float:
 
     tau = float(kendalltau(x, y).statistic)
     return 0.0 if math.isnan(tau) else tau
+
+
+def trends(runs: Iterable[tuple[Sequence[float], Sequence[float]]], *, sign: int = 1) -> Trends:
+    """Compute `sign` times Kendall's τ (without a correction for ties) of each run's pairs of values.
+
+    >>> trends([([1, 2, 3], [0.1, 0.2, 0.3]), ([1, 2, 3], [0.1, 0.3, 0.2])], sign=-1)
+    [-1.0, -0.3333333333333333]
+    """
+
+    def surplus(x: np.ndarray, y: np.ndarray) -> float:
+        return float((np.sign(x[:, None] - x) * np.sign(y[:, None] - y)).sum()) / 2
+
+    return Trends((len(x), sign * surplus(np.asarray(x), np.asarray(y))) for x, y in runs)

@@ -52,6 +52,20 @@ def paired_t_test(differences: np.ndarray, *, resplit_ratio: float = 0.0) -> flo
     return float(2 * stdtr(n - 1, -abs(mean) / error))
 
 
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Correct p-values for their number, so that the probability of any false rejection stays below the level.
+
+    >>> [f"{p:.2f}" for p in holm([0.01, 0.04, 0.03])]
+    ['0.03', '0.06', '0.06']
+
+    Holm (1979), A simple sequentially rejective multiple test procedure.
+    """
+    p = np.array(p_values, dtype=float)
+    order = p.argsort()
+    raised = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
+    return [float(value) for value in np.minimum(raised, 1)[order.argsort()]]
+
+
 def paired_interval(differences: np.ndarray, *, resplit_ratio: float = 0.0) -> tuple[float, float]:
     """Compute the interval of the mean of paired differences that matches `paired_t_test`; NaN for fewer than two.
 

@@ -68,7 +68,7 @@ def save_page(study: Study, store: Store, options: Options | None, folder: str |
         name: replace(table, count_runs=incomplete or table.count_runs)
         for name, table in (study.tables(rows, options).items() if rows else ())
     }
-    claims = _judge_claims(study, rows, options) if rows and study.claims() else None
+    claims = judge_rows(study, rows, options) if rows and study.claims() else None
     figures = dict(study.figures(rows, options)) if rows else {}
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,8 @@ def save_page(study: Study, store: Store, options: Options | None, folder: str |
     return page
 
 
-def _judge_claims(study: Study, rows: Rows, options: Options) -> ClaimTable:
+def judge_rows(study: Study, rows: Rows, options: Options) -> ClaimTable:
+    """Judge the claims of a study from its rows."""
     ratios: dict[str, float] = {}
     for row in rows:
         ratios[row["data"]] = max(ratios.get(row["data"], 0.0), study.resplit_ratio(row))

@@ -142,7 +142,11 @@ def ablation(
     return _paired(scores, other, than, scale)
 
 
-def _sweep(rows: Rows, options: Options, *, of_run: Callable[[dict[float, Mapping[str, Any]], bool], float]) -> Support:
+Sweep = Mapping[float, Mapping[str, Any]]
+"""γ → the row of one run."""
+
+
+def _sweep(rows: Rows, options: Options, *, of_runs: Callable[[Sequence[Sweep], bool], Sequence[float]]) -> Support:
     """Compute one number per complete sweep over γ."""
     support = {}
     exponents = set(preset_of(options).gammas)
@@ -153,21 +157,23 @@ def _sweep(rows: Rows, options: Options, *, of_run: Callable[[dict[float, Mappin
             if math.isfinite(row["ece"]) and math.isfinite(row["fit_ece"]):
                 runs.setdefault(row["seed"], {})[row["exponent"]] = row
         whole = [seed for seed in sorted(runs) if len(runs[seed]) > 2 and runs[seed].keys() >= exponents]
-        support[name] = [of_run(runs[seed], options.oracle) for seed in whole]
+        support[name] = of_runs([runs[seed] for seed in whole], options.oracle)
     return support
 
 
-def _entropy_trend(run: dict[float, Mapping[str, Any]], oracle: bool) -> float:
-    exponents = sorted(run)
-    return claims.trend(exponents, [run[gamma]["entropy"] for gamma in exponents])
+def _entropy_trends(runs: Sequence[Sweep], oracle: bool) -> Sequence[float]:
+    return claims.trends((sorted(run), [run[gamma]["entropy"] for gamma in sorted(run)]) for run in runs)
 
 
-def _inside_minimum(run: dict[float, Mapping[str, Any]], oracle: bool) -> float:
+def _inside_minima(runs: Sequence[Sweep], oracle: bool) -> Sequence[float]:
     """Compute the test ECE of the better end of the sweep minus that of the best γ inside, chosen as in the tables."""
-    exponents, metric = sorted(run), "ece" if oracle else "fit_ece"
-    both = exponents[1:-1], [exponents[0], exponents[-1]]
-    inside, end = (min(some, key=lambda gamma: run[gamma][metric]) for some in both)
-    return float(100 * (run[end]["ece"] - run[inside]["ece"]))
+    metric, margins = "ece" if oracle else "fit_ece", []
+    for run in runs:
+        exponents = sorted(run)
+        both = exponents[1:-1], [exponents[0], exponents[-1]]
+        inside, end = (run[min(some, key=lambda gamma: run[gamma][metric])] for some in both)
+        margins.append(float(100 * (end["ece"] - inside["ece"])))
+    return margins
 
 
 def _start_scores(rows: Rows, metric: str) -> dict[str, dict[Any, dict[Any, float]]]:
@@ -230,8 +236,8 @@ _NAMED = (
 )  # fmt: skip
 SUPPORT: dict[str, Callable[..., Support]] = {
     **{function.__name__: function for function in _NAMED},
-    "entropy_trend": partial(_sweep, of_run=_entropy_trend),
-    "inside_minimum": partial(_sweep, of_run=_inside_minimum),
+    "entropy_trend": partial(_sweep, of_runs=_entropy_trends),
+    "inside_minimum": partial(_sweep, of_runs=_inside_minima),
 }
 CLAIMS = claims.read_claims(__package__, SUPPORT)
 """The claims of claims.toml."""

@@ -62,7 +62,7 @@ def shrinks_with_data(rows: Rows, options: Options, *, loss: str) -> Support:
         growth = plan.growth
         if growth is None or loss not in growth.coefficients:
             continue
-        taus = []
+        runs = []
         for seed in range(growth.seeds):
             best = [
                 evidence.best_coefficient(
@@ -75,8 +75,8 @@ def shrinks_with_data(rows: Rows, options: Options, *, loss: str) -> Support:
             ]
             known = [value for value in best if value is not None]
             if len(known) == len(growth.sizes):
-                taus.append(-claims.trend(growth.sizes, known))
-        support[f"{plan.title}, {plan.network}"] = taus
+                runs.append((growth.sizes, known))
+        support[f"{plan.title}, {plan.network}"] = claims.trends(runs, sign=-1)
     return support
 
 
@@ -105,9 +105,10 @@ def accuracy_loss(
 
 BY_PLAN = (
     evidence.above_focal, evidence.versus_reference, evidence.descends_then_ascends, evidence.histograms_gain_more,
-    evidence.logit_gaps, evidence.no_trend, evidence.rise, evidence.rises_in_time, evidence.sensitivity,
-    evidence.stays_high, evidence.stronger_is_worse, evidence.stronger_rises_earlier, evidence.stronger_rises_more,
-    evidence.strongest_loses, evidence.temperatures_rise, evidence.with_few, best_of_the_paper,
+    evidence.logit_gaps, evidence.mean_confidence, evidence.no_trend, evidence.rise, evidence.rises_in_time,
+    evidence.sensitivity, evidence.stays_high, evidence.stronger_is_worse, evidence.stronger_rises_earlier,
+    evidence.stronger_rises_more, evidence.strongest_loses, evidence.temperatures_rise, evidence.uncertain_gap,
+    evidence.with_few, best_of_the_paper,
 )  # fmt: skip
 SUPPORT: dict[str, Callable[..., Support]] = {
     "accuracy_loss": accuracy_loss,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame, Series
 
-from trueup_studies.claims import by_run, paired, trend
+from trueup_studies.claims import by_run, paired, trends
 from trueup_studies.grid import Options, Rows
 from trueup_studies.papers.rethinking.rethinking_presets import REFERENCE, SWEEP, Growth, Plan
 from trueup_studies.papers.rethinking.rethinking_study import choose_coefficients, selectors
@@ -19,6 +19,8 @@ DROP_TOLERANCE = 0.05
 """Share of the epochs; a rise that begins this soon after the first drop of the learning rate begins with the drop."""
 FLAT = 0.5
 """A Kendall's τ below this is no clear trend."""
+UNCERTAIN = 0.1
+"""Share of the rows whose confidence is lowest."""
 LARGE_RATIO = 2.0
 """A wrong coefficient costs much if its ECE is this many times that of the best."""
 
@@ -76,6 +78,35 @@ def versus_reference(
         return []
     ours, theirs = (by_run(chosen[name], figure, "loss").get(name, {}) for name in (loss, REFERENCE))
     return [value + plus for value in paired(ours, theirs, scale=scale)]
+
+
+def uncertain_gap(rows: Rows, plan: Plan, options: Options, *, loss: str) -> list[float]:
+    """Compute confidence minus accuracy of the least confident predictions after temperature scaling."""
+    chosen = choose_coefficients(rows, selectors(options)[0], plan.candidates).get(loss, [])
+    return [100 * _low_gap(row["reliability_temperature"]) for row in chosen if "reliability_temperature" in row]
+
+
+def _low_gap(diagram: Mapping[str, Sequence[float]]) -> float:
+    """Average confidence minus accuracy over the lowest bins that hold `UNCERTAIN` of the rows or more.
+
+    >>> gap = _low_gap({"count": [0, 5, 10, 85], "confidence": [None, 0.4, 0.6, 0.9], "accuracy": [None, 0.1, 0.6, 1]})
+    >>> f"{gap:.2f}"
+    '0.10'
+    """
+    count = np.array(diagram["count"], dtype=float)
+    low = (count.cumsum() - count < UNCERTAIN * count.sum()) & (count > 0)
+    gaps = np.array(diagram["confidence"], dtype=float) - np.array(diagram["accuracy"], dtype=float)
+    return float(np.average(gaps[low], weights=count[low]))
+
+
+def mean_confidence(rows: Rows, plan: Plan, options: Options, *, loss: str) -> list[float]:
+    """Compute |mean confidence − accuracy| of cross-entropy minus that of a loss."""
+    gaps = []
+    for row in (row for row in rows if "reliability" in row):
+        shown = {name: np.array(row["reliability"][name], dtype=float) for name in ("count", "confidence", "accuracy")}
+        gap = np.nansum(shown["count"] * (shown["confidence"] - shown["accuracy"])) / shown["count"].sum()
+        gaps.append({**row, "gap": abs(float(gap))})
+    return versus_reference(gaps, plan, options, loss=loss, figure="gap", scale=-100)
 
 
 def with_few(rows: Rows, plan: Plan, options: Options, *, loss: str, figure: str) -> list[float]:
@@ -147,13 +178,14 @@ def first_drop(plan: Plan) -> float:
 def stronger_rises_more(rows: Rows, plan: Plan, options: Options, *, loss: str) -> list[float]:
     """Compute Kendall's τ of the coefficient and the rise of the optimal ECE, for each seed."""
     rises = {value: _rises(table) for value, table in _curves(rows, plan, loss).items()}
-    return [trend(list(rises), list(each)) for each in zip(*rises.values(), strict=True)] if len(rises) > 2 else []
+    return trends((list(rises), list(each)) for each in zip(*rises.values(), strict=True)) if len(rises) > 2 else []
 
 
 def stronger_rises_earlier(rows: Rows, plan: Plan, options: Options, *, loss: str) -> list[float]:
     """Compute minus Kendall's τ of the coefficient and the lowest epoch, for each seed."""
     epochs = {value: table.argmin(axis=1) for value, table in _rising_curves(rows, plan, loss).items()}
-    return [-trend(list(epochs), list(each)) for each in zip(*epochs.values(), strict=True)] if len(epochs) > 2 else []
+    runs = zip(*epochs.values(), strict=True)
+    return trends(((list(epochs), list(each)) for each in runs), sign=-1) if len(epochs) > 2 else []
 
 
 def _final_ece(rows: Rows) -> list[Mapping[str, Any]]:
@@ -177,7 +209,7 @@ def stronger_is_worse(rows: Rows, plan: Plan, options: Options, *, loss: str) ->
 def _trends(table: DataFrame) -> list[float]:
     """Compute Kendall's τ of each seed's numbers and the order of the columns."""
     count = table.shape[1]
-    return [trend(range(count), list(values)) for values in table.to_numpy()] if count > 2 else []
+    return trends((range(count), list(values)) for values in table.to_numpy()) if count > 2 else []
 
 
 def temperatures_rise(rows: Rows, plan: Plan, options: Options) -> list[float]:
