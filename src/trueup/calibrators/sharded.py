@@ -1,4 +1,7 @@
-"""Fits to shards: each shard contributes sums over its rows, and the search runs in one process."""
+"""Fits to shards: each shard contributes sums over its rows, and the search runs in one process.
+
+Platt scaling, beta calibration and isotonic regression collect the log-odds of all rows instead.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from trueup._core.bins import BINS, Bins
 from trueup._core.errors import InputError
 from trueup._core.loss_sums import temperature_sums
 from trueup._core.optimize import Certificate, Stage
+from trueup._core.registry import METHODS
 from trueup._core.row_scores import scores_and_outcomes
 from trueup._core.tally import Tally
 from trueup.calibrators.base import Calibrator
@@ -188,9 +192,14 @@ class _Data:
         return self._rows
 
     @property
+    def is_unweighted(self) -> bool:
+        """Return whether the shards have no column of weights."""
+        return self._shards.fields.sample_weight is None
+
+    @property
     def total(self) -> float:
         """Return the number of rows, or the effective number (Σw)²/Σw² of weighted rows."""
-        if self._shards.fields.sample_weight is None:
+        if self.is_unweighted:
             return self.rows
         weight, squares = self._weights()
         return float(weight**2 / squares)
@@ -200,7 +209,7 @@ class _Data:
 
         Weights are scaled to add up to `total`, as in a fit in memory.
         """
-        if self._shards.fields.sample_weight is not None:
+        if not self.is_unweighted:
             weight, squares = self._weights()
             task = partial(_scale_weights, task=task, factor=weight / squares)
         total, rows, bad = self._map(task, self._shards, label)
@@ -336,6 +345,25 @@ def _tally(part: PredictionTable) -> Tally:
     return Tally.of(*part, sample_weight=part.sample_weight)
 
 
+def _one_score(data: _Data, *, method: str) -> Calibrator:
+    """Collect the log-odds of two classes from all shards and fit a method to them."""
+    if (n_classes := data.sample.logits.shape[1]) != 2:
+        raise InputError("logits", f"have two classes for a fit of {method} to shards", f"{n_classes} classes")
+    log_odds, labels, weights = (
+        np.concatenate(each) for each in zip(*data.sum(_log_odds, "log-odds, shards"), strict=True)
+    )
+    w = None if data.is_unweighted else weights
+    logits = np.stack([np.zeros_like(log_odds), log_odds], axis=1)
+    return METHODS[method](logits, labels.astype(np.int64), sample_weight=w)
+
+
+def _log_odds(part: PredictionTable) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Return the log-odds, label and weight of each row, as a list, so that parts can be added."""
+    z, y = trusted_arrays(*part)
+    w = np.ones(len(y)) if part.sample_weight is None else part.sample_weight
+    return [(z[:, 1].astype(np.float64) - z[:, 0], y.astype(np.uint8), w)]
+
+
 FITS: Mapping[str, Callable[[_Data], Calibrator]] = {
     "temperature": _temperature,
     "vector": partial(_linear, make=Vector, penalty=Penalty(0.0, VECTOR_PENALTY, VECTOR_PENALTY), vector=True),
@@ -345,5 +373,8 @@ FITS: Mapping[str, Callable[[_Data], Calibrator]] = {
     "histogram": _histogram,
     "histogram_mass": _histogram_mass,
     "histogram_ovr": _histogram_ovr,
+    "platt": partial(_one_score, method="platt"),
+    "beta": partial(_one_score, method="beta"),
+    "isotonic": partial(_one_score, method="isotonic"),
 }
-"""Methods that can be fitted from sums over rows; they equal those of METHODS."""
+"""Methods that can be fitted to shards; they equal those of METHODS. The last three need two classes."""

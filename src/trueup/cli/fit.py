@@ -36,9 +36,10 @@ def fit(
 
     Without a method, or with `-m auto`, several are mixed with weights from cross-validation. If several methods are
     named, cross-validation chooses one; name the simplest first. If the file holds both halves, val is used. Shards
-    need not fit in memory; they take one method: temperature, vector, matrix, svs, sms or a histogram. With
-    `--multilabel`, one binary method (default platt) is fitted to each label and shrunk towards the fit to all labels.
-    Forecasts of a number (--mean, --std, --target) take the methods variance and quantiles.
+    need not fit in memory; they take one method: temperature, vector, matrix, svs, sms, a histogram, or with two
+    classes platt, beta or isotonic. With `--multilabel`, one binary method (default platt) is fitted to each label and
+    shrunk towards the fit to all labels. Forecasts of a number (--mean, --std, --target) take the methods variance and
+    quantiles.
 
       $ trueup fit val.npz -m temperature -o calibrator.safetensors
       $ trueup fit val.csv --labels target -o calibrator.safetensors
