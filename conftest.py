@@ -29,6 +29,8 @@ class _SkipWithoutTorch:
 if find_spec("torch") is None:
     sys.meta_path.insert(0, _SkipWithoutTorch)
 
+DEMO = Path(__file__).parent / "src/trueup/demo/predictions.npz"
+
 settings.register_profile("trueup", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("trueup")
 
@@ -40,3 +42,16 @@ def data() -> Path:
     if not folder:
         pytest.skip("TRUEUP_DATA is not set: the real data sets are not at hand")
     return Path(folder)
+
+
+@pytest.fixture(autouse=True)
+def _readme_folder(request, monkeypatch):
+    """Run the README's examples where `trueup demo` has left the predictions of its network."""
+    if Path(request.node.path).name == "README.md":
+        folder = request.getfixturevalue("tmp_path")
+        monkeypatch.chdir(folder)
+        from trueup import load, save
+
+        for split in ("val", "test"):
+            Path("demo").mkdir(exist_ok=True)
+            save(load(DEMO, split=split), f"demo/{split}.npz")

@@ -100,6 +100,19 @@ def test_references_in_docstrings_become_links(reference):
     assert linked.endswith("[doi:10.1175/WAF993.1](https://doi.org/10.1175/WAF993.1).")
 
 
+def test_the_readme_fits_on_a_few_screens():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split()) <= 900
+    assert "<BLANKLINE>" not in text
+
+
+def test_the_front_page_is_the_readme():
+    hook = runpy.run_path(str(DOCS / "front_page.py"))["on_page_markdown"]
+    text = hook("", page=SimpleNamespace(file=SimpleNamespace(src_uri="index.md")))
+    assert text.startswith("# trueup")
+    assert all((DOCS / target).is_file() for target in re.findall(r"\]\(([\w./-]+)", text))
+
+
 def test_every_page_is_in_the_menu():
     menu = (ROOT / "mkdocs.yml").read_text()
     assert [page for page in MANUAL if f": {page.relative_to(DOCS)}\n" not in menu] == []
@@ -147,6 +160,9 @@ def test_its_commands_run(page, tmp_path, monkeypatch):
     from trueup.io import save_columns
 
     monkeypatch.chdir(tmp_path)
+    for split in ("val", "test"):  # as `trueup demo` leaves them: tests/demo
+        Path("demo").mkdir(exist_ok=True)
+        trueup.save(trueup.load(ROOT / "src/trueup/demo/predictions.npz", split=split), f"demo/{split}.npz")
     rng = np.random.default_rng(0)
     z = 3 * rng.normal(size=(600, 3))
     y = (z / 2 + rng.gumbel(size=z.shape)).argmax(axis=1)
@@ -172,5 +188,7 @@ def test_its_commands_run(page, tmp_path, monkeypatch):
     )
     Path("visits.csv").write_text(f"logit_0,logit_1,label,patient\n{visits}\n")
     for command in commands(page):
+        if command == "trueup demo":
+            continue
         result = CliRunner().invoke(app, shlex.split(command)[1:])
         assert result.exit_code == 0, f"{command}\n{result.output}"
