@@ -3,8 +3,12 @@ files, and kills between updates of its monitors. `make server-trial` runs all o
 
 import io
 import os
+import re
+import shutil
 import socket
 import stat
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -321,3 +325,22 @@ def test_wrong_bodies(tmp_path, effort, tell):
         f"{len(answers)} requests of 8 MB, two at a time: refused in at most {longest} bytes; "
         f"at most {largest / 2**20:,.0f} MB of memory",
     )
+
+
+def test_generated_requests(tmp_path, effort, tell):
+    """Requests that Schemathesis generates from the OpenAPI document are sent, and its default checks applied."""
+    folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    program = shutil.which("schemathesis", path=folders)
+    if program is None:
+        pytest.skip("schemathesis is not installed")
+    with running(tmp_path) as (_, port):
+        address = f"http://127.0.0.1:{port}/openapi.json"
+        options = ["--max-examples", str(5 * effort), "--max-time", str(60 * effort), "--seed", "1", "--no-color"]
+        result = subprocess.run(
+            [program, "run", address, *options], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+    assert result.returncode == 0, result.stdout
+    generated, passed = re.search(r"([\d,]+) generated, ([\d,]+) passed", result.stdout).groups()
+    assert generated == passed, result.stdout
+    operations = re.search(r"Tested: (\d+)", result.stdout).group(1)
+    tell("faults", f"{generated} requests to {operations} operations passed all checks")

@@ -346,7 +346,7 @@ def _tally(part: PredictionTable) -> Tally:
 
 
 def _one_score(data: _Data, *, method: str) -> Calibrator:
-    """Collect the log-odds of two classes from all shards and fit a method to them."""
+    """Collect the log-odds of two classes, then fit the method in memory."""
     if (n_classes := data.sample.logits.shape[1]) != 2:
         raise InputError("logits", f"have two classes for a fit of {method} to shards", f"{n_classes} classes")
     log_odds, labels, weights = (
