@@ -58,6 +58,18 @@ def value(run: str, table: str, group: str, name: str, figure: str, digits: int 
     return f"{text} ± {float(line['std']):.{digits}f}" if spread and line["std"] else text
 
 
+def count(run: str, table: str, group: str, name: str, figure: str) -> str:
+    """Return the number of runs behind one number of a stored table."""
+    return entry(run, table, group, name, figure)["count"]
+
+
+def difference(run: str, group: str, name: str, figure: str, digits: int = 3) -> str:
+    """Format a paired difference from level "batch", with an arrow if it is significant."""
+    kind = next(path.stem for path in (TABLES / run).glob("*-levels.csv"))
+    line = entry(run, kind, group, f"{name} − batch", figure)
+    return f"{float(line['mean']):+.{digits}f}" + {"higher": " ↑", "lower": " ↓", "": ""}[line["mark"]]
+
+
 def fact(run: str, what: str) -> str:
     """Return one line of a run's summary."""
     return next(line["value"] for line in read(TABLES / run / "run.csv") if line["what"] == what)
@@ -119,7 +131,7 @@ def assemble() -> dict[str, str]:
     """Render every template; return name of the page → text."""
     loader = FileSystemLoader(PAPERS)
     environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
-    helpers = (value, fact, claims, count_verdicts, costs, rate)
+    helpers = (value, count, difference, fact, claims, count_verdicts, costs, rate)
     environment.globals |= {function.__name__: function for function in helpers}
     names = sorted(path.name for path in PAPERS.glob("*.md.j2"))
     return {name.removesuffix(".j2"): environment.get_template(name).render() for name in names}
@@ -145,7 +157,9 @@ def _legend(figure: Any, ax: Any, columns: int = 5) -> None:
 
 
 def _pair(run: str, table: str, group: str, name: str, figure: str) -> tuple[float, float]:
-    line = entry(run, table, group, name, figure)
+    """Return a mean and its standard deviation; NaN for a method that was not run."""
+    lines = [line for line in read(TABLES / run / f"{table}.csv") if (line["group"], line["figure"]) == (group, figure)]
+    line = next((line for line in lines if list(line.values())[1] == name), {"mean": "", "std": ""})
     return float(line["mean"] or "nan"), float(line["std"] or 0)
 
 
@@ -223,7 +237,7 @@ def draw_figures(folder: Path) -> list[Path]:
         "cross-entropy": "cross-entropy", "cross-entropy of 5 passes": "CE of the mean of 5 passes",
         "cross-entropy, ensemble of 5": "ensemble of 5", "focal loss": "focal", "AvUC": "AvUC", "MMCE": "MMCE",
         "CLUE batch, α 0.5": "CLUE batch, α ½", "CLUE group, α 0.9": "CLUE group, α 0.9",
-        "CLUE sample, α 0.5": "CLUE sample, α ½",
+        "CLUE sample, α 0.5": "CLUE sample, α ½", "CLUE consistent, α 0.5": "CLUE consistent, α ½",
     }  # fmt: skip
     tasks = {"digits": "digits", "fashion_mnist": "Fashion-MNIST", "trec": "TREC", "sst5": "SST-5"}
     for ax, (data, words) in zip(axes, tasks.items(), strict=True):

@@ -212,7 +212,7 @@ def judge_claims(
     for members in families.values():
         for index, corrected in zip(members, holm([p_values[i] for i in members]), strict=True):
             p_values[index] = corrected
-    return ClaimTable(tuple(_judge(*found, p) for found, p in zip(results, p_values, strict=True)))
+    return ClaimTable(tuple(_judge(*result, p) for result, p in zip(results, p_values, strict=True)))
 
 
 def _p_value(claim: Claim, values: Sequence[float], resplit_ratio: float) -> float:
