@@ -34,6 +34,12 @@ def watched(client):
     return id
 
 
+def unchanged(client, id, before):
+    """Whether only the number of refused requests has grown."""
+    after = state(client, id)
+    return after.pop("refused") > before.pop("refused") and after == before
+
+
 @pytest.mark.parametrize("what", WRONG)
 def test_rows_that_are_wrong_change_nothing(client, watched, what):
     pair, told = WRONG[what]
@@ -43,7 +49,7 @@ def test_rows_that_are_wrong_change_nothing(client, watched, what):
     sent = client.post(f"/api/monitors/{watched}/update", content=text, headers={"Content-Type": "application/json"})
     assert told in error(sent, 409)
     assert error(replay(client, watched, npz(logits=pair[0], labels=pair[1])), 409)
-    assert state(client, watched) == before
+    assert unchanged(client, watched, before)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +68,7 @@ def test_rows_that_are_wrong_change_nothing(client, watched, what):
 def test_logs_that_are_wrong_change_nothing(client, watched, body, name, told):
     before = state(client, watched)
     assert told in error(replay(client, watched, body, name), 409)
-    assert state(client, watched) == before
+    assert unchanged(client, watched, before)
 
 
 def test_bodies_that_are_wrong_change_nothing(client, watched):
@@ -72,10 +78,10 @@ def test_bodies_that_are_wrong_change_nothing(client, watched):
     assert ragged.status_code == 409  # the schema cannot express it
     assert "equally many numbers" in error(ragged, 409)
     assert error(client.post(path, json={"logits": [[1, 2, 3]], "labels": [0.5]}), 409).startswith("labels.0:")
-    assert error(client.post(path, json={"logits": [[1, 2, 3]]}), 409).startswith("labels:")
+    assert "send labels" in error(client.post(path, json={"logits": [[1, 2, 3]]}), 409)
     assert error(client.post(path, json={"logit": []}), 409)
     assert error(client.post(path, content=b"{"), 409)
-    assert state(client, watched) == before
+    assert unchanged(client, watched, before)
 
 
 def test_foreign_pages_are_refused_here_too(client, watched):

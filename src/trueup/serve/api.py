@@ -305,15 +305,16 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
 
     @api.post("/jobs/{id}/apply", tags=["fit"])
     def apply(id: str, body: models.ApplyRequest) -> models.Applied:
-        """Calibrate logits."""
+        """Calibrate logits, probabilities or stated confidences."""
         of = fitted(id, body.method)
-        logits, classes = np.asarray(body.logits), of.job.val.n_classes
-        if logits.shape[1:] != (classes,):
+        classes = of.job.val.n_classes
+        logits, notes = body.read(classes)
+        if logits.shape[1] != classes:
             raise ValueError(f"logits must have {classes} numbers per row, got shape {logits.shape}")
         after = np.asarray(of.calibrator(logits))
         rows = [[None if number == -math.inf else number for number in row] for row in after.tolist()]
         probs = softmax(after.astype(np.float64), axis=1).tolist()
-        return models.Applied(method=of.name, logits=rows, probs=probs)
+        return models.Applied(method=of.name, logits=rows, probs=probs, notes=notes)
 
     @get_in_turn("/jobs/{id}/report", "take home", **file_route("text/html"))
     def report(id: str) -> Response:

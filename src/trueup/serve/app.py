@@ -20,10 +20,11 @@ from starlette.staticfiles import StaticFiles
 from trueup._core import __version__
 from trueup._core.errors import error_message
 from trueup.serve import monitor_routes
+from trueup.serve.api import ERRORS as ERROR_ANSWERS
 from trueup.serve.api import routes
-from trueup.serve.guard import HEADERS, Guard
+from trueup.serve.guard import HEADERS, HEALTH, Guard
 from trueup.serve.jobs import Busy, Jobs
-from trueup.serve.models import describe_fields
+from trueup.serve.models import Health, describe_fields
 from trueup.serve.monitors import MonitorStore
 from trueup.serve.session_store import Missing, Store
 from trueup.serve.settings import Settings
@@ -93,12 +94,19 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.routes = [route for router in routers for route in router.routes]
     for router in routers:
         app.include_router(router)
+    app.add_api_route(HEALTH, health, responses=ERROR_ANSWERS, tags=["about"])
+    app.add_api_route(HEALTH, health, methods=["HEAD"], include_in_schema=False)
     for path, page in PAGES.items():
         app.add_api_route(path, page, response_class=Response, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC))
     for kind, answer in ERRORS.items():
         app.add_exception_handler(kind, partial(_respond, answer))
     return app
+
+
+async def health() -> Health:
+    """Answer while the server runs, without a token and to any host name."""
+    return Health(status="ok")
 
 
 async def _every(seconds: float, work: Callable[[], None]) -> None:

@@ -32,6 +32,9 @@ HEADERS = {
 UPLOADS = re.compile(r"/api/upload|/api/monitors/[^/]+/replay")
 """Paths that receive a file, which may be larger than other bodies."""
 
+HEALTH = "/healthz"
+"""The only path that answers without a token and to any host name; its answer says only that the server runs."""
+
 _TOKEN_PAGE = Path(__file__).parent / "static" / "token.html"
 
 
@@ -59,7 +62,9 @@ class Guard:
             await send(message)
 
         request = Request(scope)
-        rejection = self._check_names(request) or self._check_token(request)
+        # A health check knows no token, and comes with the address of a container as its host name.
+        is_health_check = scope["path"] == HEALTH and request.method in ("GET", "HEAD")
+        rejection = None if is_health_check else self._check_names(request) or self._check_token(request)
         if rejection is not None:
             # Answers that wait for their client cannot pile up, since there is one per connection.
             rejection.headers["Connection"] = "close"

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, FiniteFloat, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    FiniteFloat,
+    Tag,
+    model_validator,
+)
 
+from trueup._core.arrays import subtract_one
+from trueup._core.errors import record_warnings
+from trueup.convert import from_probs
 from trueup.io.atomic import shorten
 
 MAX_BINS = 100
@@ -31,9 +43,24 @@ def to_array(rows: list[list[float | None]]) -> np.ndarray:
     return array
 
 
-Row = Annotated[list[FiniteFloat | None], FailFast(), Field(min_length=2)]
-Rows = Annotated[list[Row], FailFast(), Field(min_length=1), AfterValidator(to_array)]
+Row = Annotated[list[FiniteFloat | None], Field(min_length=2, fail_fast=True)]
+Rows = Annotated[list[Row], Field(min_length=1, fail_fast=True), AfterValidator(to_array)]
 """One row per prediction; null means an absent option. Validation stops at the first error."""
+Shares = Annotated[list[FiniteFloat], Field(min_length=1, fail_fast=True), AfterValidator(np.asarray)]
+"""One probability per row."""
+
+
+def _kind_of_probs(value: Any) -> str:
+    if not isinstance(value, list):
+        return "flag"
+    return "rows" if value and isinstance(value[0], list) else "shares"
+
+
+Probs = Annotated[
+    Annotated[bool, Tag("flag")] | Annotated[Rows, Tag("rows")] | Annotated[Shares, Tag("shares")],
+    Discriminator(_kind_of_probs),
+]
+"""Probabilities: rows, or the probabilities of class 1; or a statement on the logits."""
 
 
 def to_whole(value: Any) -> Any:
@@ -68,6 +95,12 @@ class Error(BaseModel):
     """An error message in one sentence."""
 
     error: str
+
+
+class Health(BaseModel):
+    """Sign of life."""
+
+    status: Literal["ok"]
 
 
 class DataInfo(BaseModel):
@@ -201,10 +234,46 @@ class SetsInfo(BaseModel):
     note: str
 
 
-class ApplyRequest(Strict):
-    """Logits to calibrate."""
+class PredictionsRequest(Strict):
+    """Predictions: `logits`, `probs` or `confidence`, with one entry per row."""
 
-    logits: Rows = Field(description="one row per sample, one number per class; null: absent option")
+    logits: Rows | None = Field(
+        None, description="one row per prediction, one number per class; log p is a logit, null an absent option"
+    )
+    probs: Probs | None = Field(
+        None,
+        description="probabilities, one row per prediction, or one number: the probability of class 1 of two. With "
+        "logits, whether those are probabilities; by default, values that look like them are rejected",
+    )
+    confidence: Shares | None = Field(
+        None, description="stated confidence of each answer; for two classes, wrong (0) and right (1)"
+    )
+
+    @model_validator(mode="after")
+    def _require_one_kind(self) -> Self:
+        if self._has_probs + (self.logits is not None) + (self.confidence is not None) != 1:
+            raise ValueError("exactly one of logits, probs and confidence must have the predictions")
+        return self
+
+    @property
+    def _has_probs(self) -> bool:
+        return isinstance(self.probs, np.ndarray)
+
+    def read(self, n_classes: int) -> tuple[np.ndarray, list[str]]:
+        """Return the rows as logits, and notes on their conversion."""
+        if self.confidence is not None and n_classes != 2:
+            raise ValueError(f"confidence needs two classes, wrong and right, got {n_classes} classes")
+        name = "confidence" if self.confidence is not None else "probs" if self._has_probs else "logits"
+        values: Any = getattr(self, name)
+        if name == "logits" and not self.probs:
+            return (values if self.probs is None else subtract_one(values)), []
+        with record_warnings() as notes:
+            return from_probs(np.where(values == -math.inf, math.nan, values), name=name), notes
+
+
+class ApplyRequest(PredictionsRequest):
+    """Predictions to calibrate."""
+
     method: str | None = Field(None, description="one of the fitted methods; the chosen one by default")
 
 
@@ -214,6 +283,7 @@ class Applied(BaseModel):
     method: str
     logits: list[list[float | None]]
     probs: list[list[float]]
+    notes: list[str] = Field(description="warnings about the rows that were sent")
 
 
 class Listed(BaseModel):
@@ -278,22 +348,29 @@ class MonitorRequest(Strict):
     promise: PromiseRequest | None = Field(None, description="a threshold and its promised error rate")
 
 
-class ExpectRequest(Strict):
-    """Predictions whose labels have not arrived."""
-
-    logits: Rows = Field(
-        description="one row per prediction, one number per class; log p is a logit, null an absent option"
-    )
-    probs: bool | None = Field(
-        None, description="whether they are probabilities; by default, values that look like them are rejected"
-    )
-
-
-class UpdateRequest(ExpectRequest):
+class UpdateRequest(PredictionsRequest):
     """Predictions with their labels, in the order in which they were made."""
 
-    labels: Annotated[list[int], FailFast()] = Field(description="true classes, 0 to n_classes - 1")
+    labels: Annotated[list[int], Field(fail_fast=True)] | None = Field(
+        None, description="true classes, 0 to n_classes - 1; with logits or probs"
+    )
+    correct: Annotated[list[bool | Literal[0, 1]], Field(fail_fast=True)] | None = Field(
+        None, description="whether each answer was right; with confidence"
+    )
     awaited: bool = Field(False, description="whether the rows were sent to /expect before")
+
+    @model_validator(mode="after")
+    def _require_truth(self) -> Self:
+        if self.confidence is None and (self.labels is None or self.correct is not None):
+            raise ValueError("send labels with logits or probs, and correct only with confidence")
+        if self.confidence is not None and (self.correct is None or self.labels is not None):
+            raise ValueError("send correct with confidence, not labels")
+        return self
+
+    @property
+    def truth(self) -> np.ndarray:
+        """The labels; with confidences, 1 for right and 0 for wrong."""
+        return np.array(self.labels if self.confidence is None else self.correct, np.int64)
 
 
 def describe_fields(errors: Sequence[Any], *, skip: int = 0) -> str:
@@ -327,7 +404,8 @@ class MonitorInfo(BaseModel):
     replaying: Progress | None = Field(description="progress of the current replay; its rows are not yet in the status")
     saved_rows: int | None = Field(description="rows on disk, which survive a crash; null without a folder")
     problem: str | None = Field(description="why the monitor could not be written to its folder")
-    notes: list[str] = Field(description="warnings about a replayed log")
+    refused: int = Field(description="number of malformed updates, replays and expected rows since the server started")
+    notes: list[str] = Field(description="warnings about the rows that were sent")
 
 
 class MonitorState(MonitorInfo):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,14 +13,15 @@ from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from trueup._core.arrays import subtract_one
-from trueup._core.errors import error_message, record_warnings
-from trueup.convert import from_probs
+from trueup._core.errors import error_message
 from trueup.integrations.prometheus import prometheus_text
 from trueup.io.artifacts import load_artifact, open_artifact
 from trueup.io.atomic import errors_name_file
@@ -33,6 +34,9 @@ from trueup.serve.monitors import MonitorSession, MonitorStore, Successor
 from trueup.serve.settings import Settings
 from trueup.serve.temporary import temporary_prefix
 
+MALFORMED = (None, 400, 408, 413)
+"""Statuses of errors that count: None is an error without a status, in the content; the others are those of bodies that
+were cut off, too slow or too large."""
 NewName = Annotated[models.MonitorName, Query(description="name of the new monitor")]
 DeclaredProbs = Annotated[
     bool | None,
@@ -42,11 +46,11 @@ DeclaredProbs = Annotated[
 
 def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget) -> APIRouter:
     """Make all routes of monitors."""
-    router = APIRouter(responses=api.ERRORS, tags=["monitors"])
+    router = APIRouter(responses=api.ERRORS, tags=["monitors"], route_class=_Route)
     receiver = uploads.Receiver(settings, disk)
 
     async def change(
-        session: MonitorSession, work: Callable[[], Successor], notes: Sequence[str] = ()
+        session: MonitorSession, work: Callable[[], Successor], notes: Sequence[str] = (), counter: str = "updates"
     ) -> models.MonitorInfo:
         """Update a monitor, one update after the other."""
         if session.waiting >= settings.waiting:
@@ -57,12 +61,9 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
                 monitors.get(session.id)  # it may have been deleted while this waited
                 successor = await run_in_threadpool(work)
                 await run_in_threadpool(monitors.commit, session, successor)
-        except ValueError:
-            monitors.counts["refused_updates"] += 1
-            raise
         finally:
             session.waiting -= 1
-        monitors.counts["updates"] += 1
+        monitors.counts[counter] += 1
         return monitor_info(session, notes)
 
     @router.get("/api/monitors")
@@ -107,13 +108,15 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
     @router.post("/api/monitors/{id}/update")
     async def receive_update(id: str, rows: models.UpdateRequest) -> models.MonitorInfo:
         """Add predictions with their labels: all of them, or none if they are invalid."""
-        session, (logits, notes) = monitors.get(id), _read_rows(rows)
-        return await change(session, partial(session.update, logits, rows.labels, awaited=rows.awaited), notes)
+        session = monitors.get(id)
+        logits, notes = rows.read(session.monitor.n_classes)
+        return await change(session, partial(session.update, logits, rows.truth, awaited=rows.awaited), notes)
 
     @router.post("/api/monitors/{id}/expect")
-    async def receive_expected(id: str, rows: models.ExpectRequest) -> models.MonitorInfo:
+    async def receive_expected(id: str, rows: models.PredictionsRequest) -> models.MonitorInfo:
         """Add predictions whose labels have not arrived; `status.unlabelled` has the estimates for them."""
-        session, (logits, notes) = monitors.get(id), _read_rows(rows)
+        session = monitors.get(id)
+        logits, notes = rows.read(session.monitor.n_classes)
         return await change(session, partial(session.expect, logits), notes)
 
     @router.post("/api/monitors/{id}/replay", openapi_extra=api.FILE_BODY)
@@ -133,6 +136,12 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
                 raise ValueError(f"{shown_name}: a log must have one split, got val and test")
             return await change(session, partial(session.update, *data.val.pair), data.notes)
 
+    @router.post("/api/monitors/{id}/acknowledge")
+    async def acknowledge(id: str) -> models.MonitorInfo:
+        """Acknowledge the alarm and watch anew; the alarm stays in `status.acknowledged`, and the history goes on."""
+        session = monitors.get(id)
+        return await change(session, session.acknowledge, counter="acknowledged_alarms")
+
     @router.get("/api/monitors/{id}/file", **api.SAFETENSORS)
     def checkpoint(id: str) -> Response:
         """Download a checkpoint, a .safetensors file for `trueup.load`, `trueup monitor --state` and restore."""
@@ -149,20 +158,30 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
     return router
 
 
+class _Route(APIRoute):
+    """A route; if it adds rows, malformed requests are counted, also those that do not fit the schema."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        if not self.path.endswith(("/update", "/expect", "/replay")):
+            return handle
+
+        async def run(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except (RequestValidationError, ValueError, HTTPException) as error:
+                if getattr(error, "status_code", None) in MALFORMED:
+                    request.app.state.monitors.count_refused(request.path_params["id"])
+                raise
+
+        return run
+
+
 def monitor_info(session: MonitorSession, notes: Sequence[str] = ()) -> models.MonitorInfo:
     """Describe a monitor and its status."""
     monitor, saved = session.monitor, session.saved
     figures: Any = {"settings": monitor.settings(), "status": monitor.status().to_dict()}
     return models.MonitorInfo(**vars(session), **figures, saved_rows=saved.rows if saved else None, notes=list(notes))
-
-
-def _read_rows(rows: models.ExpectRequest) -> tuple[np.ndarray, list[str]]:
-    """Return the logits of a request, and notes on their conversion."""
-    values = np.asarray(rows.logits)
-    if not rows.probs:
-        return (values if rows.probs is None else subtract_one(values)), []
-    with record_warnings() as notes:
-        return from_probs(np.where(values == -math.inf, math.nan, values)), notes
 
 
 def _require_classes(request: models.MonitorRequest, settings: Settings) -> None:

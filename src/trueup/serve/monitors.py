@@ -38,7 +38,8 @@ MAX_POINTS_PER_LOG = 200
 """Largest number of history points from one replayed log."""
 COUNTERS = {
     "updates": "Updates and logs that were added to monitors",
-    "refused_updates": "Updates and logs that were rejected",
+    "refused_updates": "Malformed updates, logs and expected rows, which were rejected",
+    "acknowledged_alarms": "Alarms that were acknowledged",
     "failed_checkpoints": "Checkpoints that could not be written",
     "damaged_monitors": "Checkpoints that were damaged at the start, and renamed",
 }
@@ -100,6 +101,8 @@ class MonitorSession:
     update_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the running update; waiting updates occupy no thread."""
     waiting: int = 0
+    refused: int = 0
+    """Number of malformed updates, logs and expected rows since the server started."""
     updated: float | None = None
     replaying: dict[str, int] | None = None
     """Progress of the current replay: `done` of `total` rows."""
@@ -115,6 +118,12 @@ class MonitorSession:
         """Return the monitor after rows whose labels have not arrived."""
         draft = copy.copy(self.monitor)
         draft.expect(logits)
+        return Successor(draft)
+
+    def acknowledge(self) -> Successor:
+        """Return the monitor after its alarm was acknowledged."""
+        draft = copy.copy(self.monitor)
+        draft.acknowledge()
         return Successor(draft)
 
     def update(self, logits: Any, labels: Any, *, awaited: bool = False) -> Successor:
@@ -188,6 +197,12 @@ class MonitorStore:
             raise HTTPException(404, "there is no monitor under that id")
         return session
 
+    def count_refused(self, id: str) -> None:
+        """Count a malformed request to change that monitor."""
+        self.counts["refused_updates"] += 1
+        if (session := self._sessions.get(id)) is not None:
+            session.refused += 1
+
     def all(self) -> list[MonitorSession]:
         """Return all monitors, sorted by name."""
         return sorted(self._sessions.copy().values(), key=lambda session: session.name.casefold())
@@ -219,6 +234,10 @@ class MonitorStore:
         yield GaugeMetricFamily("trueup_monitors", "Monitors kept", value=len(self._sessions))
         for name, text in COUNTERS.items():
             yield CounterMetricFamily(f"trueup_{name}", text, value=self.counts[name])
+        refused = CounterMetricFamily("trueup_monitor_refused", "Malformed requests per monitor", labels=["monitor"])
+        for session in self.all():
+            refused.add_metric([session.name], session.refused)
+        yield refused
 
     def _new_session(self, id: str, name: str, monitor: Monitor) -> MonitorSession:
         session = MonitorSession(id, name, monitor, History(self._settings.history))
