@@ -245,10 +245,10 @@ def told(said, right, before, after, *, chosen="temperature", p=(0.001, 0.9), hi
 
 def test_verdicts():
     assert told(0.971, 0.922, 0.046, 0.009) == (
-        "This network is overconfident: its mean confidence is 97 %, its accuracy 92 %. Temperature scaling calibrates "
-        "it: the calibration error (ECE) falls from 0.0460 to 0.0090, where 0.1280 is expected by chance (p ≤ 0.9)."
+        "This network is overconfident: its mean confidence is 97.1 %, its accuracy 92.2 %. Temperature scaling "
+        "calibrates it: the calibration error (ECE) falls from 0.0460 to 0.0090, where 0.1280 is expected by chance (p ≤ 0.9)."
     )
-    assert told(0.9, 0.95, 0.05, 0.009).startswith("This network is underconfident: its mean confidence is 90 %")
+    assert told(0.9, 0.95, 0.05, 0.009).startswith("This network is underconfident: its mean confidence is 90.0 %")
     assert "removes most of this" in told(0.971, 0.922, 0.046, 0.012, p=(0.001, 0.001))
     assert "removes part of this" in told(0.971, 0.922, 0.046, 0.035, p=(0.001, 0.001))
     assert "is not statistically significant: 0.0460 before, 0.0450 after" in told(
@@ -267,7 +267,7 @@ def test_verdicts():
     assert "miscalibrated: right on average, but its confidences are too extreme (its mean" in told(
         0.921, 0.919, 0.04, 0.01
     )
-    assert "its mean confidence is 99.7 %, its accuracy 97.0 %" in told(0.997, 0.97, 0.027, 0.01)
+    assert "its mean confidence is 99.70 %, its accuracy 97.0 %" in told(0.997, 0.97, 0.027, 0.01)
 
 
 TITLES = {

@@ -316,6 +316,21 @@ def test_concentrated_predictions_are_drawn_over_their_range(kind):
     assert len(drawn.x.tick_labels) >= 3
 
 
+@pytest.mark.parametrize("kind", ["rare", "sure"])
+def test_a_histogram_of_concentrated_predictions_is_drawn_over_their_range(kind):
+    z, y = concentrated(kind)
+    record = confidence_histogram(z, y)
+    total = record.right + record.wrong
+    assert total.sum() == len(y)
+    assert record.right.sum() == y.sum()
+    assert (total > 0.02 * len(y)).sum() >= 10  # equal-width bins fill two
+    low, high = chart(record).plot.x.range
+    assert (0 <= low < high <= 0.1) if kind == "rare" else (0.9 <= low < high <= 1)
+    probs = np.exp(z[:, 1]) / np.exp(z).sum(axis=1)
+    inside = (probs > record.edges[5]) & (probs <= record.edges[6])
+    assert total[5] == pytest.approx(inside.sum(), abs=1)
+
+
 def test_a_narrow_range_in_the_middle_has_a_linear_axis():
     rng = np.random.default_rng(0)
     p = rng.uniform(0.47, 0.53, 5000)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -78,6 +79,18 @@ def method_title(name: str) -> str:
     return _TITLES.get(name) or METHODS.title(name)
 
 
+def percent(share: float, digits: int = 1) -> str:
+    """Return a share as a percentage, or a dash for NaN; near 0 and 1 with more digits, which tell it from them.
+
+    >>> percent(0.9287), percent(0.00034), percent(0.99996)
+    ('92.9 %', '0.034 %', '99.9960 %')
+    """
+    distance = min(share, 1 - share)  # from the nearer end
+    if digits == 1 and 0 < distance < 0.01:
+        digits = min(1 - math.floor(math.log10(100 * distance) + 1e-9), 6)
+    return "–" if np.isnan(share) else format_percent(share, digits)
+
+
 def methods_for(rows: int, classes: int, *, auto: bool = False) -> tuple[str, ...]:
     """Return the methods to try: `DEFAULT`, plus `SLOW` for a small number of classes, or `FAST` for large data.
 
@@ -140,11 +153,9 @@ class Audit:
         scores, chosen = self.scores, self.chosen
         confidence, accuracy = (scores[RAW, metric].value for metric in mean_metrics(scores))
         before = scores[RAW, "ece"].value
-        close = abs(confidence - accuracy) < 0.01
-        digits = 1 if close or max(confidence, accuracy) >= 0.995 else 0  # rounding must not print 100 %
-        shares = (format_percent(share, digits) for share in (confidence, accuracy))
         event = f"its mean predicted probability of {scores.event_name} is {{}}, the observed rate {{}}"
-        means = (event if scores.is_event else "its mean confidence is {}, its accuracy {}").format(*shares)
+        means = event if scores.is_event else "its mean confidence is {}, its accuracy {}"
+        means = means.format(percent(confidence), percent(accuracy))
         if scores.tests[RAW].p_value > 0.05:
             opening = f"No miscalibration of this network is statistically significant: {means}."
             if few := scores.too_few_rows(RAW):
@@ -290,6 +301,8 @@ def run_audit(
         started = perf_counter()
         with record_warnings() as messages:
             try:
+                if accepts_option(fit, "progress"):
+                    fit = partial(fit, progress=False)
                 held_out = as_arrays(cross_fit(fit, n_folds=n_folds)(z, y, **weights, clusters=clusters), y)
                 loss = score_rows(*held_out).nll
                 by_cluster = {"clusters": clusters} if clusters is not None and accepts_option(fit, "clusters") else {}

@@ -255,11 +255,13 @@ export function drawChart(element, plot, { width = element.clientWidth, height, 
   return svg;
 }
 
-// Adds the slider of a chart after its element; it moves the last mark along the points of the first.
+// Adds the slider of a chart after its element; it moves the last mark along the points of the first. Its sentence
+// replaces the words of a page below the chart.
 function addSlider(element, plot, redraw) {
   const { title, labels, texts, active } = plot.slider;
   const box = document.createElement("label"), input = document.createElement("input");
-  const [value, text] = [document.createElement("strong"), document.createElement("output")];
+  const value = document.createElement("strong"), words = document.getElementById(`${element.id}-words`);
+  const text = words ?? document.createElement("output");
   box.className = "chart-slider";
   Object.assign(input, { type: "range", min: 0, max: labels.length - 1, value: active });
   const move = () => {
@@ -271,7 +273,7 @@ function addSlider(element, plot, redraw) {
     redraw();
   };
   input.addEventListener("input", move);
-  box.append(title, input, value, text);
+  box.append(title, input, value, ...(words ? [] : [text]));
   element.after(box);
   move();
 }

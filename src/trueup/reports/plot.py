@@ -345,14 +345,14 @@ def cut_outliers(
 ) -> tuple[tuple[float, float] | None, list[Mark]]:
     """Return the ends of an x-axis that no outlier stretches, and the values beyond it as texts.
 
-    Values far above most others, and above the reference, are cut off.
+    Values far above most others are cut off; the reference stays visible.
     """
     ends = np.fmax(high, value)
     if not np.isfinite(ends).any():
         return None, []
     left = float(np.nanmin([np.nanmin(np.fmin(low, value)), reference]))
     typical = float(np.nanmedian(ends)) - left
-    right = float(min(np.nanmax(ends), left + 5 * max(typical, 1e-6)))
+    right = float(min(np.nanmax(ends), max(left + 5 * max(typical, 1e-6), reference)))
     margin = 0.06 * max(right - left, 1e-6)
     beyond = np.flatnonzero(value > right + margin)
     texts = [f"{value[k]:{'+' if sign else ''}.4f} →" for k in beyond]

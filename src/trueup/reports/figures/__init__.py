@@ -5,17 +5,15 @@ Each file also makes the figure's section of the page. It is imported only when 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from trueup._core.formatting import format_percent
 from trueup.reports.audit import RAW, Audit, method_title
+from trueup.reports.audit import percent as percent
 from trueup.reports.plot import Chart, draw_plot
 
 if TYPE_CHECKING:
@@ -105,18 +103,6 @@ def words_for(event: bool) -> Words:
         return Words(*names, "happened", "did not", "mean predicted", "observed")
     names = "confidence", "accuracy", "overconfident", "underconfident"
     return Words(*names, "right", "wrong", "mean confidence", "accuracy")
-
-
-def percent(share: float, digits: int = 1) -> str:
-    """Return a share as a percentage, or a dash for NaN; near 0 and 1 with more digits, which tell it from them.
-
-    >>> percent(0.9287), percent(0.00034), percent(0.99996)
-    ('92.9 %', '0.034 %', '99.9960 %')
-    """
-    distance = min(share, 1 - share)  # from the nearer end
-    if digits == 1 and 0 < distance < 0.01:
-        digits = min(1 - math.floor(math.log10(100 * distance) + 1e-9), 6)
-    return "–" if np.isnan(share) else format_percent(share, digits)
 
 
 def band_title(level: float) -> str:

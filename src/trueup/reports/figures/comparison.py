@@ -20,8 +20,7 @@ from trueup.reports.plot import Axis, Plot, Rule, Text, cut_outliers, interval_d
 
 _COLUMNS = {"nll": "Log‑loss", "brier": "Brier score", "sce": "Class‑wise error"}
 _EVENT_COLUMNS = {"nll": "Log‑loss", "event_brier": "Brier score", "miscalibration": "Miscalibration"}
-_EVENT_COLUMNS |= {"discrimination": "Discrimination", "auroc": "AUROC"}
-_EVENT_COLUMNS |= {"calibration_slope": "Slope", "calibration_intercept": "Intercept"}
+_EVENT_COLUMNS |= {"auroc": "AUROC", "calibration_slope": "Slope", "calibration_intercept": "Intercept"}
 """Metric → its column head, after the columns of the mean and the ECE."""
 
 
@@ -96,7 +95,6 @@ def section(audit: Audit) -> Section:
     order = sorted(methods, key=lambda name: (name != audit.chosen, name != RAW, losses.get(name, -math.inf)))
     drawn = _select(record, [name for name in methods if name in order[:_METHODS_SHOWN]])
     options, words = {"titles": titles, "chosen": audit.chosen}, summary(record, titles=titles)
-    panel = Panel("methods-chart", "Calibration error of each method", drawn, options, words, numbered=False)
     texts = [
         f"The table shows each on {rows}. The change of ECE is the paired difference from the uncalibrated network. "
         f"It is statistically significant if its {format_percent(audit.scores.level)} interval excludes 0; by "
@@ -105,18 +103,20 @@ def section(audit: Audit) -> Section:
     if event:
         observed = percent(audit.scores[RAW, "observed"].value)
         texts.append(
-            f"The event is {audit.scores.event_name}; it happens in {observed} of the rows. The Brier score is its "
-            "uncertainty plus miscalibration minus discrimination. A slope below 1 means that predictions are too "
+            f"The event is {audit.scores.event_name}; it happens in {observed} of the rows. Miscalibration is "
+            "the part of the Brier score that calibration can remove. A slope below 1 means that predictions are too "
             "extreme. With a slope of 1, an intercept below 0 means that they are too high."
         )
     cells = [_cells(audit, name) for name in order]
     head = ["Method", "Held‑out log‑loss", "Mean predicted" if event else "Accuracy", "ECE", "Change of ECE"]
-    head += [*(_EVENT_COLUMNS if event else _COLUMNS).values(), "Seconds"]
+    head += (_EVENT_COLUMNS if event else _COLUMNS).values()
     shown = table(f"Methods on {rows}", head, cells[:_METHODS_SHOWN], sortable=True, chosen=0)
     parts = [*map(paragraph, texts), shown]
     if rest := cells[_METHODS_SHOWN:]:
+        words += f" The chart has the methods of the table; the other {len(rest)} have a larger held-out log-loss."
         hidden = table("Methods with a larger held-out log-loss", head, rest, sortable=True)
         parts.append(details(f"Show all {len(cells)} methods", hidden))
+    panel = Panel("methods-chart", "Calibration error of each method", drawn, options, words, numbered=False)
     if audit.failures:
         failed = "; ".join(f"{method_title(name)} ({why})" for name, why in audit.failures.items())
         parts.append(paragraph(f"Could not be fitted: {failed}.", "words"))
@@ -180,8 +180,7 @@ def plot(record: Comparison, *, titles: Mapping[str, str] | None = None, chosen:
 
 def _cells(audit: Audit, name: str) -> list[TableCell]:
     values, change = audit.scores.values[name], audit.scores.changes.get(name, {}).get("ece")
-    loss, seconds = audit.losses.get(name, (math.nan,))[0], audit.seconds.get(name, math.nan)
-    ece = values["ece"]
+    loss, ece = audit.losses.get(name, (math.nan,))[0], values["ece"]
     columns, mean = (_EVENT_COLUMNS, "predicted") if audit.scores.is_event else (_COLUMNS, "accuracy")
     return [
         TableCell(method_title(name), note="chosen" if name == audit.chosen else ""),
@@ -190,7 +189,6 @@ def _cells(audit: Audit, name: str) -> list[TableCell]:
         TableCell(format_number(ece.value), ece.value, format_interval(ece.low, ece.high)),
         TableCell("–", 0.0) if change is None else _change(change),
         *(TableCell(format_number(values[metric].value), values[metric].value) for metric in columns),
-        TableCell("–" if math.isnan(seconds) else f"{seconds:.1f}", seconds),
     ]
 
 

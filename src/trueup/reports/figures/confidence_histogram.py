@@ -16,13 +16,16 @@ from trueup.reports.audit import Audit
 from trueup.reports.figures import Section, Table, panels, percent, stages, words_for
 from trueup.reports.plot import Axis, Bars, Mark, Plot, Rule
 
+_MAX_ZOOMS = 6
+
 
 @dataclass(frozen=True, eq=False)
 class ConfidenceHistogram:
     """Numbers of right and wrong predictions in bins of confidence."""
 
     edges: np.ndarray
-    """Edges of the bins; one more than there are bins."""
+    """Edges of the bins; one more than there are bins. If nearly all predictions lie in a narrow range, it is divided
+    into the bins, and the rest of 0 to 1 is one bin on each side."""
     right: np.ndarray
     """Number of right predictions in each bin, or the sum of their weights."""
     wrong: np.ndarray
@@ -38,7 +41,7 @@ class ConfidenceHistogram:
 def confidence_histogram(
     logits: ArrayLike, labels: ArrayLike, *, bins: int = 20, top_label: bool = False, sample_weight: WeightsLike = None
 ) -> ConfidenceHistogram:
-    """Count right and wrong predictions in bins of confidence.
+    """Count right and wrong predictions in bins of confidence, which are finer where nearly all predictions are.
 
     With two classes, the bins are of the probability of class 1, and rows with and without class 1 are counted.
 
@@ -68,13 +71,21 @@ def confidence_histogram(
     """
     z, y = as_arrays(logits, labels)
     tally = Bins.of(z, y, bins=bins, top_label=top_label, sample_weight=sample_weight)
+    unit = tally.edges
+    for _ in range(_MAX_ZOOMS if bins >= 5 and tally.n >= 20 * bins else 0):
+        pair = tally.count[1:] + tally.count[:-1]
+        k = int(np.argmax(pair))
+        if pair[k] < 0.99 * tally.count.sum():
+            break  # else two neighbours have nearly all rows, and are divided into smaller bins
+        edges = np.unique(np.r_[0.0, tally.edges[k] + (tally.edges[k + 2] - tally.edges[k]) * unit, 1.0])
+        tally = Bins.of(z, y, bins=edges, top_label=top_label, sample_weight=sample_weight)
     mean, accuracy = (float(total.sum() / (tally.n or np.nan)) for total in (tally.confidence, tally.hits))
     counts = tally.hits, tally.count - tally.hits
     return ConfidenceHistogram(tally.edges, *counts, mean, accuracy, is_event(z, top_label))
 
 
 def section(audit: Audit) -> Section:
-    """Return the section: the histogram before and after calibration, on the same scale."""
+    """Return the section: the histogram before and after calibration, with the same y-axis."""
     records = [confidence_histogram(*stage.arrays, sample_weight=audit.sample_weight) for stage in stages(audit)]
     top = max(float((record.right + record.wrong).max() / (record.right + record.wrong).sum()) for record in records)
     event = records[0].event
@@ -100,9 +111,7 @@ def plot(record: ConfidenceHistogram, *, top: float | None = None) -> Plot:
     words = words_for(record.event)
     marks: list[Mark] = []
     for name, count, color in ((words.right, record.right, style.RIGHT), (words.wrong, record.wrong, style.WRONG)):
-        hover = [
-            f"{words.score} near {percent(x, 0)}\n{name}: {n:,.0f} rows" for x, n in zip(middle, count, strict=True)
-        ]
+        hover = [f"{words.score} near {percent(x)}\n{name}: {n:,.0f} rows" for x, n in zip(middle, count, strict=True)]
         look: dict[str, Any] = {"color": color, "name": f"{name} ({count.sum():,.0f})", "hover": hover}
         marks.append(Bars(at=middle, size=count / max(total, 1.0), width=0.86 * width, **look))
     if total:
@@ -112,7 +121,7 @@ def plot(record: ConfidenceHistogram, *, top: float | None = None) -> Plot:
     return Plot(
         title="Predicted probability" if record.event else "Confidence of right and wrong predictions",
         marks=marks,
-        x=Axis(title=words.score.capitalize(), range=(0, 1), percent=True),
+        x=Axis(title=words.score.capitalize(), range=_range(record), percent=True),
         y=Axis(title="Share of rows", range=(0, high or 1), percent=True),
         stacked=True,
         legend=("upper left", 2),
@@ -120,19 +129,24 @@ def plot(record: ConfidenceHistogram, *, top: float | None = None) -> Plot:
     )
 
 
+def _range(record: ConfidenceHistogram) -> tuple[float, float]:
+    """Return the range that the narrow bins cover."""
+    width = np.diff(record.edges)
+    narrow = np.flatnonzero(width < 1.5 * np.median(width))
+    return float(record.edges[narrow[0]]), float(record.edges[narrow[-1] + 1])
+
+
 def summary(record: ConfidenceHistogram) -> str:
     """Return the mean confidence, the accuracy, and the share of the most confident predictions."""
-    total = record.right + record.wrong
+    total, end = record.right + record.wrong, "."
     top_share = total[-1] / max(total.sum(), 1.0)
-    wrong = record.wrong[-1] / max(total[-1], 1.0)
-    if record.event:
-        end = f"; the event happened in {percent(1 - wrong)} of them." if total[-1] else "."
-    else:
-        end = f"; {percent(wrong)} of them are wrong."
+    if total[-1]:
+        share = percent((record.right if record.event else record.wrong)[-1] / total[-1])
+        end = f"; the event happened in {share} of them." if record.event else f"; {share} of them are wrong."
     words = words_for(record.event)
     return (
         f"The mean {words.score} is {percent(record.mean)} (dotted line), the {words.outcome} "
-        f"{percent(record.accuracy)} (solid line). {percent(top_share, 0)} of the rows have a {words.score} above "
+        f"{percent(record.accuracy)} (solid line). {percent(top_share)} of the rows have a {words.score} above "
         f"{100 * record.edges[-2]:.3g} %{end}"
     )
 

@@ -136,7 +136,7 @@ def plot(record: MethodChoice, *, most: int = 10) -> Plot:
         x=Axis(title="Log-loss above that of the choice", range=limits),
         y=Axis(
             rows=names,
-            notes=[format_percent(share, 0) if share > 0 else "" for share in weight],
+            notes=[format_percent(share, 0) if 0 < share < 1 else "" for share in weight],
             bold=frozenset(np.flatnonzero(used).tolist()),
             names_above=True,
         ),

@@ -73,6 +73,8 @@ def plot(record: DecisionCurve) -> Plot:
     c = record.curve
     x = c.threshold
     top = max(float(np.max(c.high)), float(c.treat_all[0]), 0.01)  # acting always falls without end
+    acted = x[c.low < c.high]  # no prediction reaches the other thresholds
+    end = min(1.0, 1.5 * float(acted.max(initial=0.05)))
 
     def hover(values: np.ndarray) -> list[str]:
         return [f"at {percent(t, 0)}: {value:.4f}" for t, value in zip(x, values, strict=True)]
@@ -94,7 +96,7 @@ def plot(record: DecisionCurve) -> Plot:
     return Plot(
         title="Net benefit",
         marks=marks,
-        x=Axis(title="Threshold: act from this probability on", range=(0, 1), percent=True),
+        x=Axis(title="Threshold: act from this probability on", range=(0, end), percent=True),
         y=Axis(title="Net benefit", range=(-0.25 * top, 1.05 * top)),
         height=320,
         legend=("upper right", 1),

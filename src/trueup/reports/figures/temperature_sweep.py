@@ -152,7 +152,7 @@ def plot(record: TemperatureSweep) -> Plot:
         title="Temperature sweep",
         marks=panel("log-loss", record.nll, record.best_nll, {"color": style.BLUE}) + fitted,
         x=x,
-        y=Axis(title="NLL (nats)"),
+        y=Axis(title="Log-loss (nats)"),
         height=440,
         below=Plot(title="", marks=ece + [replace(rule, name="") for rule in fitted], x=x, y=Axis(title="ECE")),
     )
