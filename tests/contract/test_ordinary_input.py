@@ -146,6 +146,7 @@ NAMED_FUNCTIONS = {
     "compare": lambda y: trueup.compare(
         a=(Z, y), class_names=NAMES, metrics=["nll"], n_resamples=10
     )["a", "nll"].value,
+    "fit": lambda y: trueup.fit(Z, y, "temperature", class_names=NAMES).temperature,
     "as_event": lambda y: trueup.convert.as_event(Z, y, "bee", class_names=NAMES)[1],
 }  # fmt: skip
 

@@ -69,7 +69,14 @@ class Chain(Calibrator):
         return reduce(e.join, [part.formula(classes) for part in self.steps])
 
 
-def fit(logits: ArrayLike, labels: ArrayLike, method: Fit | str = "auto", **options: Any) -> Calibrator:
+def fit(
+    logits: ArrayLike,
+    labels: ArrayLike,
+    method: Fit | str = "auto",
+    *,
+    class_names: Sequence[str] | None = None,
+    **options: Any,
+) -> Calibrator:
     """Fit a calibrator by one of `METHODS`.
 
     Parameters
@@ -81,6 +88,8 @@ def fit(logits: ArrayLike, labels: ArrayLike, method: Fit | str = "auto", **opti
         True classes, numbered from 0, shape (n,).
     method
         A name in `METHODS`, or a function `(logits, labels, **options)` that returns a calibrator.
+    class_names
+        Names of the classes in the order of the columns; `labels` may then be names.
     **options
         Options of the method.
 
@@ -96,6 +105,10 @@ def fit(logits: ArrayLike, labels: ArrayLike, method: Fit | str = "auto", **opti
     >>> fit(z, y, "temperature")
     Temperature(temperature=1.4427)
     """
+    if class_names is not None:
+        from trueup.convert import number_labels  # most fits do not need it
+
+        labels = number_labels(labels, class_names)
     return _resolve(method)(logits, labels, **options)
 
 
