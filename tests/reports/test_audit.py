@@ -246,7 +246,8 @@ def told(said, right, before, after, *, chosen="temperature", p=(0.001, 0.9), hi
 def test_verdicts():
     assert told(0.971, 0.922, 0.046, 0.009) == (
         "This network is overconfident: its mean confidence is 97.1 %, its accuracy 92.2 %. Temperature scaling "
-        "calibrates it: the calibration error (ECE) falls from 0.0460 to 0.0090, where 0.1280 is expected by chance (p ≤ 0.9)."
+        "calibrates it: the calibration error (ECE) falls from 0.0460 to 0.0090, where 0.1280 is expected by "
+        "chance (p ≤ 0.9)."
     )
     assert told(0.9, 0.95, 0.05, 0.009).startswith("This network is underconfident: its mean confidence is 90.0 %")
     assert "removes most of this" in told(0.971, 0.922, 0.046, 0.012, p=(0.001, 0.001))
