@@ -26,7 +26,9 @@ from trueup.adaptation.composition import Composition, PixelSpace
 from trueup.adaptation.forward_selection import (
     FoldState,
     ForwardSelection,
+    Scores,
     SelectionStep,
+    _outstanding,
     average_folds,
     nested_losses,
 )
@@ -502,3 +504,33 @@ def test_the_verdict_is_as_certain_as_the_gain() -> None:
     assert certain.startswith("Yes: red gain 1.20 lowered the held-out loss from 0.5000 to 0.4000")
     assert likely == certain.replace("Yes", "Probably").replace("0.0500)", "0.0700)")
     assert doubtful == certain.replace("Yes", "Perhaps").replace("0.0500)", "0.1100)")
+
+
+def test_a_cause_is_named_only_if_its_family_stands_out() -> None:
+    x, y = images(400, 2)
+    families = ("affine", "gamma", "shrinkage", "grey_kernel", "smooth_gain")
+    shown = fit(white_balance(x), y, parts=("input",), maps=families).repair_record
+    assert shown.causes == ("white balance",)
+    assert not any("the maps do not name" in note for note in shown.notes)
+    # A smoothing kernel and a shrinkage both undo a part of salt and pepper, so neither is a name for it.
+    drawn = torch.rand(len(x), 1, 8, 8, generator=torch.Generator().manual_seed(7))
+    noisy = torch.where(drawn < 0.06, 0.0, torch.where(drawn > 0.94, 1.0, x))
+    record = fit(noisy, y, parts=("input",)).repair_record
+    assert record.parts == ("input",)
+    assert record.causes in ((), ("noise",))
+    unnamed = any("in a way that the maps do not name; the fitted map is" in note for note in record.notes)
+    assert unnamed == (record.causes == ())
+
+
+def test_a_family_with_a_close_rival_does_not_stand_out() -> None:
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(400, 2))
+    strong, weak, close = (noise + np.array([shift, 0.0]) for shift in (0.5, 0.1, 0.45))
+
+    def outstanding(**families: np.ndarray) -> set[str]:
+        scores = {name: Scores(rows, rows, rows) for name, rows in families.items()}
+        return _outstanding(scores, {name: score.p_value(0) for name, score in scores.items()})
+
+    assert outstanding(gamma=strong, geometry=weak) == {"gamma"}
+    assert outstanding(gamma=strong, geometry=close) == set()
+    assert outstanding(offset=strong, affine=close) == {"offset", "affine"}, "one contains the other"

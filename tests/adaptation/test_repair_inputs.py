@@ -205,7 +205,10 @@ def test_the_verdict_names_all_that_was_done() -> None:
     head = repair(trained(), [(x, y)], parts=("head",), **PIXELS).repair_record
     assert head.verdict == "No: temperature is enough; no correction lowered the held-out loss."
     lower = adapt(trained(), [x**2], entropy=True, parts=("batch_norm",), **PIXELS).repair_record
-    assert "new batch-norm statistics; predictive entropy lowered by batch norm's scales. This" in lower.verdict
+    assert (
+        "new batch-norm statistics; predictive entropy lowered by the scales of normalisation layers. This"
+        in lower.verdict
+    )
     assert "assumes that classes are as frequent as in training" in lower.verdict
     few = adapt(trained(), [x], temperature=3.0, labelled=[images(100, 3)], **PIXELS).repair_record
     assert few.temperature != 3.0

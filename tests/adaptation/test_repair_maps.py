@@ -132,8 +132,8 @@ def test_shrinkage_takes_noise_away_and_leaves_edges() -> None:
 
 def test_detail_that_goes_at_any_size_is_no_noise() -> None:
     family, shape = FAMILIES["shrinkage"], (3, 16, 16)
-    weights = {"noise": [0.0, -1.0, 0, 0, 0, 0], "sharpness": [-1.0, 0.2, 0, 0, 0, 0]}
-    for cause, theta in weights.items():
+    smaller, all_sizes, larger = [0.0, -1.0, 0, 0, 0, 0], [-1.0, 0.2, 0, 0, 0, 0], [-2.0, 2.2, 0, 0, 0, 0]
+    for theta, cause in ((smaller, "noise"), (all_sizes, "sharpness"), (larger, "noise")):
         assert family(shape, torch.tensor(theta)).diagnosis() == cause
 
 

@@ -10,7 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trueup.adaptation.batch_norm import SHIFT_SIGNIFICANCE, ShiftTest, input_shift_test, no_batch_norm
+from trueup.adaptation.batch_norm import (
+    SHIFT_SIGNIFICANCE,
+    ShiftTest,
+    batch_norms,
+    input_shift_test,
+    no_batch_norm,
+    no_copy,
+)
 from trueup.adaptation.composition import Composition, Normalise
 from trueup.adaptation.context import (
     MIN_SAMPLES,
@@ -25,8 +32,8 @@ from trueup.adaptation.context import (
 )
 from trueup.adaptation.forward_selection import N_FOLDS, ForwardSelection, SelectionStep, fit_to_teacher, row_losses
 from trueup.adaptation.input_maps import FAMILIES
-from trueup.adaptation.record import Pipeline, Repaired, assemble, restore_modes
-from trueup.adaptation.training import Start, lower_entropy
+from trueup.adaptation.record import LOWER_ENTROPY, Pipeline, Repaired, assemble, restore_modes
+from trueup.adaptation.training import Start, affine_names, lower_entropy
 from trueup.clamping.fit import warn_at_a_bound
 from trueup.clamping.network import Network
 from trueup.clamping.problem import Loss, paired_gain
@@ -57,13 +64,14 @@ class AdaptOptions(RepairOptions):
     temperature
         Temperature that was fitted before the inputs changed.
     entropy
-        Whether to try lowering the predictive entropy through the scales and offsets of batch norm.
+        Whether to try lowering the predictive entropy through the scales and offsets of batch norm. Without batch norm
+        those of the other normalisation layers are tried; the test for an input shift then needs `reference`.
     """
 
     temperature: float = 1.0
     """Temperature that was fitted before the inputs changed."""
     entropy: bool = False
-    """Whether to try lowering the predictive entropy through the scales and offsets of batch norm."""
+    """Whether to try lowering the predictive entropy through scales and offsets of normalisation layers."""
 
 
 class _Candidate(NamedTuple):
@@ -90,8 +98,8 @@ def adapt(
 
     A two-sample test compares the inputs of the batch-norm layers with those before the change. The network stays as it
     is unless the test shows a difference. Otherwise batch-norm statistics are renewed. An input map is then fitted to
-    the predictions of the network with the new statistics, and kept if it lowers the predictive entropy.
-    The caller's model does not change.
+    the predictions of the network with the new statistics, and kept if it lowers the predictive entropy. A network
+    without batch norm needs `reference` and `AdaptOptions(entropy=True)`. The caller's model does not change.
 
     Parameters
     ----------
@@ -158,31 +166,64 @@ def _make_candidates(
     """Return the candidate pipelines, the reason why there are no others, and the test of the inputs."""
     network = context.network
     candidates = [_Candidate("network", "the network as it is", Pipeline(temperature=temperature))]
-    reason = no_batch_norm(network)
+    reason, has_batch_norm = no_batch_norm(network), bool(batch_norms(network.model))
     if reason or "batch_norm" not in context.parts:
         context.notes.append(reason or "batch_norm is not among the parts")
+    if (has_batch_norm and reason) or "batch_norm" not in context.parts:
         return candidates, "adaptation without labels needs new batch-norm statistics", None
+    if not has_batch_norm and (obstacle := _no_other_normalisation(network, reference, entropy=entropy)):
+        return candidates, obstacle, None
     n = len(network.labels)
     if n < MIN_SAMPLES:
         return candidates, f"{n} inputs are too few to estimate statistics; {MIN_SAMPLES} are needed", None
     context.progress("testing for an input shift")
     shift = input_shift_test(network, augment=context.augment, seed=context.seed, reference=reference)
+    kind = "batch-norm statistics" if has_batch_norm else "inputs of the normalisation layers"
     home = f"those of {shift.n_reference:.0f}"
     home = f"{home} reference inputs" if reference is not None else f"the stored ones, counted as {home} inputs"
     if not shift.n_reference:
         return candidates, "no batch-norm layer takes one row per sample, so an input shift cannot be tested", shift
     if shift.p_value >= SHIFT_SIGNIFICANCE:
         same = (
-            "no evidence of an input shift: batch-norm statistics differ no more than chance would explain "
+            f"no evidence of an input shift: {kind} differ no more than chance would explain "
             f"from {home} (p = {shift.p_value:.2g})"
         )
         return candidates, same, shift
+    assumed = "the network with new batch-norm statistics" if has_batch_norm else "a confident prediction"
     context.notes.append(
-        f"batch-norm statistics differ from {home}, by {shift.distance:.2f} standard deviations of one input's "
+        f"{kind} differ from {home}, by {shift.distance:.2f} standard deviations of one input's "
         f"(p = {shift.p_value:.2g}); without labels two things are assumed: classes are as frequent as in training, "
-        "and the network with new batch-norm statistics is right more often than not"
+        f"and {assumed} is right more often than not"
     )
+    if not has_batch_norm:
+        return candidates + _with_lower_entropy(context, candidates[0]), "", shift
     return candidates + _self_train(context, temperature, entropy=entropy), "", shift
+
+
+def _no_other_normalisation(network: Network, reference: Network | None, *, entropy: bool) -> str:
+    """Return the reason why layer norm and its kin are left as they are; empty if they can be adapted."""
+    if not affine_names(network.model):
+        return "adaptation without labels needs new batch-norm statistics"
+    if not entropy:
+        return "without batch norm only the entropy can be lowered, on request: AdaptOptions(entropy=True)"
+    reason = no_copy(network)
+    if reason:
+        return reason
+    return "" if reference is not None else "without batch norm the test for an input shift needs `reference` inputs"
+
+
+def _with_lower_entropy(context: RepairContext, candidate: _Candidate) -> list[_Candidate]:
+    """Lower the predictive entropy of a candidate; a refusal becomes a note."""
+    context.progress("predictive entropy")
+    name, _, repair = candidate
+    start = Start(repair.before, repair.changed)
+    lower = lower_entropy(context.network, start, temperature=repair.temperature, seed=context.seed)
+    if lower.refused:
+        context.notes.append(f"entropy was not lowered: {lower.refused}")
+        return []
+    also = (LOWER_ENTROPY,) if repair.changed else ()  # otherwise it is the only change, and a part of its own
+    repair = replace(repair, changed={**repair.changed, **lower.tensors}, also=also)
+    return [_Candidate(f"{name} + entropy", LOWER_ENTROPY, repair)]
 
 
 def _self_train(context: RepairContext, temperature: float, *, entropy: bool) -> list[_Candidate]:
@@ -218,18 +259,7 @@ def _self_train(context: RepairContext, temperature: float, *, entropy: bool) ->
                 "the input map fitted to the predictions with new batch-norm statistics was left out: it does not "
                 f"lower the predictive entropy ({entropies[0].mean():.3f} before, {entropies[-1].mean():.3f} after)"
             )
-    if entropy:
-        context.progress("predictive entropy")
-        name, _, repair = candidates[-1]
-        start = Start(repair.before, repair.changed)
-        lower = lower_entropy(network, start, temperature=temperature, seed=context.seed)
-        if lower.refused:
-            context.notes.append(f"entropy was not lowered: {lower.refused}")
-        else:
-            title = "predictive entropy lowered by batch norm's scales"
-            repair = replace(repair, changed={**repair.changed, **lower.tensors}, also=(title,))
-            candidates.append(_Candidate(f"{name} + entropy", title, repair))
-    return candidates
+    return candidates + (_with_lower_entropy(context, candidates[-1]) if entropy else [])
 
 
 def _choose_by_labels(

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from trueup._core.splits import random_order
 from trueup.adaptation.last_layer import watch_inputs
@@ -48,6 +49,13 @@ def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
         for name, module in model.named_modules()
         if isinstance(module, _BatchNorm) and isinstance(module.running_mean, Tensor)
     }
+
+
+def norm_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the batch-norm layers with running statistics, or if there are none the other normalisation layers."""
+    kinds = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+    first: dict[str, nn.Module] = {**batch_norms(model)}
+    return first or {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
 
 
 def share_copy(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -244,16 +252,19 @@ def sample_statistics(
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return mean and mean square over positions of every channel that enters batch norm, one row per sample.
 
-    At most `MAX_TESTED` random samples are used. Layers whose input is not one row per sample are left out. The names
-    of the other layers are returned, too. One pass in evaluation mode changes no statistics.
+    Without batch norm these are the channels that enter the other normalisation layers. At most `MAX_TESTED` random
+    samples are used. Layers whose input is not one row per sample are left out. The names of the other layers are
+    returned, too. One pass in evaluation mode changes no statistics.
     """
     model = share_copy(network.model, {})
-    layers = batch_norms(model)
+    layers = norm_layers(model)
     index = torch.from_numpy(random_order(len(network.labels), seed)[:MAX_TESTED]).sort().values
     inputs = local_subset(network.inputs, index)
     collected: dict[str, list[Tensor]] = {name: [] for name in layers}
 
-    def collect(name: str, _: nn.Module, x: Tensor) -> None:
+    def collect(name: str, layer: nn.Module, x: Tensor) -> None:
+        if isinstance(layer, nn.LayerNorm | nn.RMSNorm):
+            x = x.movedim(-1, 1)
         x = x.float().flatten(2) if x.ndim > 2 else x.float()[:, :, None]
         collected[name].append(torch.cat([x.mean(dim=2), (x * x).mean(dim=2)], dim=1).cpu())
 
@@ -261,7 +272,7 @@ def sample_statistics(
         network.with_model(model).logits(_laid_out(network, before, augment, index), inputs=inputs)
     columns: dict[str, Tensor] = {}
     for name, rows in collected.items():
-        table = torch.cat([torch.empty(0, 2 * layers[name].num_features), *rows])
+        table = torch.cat([torch.empty(0, 2 * _n_channels(layers[name])), *rows])
         if not inputs.n:
             columns[name] = table
         elif len(table) and not len(table) % inputs.n and bool(torch.isfinite(table).all()):
@@ -273,6 +284,12 @@ def sample_statistics(
     if not names:
         return np.empty((len(index), 0)), ()
     return all_gather_rows(torch.cat([columns[name] for name in names], dim=1)).double().numpy(), names
+
+
+def _n_channels(layer: Any) -> int:
+    if isinstance(layer, nn.GroupNorm):
+        return layer.num_channels
+    return int(layer.normalized_shape[-1] if isinstance(layer, nn.LayerNorm | nn.RMSNorm) else layer.num_features)
 
 
 def _stored_statistics(model: nn.Module, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

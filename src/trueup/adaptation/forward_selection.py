@@ -54,6 +54,12 @@ COMPARABLE_GAIN = 0.9
 MIN_EXTRA_GAIN = 0.3
 """Share of the first family's expected gain that another family must add to join the same step."""
 MAX_FAMILIES_PER_STEP = 3
+OUTSTANDING_LEVEL = 0.05
+"""Level, after Bonferroni's correction, of the score test of a family that names a cause."""
+INCLUDE_CONSTANTS = ("smooth_gain", "smooth_offset")
+"""Families that are no rivals of maps of each channel, since a smooth field includes a constant."""
+MAX_RIVAL_GAIN = 0.6
+"""Largest expected gain of a rival, as a share of the family's, for which the family still names a cause."""
 ORIENTATION_SAMPLES = (80, 400)
 """Largest numbers of samples on which all orientations and the best ones are tried."""
 N_FINALISTS = 3
@@ -134,6 +140,8 @@ class ForwardSelection:
     """Reason why the selection ended."""
     weights: np.ndarray | float = 1.0
     """Weights of the samples in all losses."""
+    outstanding: set[str] = field(default_factory=set)
+    """Families whose score test stood out from those of all rivals."""
 
     def score_step(
         self,
@@ -230,6 +238,7 @@ def select_maps(context: RepairContext, selection: ForwardSelection) -> None:
     candidates, refused, failures = list(context.families), set[str](), 0
     scores = _held_out_scores(context, states, candidates)
     p_values = selection.p_values = {name: scores[name].p_value(context.seed) for name in candidates}
+    selection.outstanding = _outstanding(scores, p_values)
     while failures < MAX_FAILURES:
         families = _choose(scores, p_values, refused, context.seed, SIGNIFICANCE)
         if not families or network.cost().equivalents > context.budget:
@@ -246,6 +255,7 @@ def select_maps(context: RepairContext, selection: ForwardSelection) -> None:
         candidates = _candidates(context.families, kept[0].composition, refused)
         scores = _held_out_scores(context, kept, candidates)
         p_values = {name: scores[name].p_value(context.seed) for name in candidates}
+        selection.outstanding |= _outstanding(scores, p_values)
     selection.stopped = "two richer maps in a row did not help"
 
 
@@ -506,7 +516,7 @@ def _choose(
         rest = {
             name: scores[name].without([scores[other] for other in chosen])
             for name in gains
-            if not any(name in (other, *CONTAINS.get(other, ())) or other in CONTAINS.get(name, ()) for other in chosen)
+            if not any(_related(name, other) for other in chosen)
         }
         extra = {name: gain for name, left in rest.items() if (gain := _expected_gain(left)) > 0}
         best = max(extra, key=lambda name: extra[name], default=None)
@@ -516,3 +526,29 @@ def _choose(
             break
         chosen.append(best)
     return tuple(chosen)
+
+
+def _related(name: str, other: str) -> bool:
+    """Check whether two families are the same, or one contains the other."""
+    return name == other or name in CONTAINS.get(other, ()) or other in CONTAINS.get(name, ())
+
+
+def _outstanding(scores: dict[str, Scores], p_values: dict[str, float]) -> set[str]:
+    """Return the families that are significant and whose rivals have a much smaller expected gain.
+
+    Under a strong shift many families are significant, since each one undoes a part of it. Only a family that promises
+    much more than all unrelated ones tells what happened to the inputs.
+    """
+    gains = {name: _expected_gain(scores[name]) for name in scores}
+
+    def is_rival(other: str, name: str) -> bool:
+        includes = other in INCLUDE_CONSTANTS and name in ("offset", "affine", "colour")
+        return not includes and not _related(other, name) and gains[other] >= MAX_RIVAL_GAIN * gains[name]
+
+    return {
+        name
+        for name, gain in gains.items()
+        if gain > 0
+        and p_values[name] * len(p_values) < OUTSTANDING_LEVEL
+        and not any(is_rival(other, name) for other in gains)
+    }

@@ -379,9 +379,9 @@ class Shrinkage(InputMap):
         return [f"fine detail times {small:.2f} where small, {large:.2f} where large"]
 
     def diagnosis(self) -> str:
-        """Name noise if small detail shrinks more than large detail, and otherwise sharpness."""
+        """Name noise if mostly small detail shrinks, or large detail alone, as in salt and pepper; else sharpness."""
         small, large = self._factors()
-        return self.cause if small < min(1.0, large) else GreyKernel.cause
+        return self.cause if small < min(1.0, large) or large < 1 <= small else GreyKernel.cause
 
     def _factors(self) -> tuple[float, float]:
         """Return the factors of very small and of large detail at the finest level."""

@@ -19,7 +19,7 @@ from trueup.adaptation.batch_norm import share_copy
 from trueup.adaptation.composition import Composition, PixelSpace
 from trueup.adaptation.context import RepairContext
 from trueup.adaptation.forward_selection import ForwardSelection
-from trueup.adaptation.input_maps import MAP_TYPES, is_image
+from trueup.adaptation.input_maps import MAP_TYPES, Orientation, is_image
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.compose import Chain
 from trueup.calibrators.temperature import Temperature
@@ -29,6 +29,7 @@ from trueup.io.artifacts import pack, unpack
 from trueup.models.calibrated import Calibrated, device_of
 from trueup.models.freezing import copy_modes, unwrap
 
+LOWER_ENTROPY = "predictive entropy lowered by the scales of normalisation layers"
 _ENTRIES = {"maps", "record", "model"}
 _METHOD_ENTRY = "last"
 """Entry for the post-hoc method after the temperature, if there is one."""
@@ -67,12 +68,13 @@ class RepairRecord:
     causes: tuple[str, ...]
     """Faults that the input map corrects, such as "white balance"; for other inputs than images, names of the maps.
 
-    The gain is measured. The cause is not: a map may compensate for another fault.
+    A fault is named only if the score test of its family stands out from those of all others. The gain is measured. The
+    cause is not: a map may compensate for another fault.
     """
     words: tuple[str, ...]
     """Effects of the input map, such as "red gain 0.82"."""
     parts: tuple[str, ...]
-    """Repaired parts: some of "input", "batch_norm", "head", "weights"."""
+    """Repaired parts: some of "input", "batch_norm", "head", "weights", "normalisation"."""
     steps: tuple[StepRecord, ...]
     """All steps in order; the first is temperature alone, or the network as it is."""
     temperature: float
@@ -170,10 +172,18 @@ def assemble(
         "head": repair.ridge is not None,
         "weights": repair.fine_tuned,
     }
+    done["normalisation"] = bool(repair.changed) and not any(done.values())
     parts = tuple(name for name, was in done.items() if was)
-    causes = tuple(dict.fromkeys(part.diagnosis() for part in composition.parts))
+    # A family names a cause only if its score test stood out; an orientation was tested against all others.
+    named = {Orientation.name, *selection.outstanding} if labelled else set[str]()
+    causes = tuple(dict.fromkeys(part.diagnosis() for part in composition.parts if part.name in named))
     words = tuple(composition.words())
-    changes = _changes(parts, causes if labelled else (), words, is_image=is_image(composition.shape))
+    if labelled and any(part.name not in named for part in composition.parts):
+        context.notes.append(
+            "inputs differ from training in a way that the maps do not name; the fitted map is "
+            f"{', '.join(words) or 'barely visible'}"
+        )
+    changes = _changes(parts, causes, words, is_image=is_image(composition.shape))
     also = [*repair.also, *([] if repair.after is None else [f"{repair.method} after the temperature"])]
     baseline = float(steps[0].losses.mean())
     repaired.repair_record = RepairRecord(
@@ -215,7 +225,7 @@ def restore_modes(repaired: Repaired, model: nn.Module) -> Repaired:
 
 
 def _changes(parts: Sequence[str], causes: Sequence[str], words: Sequence[str], *, is_image: bool) -> list[str]:
-    """Describe the changes part by part; causes are named only with labels."""
+    """Describe the changes part by part."""
     listed = " and ".join([", ".join(causes[:-1]), causes[-1]] if len(causes) > 1 else causes)
     kind = f"a remedy for {listed}" if is_image and causes else listed
     phrases = {
@@ -223,6 +233,7 @@ def _changes(parts: Sequence[str], causes: Sequence[str], words: Sequence[str], 
         "batch_norm": "new batch-norm statistics",
         "head": "a corrected last layer",
         "weights": "all weights fine-tuned",
+        "normalisation": LOWER_ENTROPY,
     }
     return [phrases[part] for part in parts]
 

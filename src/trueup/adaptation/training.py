@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from trueup._core.splits import random_order
-from trueup.adaptation.batch_norm import Augment, Crop, share_copy
+from trueup.adaptation.batch_norm import Augment, Crop, norm_layers, share_copy
 from trueup.clamping.calibration_set import local_numbers, local_subset
 from trueup.clamping.network import Network
 from trueup.clamping.problem import Loss
@@ -65,16 +64,14 @@ class LowerEntropy(NamedTuple):
 
 
 def affine_names(model: nn.Module) -> list[str]:
-    """Return the names of the scales and offsets of all normalisation layers.
+    """Return the names of the scales and offsets of batch norm, or without it of the other normalisation layers.
 
     >>> affine_names(nn.Sequential(nn.Linear(2, 4), nn.LayerNorm(4)))
     ['1.weight', '1.bias']
     """
-    kinds = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm, nn.RMSNorm)
     return [
         f"{name}.{leaf}"
-        for name, module in model.named_modules()
-        if isinstance(module, kinds)
+        for name, module in norm_layers(model).items()
         for leaf in ("weight", "bias")
         if isinstance(getattr(module, leaf, None), Tensor)
     ]
@@ -138,7 +135,7 @@ def fine_tune(
 
 
 def lower_entropy(network: Network, start: Start, *, temperature: float, seed: int) -> LowerEntropy:
-    """Run one epoch of Adam on the mean entropy of softmax(z/T), over the scales and offsets of normalisation layers.
+    """Run one epoch of Adam on the mean entropy of softmax(z/T), over the scales and offsets of normalisation.
 
     Samples with a high entropy are left out, since their predictions are unreliable. Confident wrong predictions can
     make all predictions collapse to one class. So the mean prediction is compared before and after. Nothing changes if
