@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import chdtri
 
 from trueup._core.arrays import as_weighted, find_absent, take_weighted, to_array, warn_users, weight_kwargs
 from trueup._core.clusters import Clusters, weighted_clusters
 from trueup._core.errors import silence_warnings
+from trueup._core.formatting import format_percent
 from trueup._core.namespace import NUMPY
 from trueup._core.optimize import FitError
 from trueup._core.progress import track
@@ -85,6 +88,8 @@ _ERRORS_BEHIND = 2.0  # standard errors by which a dropped candidate is worse th
 _UNIFORM_ROWS = 0.1  # pseudo-rows of the uniform distribution in the final mixture.
 _MIN_WEIGHT = 0.02  # smallest weight in the mixture.
 # Expected rows of a class from which its absence is reported.
+_SHIFT_ERRORS, _SHIFT_RATIO = 6.0, 1.5
+"""Standard errors and factor by which a class's frequency must differ from the prediction to be called shifted."""
 _MIN_EXPECTED = 20.0  # the probability of no row by chance is then about e⁻²⁰ = 2e-9.
 _RACE_AFTER = 2  # number of folds after which candidates can be dropped.
 _MAX_HELD_OUT = 1 << 23  # number of held-out log-probabilities stored per candidate
@@ -206,6 +211,7 @@ def auto(
         z, y, w = merge_copies(z, y, w)
     keep_odds = _warn_about_empty_classes(z, y, w)
     with silence_warnings():  # fits on folds may warn; their held-out loss decides
+        shifted = None if w is not None or blocks is not None else _shifted_class(z, y)
         size = _problem_size(z, y, w, keep_odds)
         pool = "the same for all classes" if keep_argmax and size != "every row right" else size
         fits = _candidates(z, y, w, pool)
@@ -215,7 +221,50 @@ def auto(
             cautious = {name: rows / 2 for name, rows in cautious.items()}
         trial = _Trial(z, y, w, fits, parts, score, cautious, blocks)
         trial.run(progress)
-        return trial.conclude()
+        chosen = trial.conclude()
+    if shifted is not None:
+        warn_users(
+            f"class {shifted.number} is {format_percent(shifted.observed, 1)} of the labels, but the network predicts "
+            f"{format_percent(shifted.predicted, 1)}, as if these rows had other class frequencies than its training. "
+            "The fit assumes that new rows have those of the labels; if not, correct it by decisions.shift_prior"
+        )
+    return chosen
+
+
+class _Shifted(NamedTuple):
+    """The class whose frequency differs most from the prediction."""
+
+    number: int
+    observed: float
+    predicted: float
+
+
+def _shifted_class(z: np.ndarray, y: np.ndarray) -> _Shifted | None:
+    """Return the class whose frequency changed most, if a label shift explains the labels; else None.
+
+    After temperature scaling, a frequency must clearly differ from the prediction. A bias per class,
+    which is what a label shift adds to the logits, must then explain the labels as well as vector scaling does.
+    """
+    n, classes = z.shape
+    if classes < 3 or find_absent(z) is not None:
+        return None
+    scaled = METHODS["temperature"](z, y)(z).astype(np.float64)
+    probs = NUMPY.softmax(scaled)
+    observed, predicted = np.bincount(y, minlength=classes).astype(float), probs.sum(axis=0)
+    error = np.sqrt((probs * (1 - probs)).sum(axis=0))
+    ratio = np.abs(np.log(np.maximum(observed, 1.0)) - np.log(np.maximum(predicted, 1.0)))
+    many = np.minimum(observed, predicted) >= _MIN_EXPECTED
+    moved = many & (np.abs(observed - predicted) > _SHIFT_ERRORS * error) & (ratio > math.log(_SHIFT_RATIO))
+    if not moved.any():
+        return None
+    biased, vector = (
+        NUMPY.log_softmax(METHODS[name](z, y)(z).astype(np.float64))[np.arange(n), y].sum()
+        for name in ("bias_corrected_temperature", "vector")
+    )
+    if 2 * (vector - biased) > chdtri(classes - 1, 0.001):  # classes are wrong in ways that no shift explains
+        return None
+    k = int(np.where(moved, ratio, -1.0).argmax())
+    return _Shifted(k, float(observed[k] / n), float(predicted[k] / n))
 
 
 def _warn_about_empty_classes(z: np.ndarray, y: np.ndarray, w: np.ndarray | None) -> bool:
