@@ -158,6 +158,16 @@ def test_clamp_passes_its_options_on(models, asked):
     assert list(found["scores"]["methods"]) == ["raw", "temperature", "clamping"]
 
 
+def test_clamp_follows_the_paper_with_other_steps(models, asked):
+    words = ("clamp", "own_models:make", "--data", "own.npz", "-o", "c.safetensors", "--recipe", "paper")
+    mean = asked(*words, "--epochs", "5", "--start", "zero", "--norm", "l2", "--penalty", "0")["record"]
+    total = asked(*words, "--epochs", "5", "--start", "zero", "--reduction", "sum", "--penalty", "0")["record"]
+    fast = asked(*words, "--epochs", "5", "--start", "zero", "--lr", "0.3", "--penalty", "0")["record"]
+    assert mean["recipe"] == total["recipe"] == "paper"
+    assert total["objective"] < mean["objective"]
+    assert total["delta_norm"] == pytest.approx(fast["delta_norm"], rel=1e-4)  # one batch of 300 rows
+
+
 def test_clamp_loads_weights(models, asked):
     words = ("--data", "own.npz", "-o", "c.safetensors")
     plain = asked("clamp", "own_models:make", *words)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,12 +64,30 @@ class NetworkData:
 class Recipe:
     """How the shift is fitted."""
 
-    recipe: str | None = o.option("NAME", "How to fit (default subspace).")
+    recipe: str | None = o.option("NAME", "How to fit (default subspace); `paper` and `code` as published.")
     loss: str | None = o.option("ce|focal", "Loss to minimise (default ce).")
     gamma: list[float] | None = o.option("X", "γ of the focal loss; of several, the one with the smallest ECE.")
     penalty: str | None = o.option("X|auto|R1|R2", "Weight of the penalty on the shift (default auto).")
+    norm: str | None = o.option("l2sq|l2", "Norm of the penalty, squared or not (default l2sq).")
     input_map: str | None = o.option("shift|affine", "Map of the inputs (default shift).")
+    start: str | None = o.option("zero|random|data", "Start of the shift (default: that of the recipe).")
     box: tuple[float, float] | None = o.option("LOW HIGH", "Clip shifted inputs to this range.")
+    epochs: int | None = o.option("N", "Epochs of the recipes paper and code (default 100).")
+    lr: float | None = o.option("X", "Learning rate of paper (default 0.001) and code (default 0.01).")
+    reduction: str | None = o.option("mean|sum", "Loss of a batch in the recipe paper (default mean).")
+
+    def function(self) -> Any:
+        """Return the recipe with its options."""
+        from trueup.clamping import RECIPES
+
+        name = "subspace" if self.recipe is None else self.recipe
+        o.require_name("recipe", RECIPES, name)
+        steps = o.set_options(self, "epochs", "lr", "reduction")
+        for option in steps:
+            if option not in signature(RECIPES[name]).parameters:
+                able = [other for other in RECIPES if option in signature(RECIPES[other]).parameters]
+                raise InputError(f"--{option}", f"come with --recipe {' or '.join(able)}", f"the recipe {name}")
+        return partial(RECIPES[name], **steps) if steps else name
 
 
 @dataclass(frozen=True)
@@ -130,16 +150,14 @@ def clamp(
     from trueup import clamping
     from trueup.io.load_save import save
 
-    if recipe.recipe is not None:
-        o.require_name("recipe", clamping.RECIPES, recipe.recipe)
     gamma, penalty = recipe.gamma, recipe.penalty
     with suppress(TypeError, ValueError):
         penalty = float(penalty)  # type: ignore[assignment, arg-type]
     gamma_or_pool = gamma[0] if gamma and len(gamma) == 1 else gamma
-    objective = o.drop_unset(loss=recipe.loss, gamma=gamma_or_pool, penalty=penalty)
-    options = o.set_options(recipe, "recipe") | o.set_options(source, "device", "seed")
-    options["objective"] = clamping.Objective(**objective)
-    options["input_map"] = clamping.MapOptions(**o.drop_unset(kind=recipe.input_map, box=recipe.box))
+    objective = o.drop_unset(loss=recipe.loss, gamma=gamma_or_pool, penalty=penalty, norm=recipe.norm)
+    input_map = o.drop_unset(kind=recipe.input_map, start=recipe.start, box=recipe.box)
+    options = {"recipe": recipe.function()} | o.set_options(source, "device", "seed")
+    options |= {"objective": clamping.Objective(**objective), "input_map": clamping.MapOptions(**input_map)}
     with collect_warnings(quiet=output.quiet):
         clamped = clamping.clamp(network, loaders[0], **options, progress=not output.quiet)
         save(clamped, out)
