@@ -109,17 +109,15 @@ def _parse(flag: str, entries: Iterable[str] | None) -> dict[str, float]:
     """Read METRIC=X entries."""
     limits: dict[str, float] = {}
     for entry in entries or ():
-        metric, equals, text = entry.partition("=")
+        metric, _, text = entry.partition("=")
+        metric = metric.strip().lower()
         try:
             limit = float(text)
         except ValueError:
-            equals = ""
-        if not equals or not metric:
-            raise ValueError(f"{flag} must be METRIC=X with a number X, such as ece=0.02, got {entry!r}")
-        if limits.setdefault(metric, limit) != limit:
-            raise ValueError(
-                f"{flag} must have one limit per metric, got {limits[metric]:g} and {limit:g} for {metric}"
-            )
+            raise ValueError(f"{flag} must be METRIC=X with a number X, such as ece=0.02, got {entry!r}") from None
+        if metric in limits:
+            raise ValueError(f"{flag} must have one limit per metric, got two for {metric}")
+        limits[metric] = limit
     return limits
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from numbers import Real
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 from xml.etree import ElementTree
 
 from scipy.special import ndtri
@@ -101,10 +101,11 @@ class CheckedLimit:
         if self.kind == "baseline":
             shown = "a significant loss" if self.outcome == "failed" else "no significant loss"
             return f"{self.metric} shows {shown} against the baseline (change {self.value:+.4f}, interval {interval})"
+        subject = "the largest error of a group" if self.metric == GROUPS else self.metric
         if self.outcome != "undecided":
             side = "below" if (self.kind == "max") == (self.outcome == "passed") else "above"
-            return f"{self.metric} is {side} {self.limit:g} (interval {interval}{group})"
-        text = f"{self.metric} may be below or above {self.limit:g} (interval {interval}{group})"
+            return f"{subject} is {side} {self.limit:g} (interval {interval}{group})"
+        text = f"{subject} may be below or above {self.limit:g} (interval {interval}{group})"
         if self.rows_needed is None:
             return f"{text}, too near to say how many rows would tell"
         return f"{text}; about {round_up(self.rows_needed):,} rows are needed"
@@ -274,11 +275,12 @@ def check(
     for metric, kind, limit in limits:
         if metric == GROUPS:
             assert groups is not None
-            checked.append(_check_groups(scored, groups, limit, Levels(level, strict_level)))
+            checked.append(_check_groups(scored, groups, limit, level, strict_level))
             continue
         outcome = _decide(kind, limit, loose[metric], strict[metric])
-        shown, rows_needed = loose[metric] if outcome == "passed" else _union(loose[metric], strict[metric]), None
+        shown, rows_needed = loose[metric] if outcome == "passed" else strict[metric], None
         if outcome == "undecided":
+            shown = _union(loose[metric], strict[metric])
             growth = _growth(kind, limit, points()[metric].low, loose[metric], strict[metric])
             rows_needed = _rows(scored, growth)
         checked.append(CheckedLimit(metric, kind, limit, shown.value, shown.low, shown.high, outcome, rows_needed))
@@ -290,21 +292,12 @@ def check(
     return Check(tuple(checked), scored.tally.n, level, None if scored.clusters is None else scored.clusters.count)
 
 
-class Levels(NamedTuple):
-    """Levels of the intervals behind passes and behind failures."""
-
-    loose: float
-    strict: float
-
-
 def _check_limits(
     maximum: Mapping[str, float] | None, minimum: Mapping[str, float] | None, has_groups: bool
 ) -> list[tuple[str, Literal["max", "min"], float]]:
     """Return the metric, kind and value of each limit."""
     limits: list[tuple[str, Literal["max", "min"], float]] = []
-    kinds: tuple[tuple[Literal["max", "min"], str, Any], ...]
-    kinds = ("max", "maximum", maximum), ("min", "minimum", minimum)
-    for kind, argument, by_metric in kinds:
+    for kind, argument, by_metric in (("max", "maximum", maximum), ("min", "minimum", minimum)):
         for metric, limit in (by_metric or {}).items():
             if metric not in CHECKED:
                 raise ValueError(unknown_name_message("metric with an interval", metric, CHECKED))
@@ -365,7 +358,7 @@ def _rows(scored: ScoredRows, growth: float) -> int | None:
     return max(math.ceil(scored.tally.n * growth), scored.tally.n + 1) if growth <= _MAX_GROWTH else None
 
 
-def _check_groups(scored: ScoredRows, groups: Any, limit: float, levels: Levels) -> CheckedLimit:
+def _check_groups(scored: ScoredRows, groups: Any, limit: float, level: float, strict_level: float) -> CheckedLimit:
     """Check the largest |observed − predicted| of the groups.
 
     One group above the limit is enough to break it, so the intervals behind failures hold for all groups at once. Each
@@ -373,13 +366,13 @@ def _check_groups(scored: ScoredRows, groups: Any, limit: float, levels: Levels)
     """
     claims = scored.rows.score, scored.rows.outcome, groups
     options: dict[str, Any] = {"sample_weight": scored.sample_weight, "clusters": scored.clusters}
-    strict = evaluate_groups(*claims, level=levels.strict, **options)
+    strict = evaluate_groups(*claims, level=strict_level, **options)
     if not strict.rows:
         return CheckedLimit(GROUPS, "max", limit, math.nan, math.nan, math.nan, "undecided")
     n_groups = len(strict)
-    loose = evaluate_groups(*claims, level=levels.loose**n_groups, **options)
+    loose = evaluate_groups(*claims, level=max(level**n_groups, 1e-300), **options)
     absolute = {row.name: _absolute(row.difference) for row in strict.rows}
-    single = {row.name: replace(_absolute(row.difference), level=levels.loose) for row in loose.rows}
+    single = {row.name: replace(_absolute(row.difference), level=level) for row in loose.rows}
     value = max(each.value for each in absolute.values())
     low, high = max(each.low for each in absolute.values()), max(each.high for each in single.values())
     outcome = _decide("max", limit, Interval(value, low, high), Interval(value, low, high))
@@ -389,9 +382,9 @@ def _check_groups(scored: ScoredRows, groups: Any, limit: float, levels: Levels)
         worst = max(single, key=lambda name: single[name].high)
     rows_needed = None
     if outcome == "undecided":
-        corrected = 1 - levels.strict ** (1 / n_groups)
+        of_one = strict_level ** (1 / n_groups)
         growths = {
-            name: _growth("max", limit, each.value, single[name], replace(each, level=1 - corrected))
+            name: _growth("max", limit, each.value, single[name], replace(each, level=of_one))
             for name, each in absolute.items()
         }
         above = [growths[name] for name, each in absolute.items() if each.value > limit]
@@ -401,9 +394,8 @@ def _check_groups(scored: ScoredRows, groups: Any, limit: float, levels: Levels)
 
 def _absolute(difference: Interval) -> Interval:
     low, high = sorted((abs(difference.low), abs(difference.high)))
-    return replace(
-        difference, value=abs(difference.value), low=0.0 if difference.low <= 0 <= difference.high else low, high=high
-    )
+    low = 0.0 if difference.low <= 0 <= difference.high else low
+    return replace(difference, value=abs(difference.value), low=low, high=high)
 
 
 def _check_change(metric: str, change: Interval) -> CheckedLimit:
