@@ -175,16 +175,15 @@ def test_the_same_data_set_and_network():
     rows = [{**c.settings, "ece": ECES[c.settings["loss"]] + 0.001 * c.settings["seed"], "accuracy": 0.9046}
             for c in made.cells()]  # fmt: skip
     found = compare_with_paper(tables(rows, Options()), rows, "rethinking")
-    [one] = [each for each in found if (each.table, each.dataset) == ("table 1", "CIFAR-10")]
-    assert (one.name, one.group, one.reasons) == ("before", "cifar10", ())
-    figures = {(figure.method, figure.figure): figure for figure in one.figures}
+    found = [number for number in found if number.table == "table 1"]
+    figures = {(number.method, number.figure): number for number in found if number.dataset == "CIFAR-10"}
+    assert {(number.group, number.settings) for number in figures.values()} == {("cifar10", "")}
     plain = figures["Cross-Entropy", "ece"]
     assert (plain.ours, plain.theirs, plain.their_std) == (pytest.approx(6.48), 6.43, 0.22)
     assert plain.verdict == "agrees"
     assert figures["Focal Loss", "ece"].verdict == "differs"  # 5.05 ± 0.07 beside 3.00 ± 0.26
     assert ("Our own", "ece") not in figures
-    others = [each for each in found if each.dataset == "SVHN"]
-    assert list(map(str, others[0].reasons)) == ["another data set (cifar10 instead of SVHN)"]
+    assert {n.settings for n in found if n.dataset == "SVHN"} == {"data set cifar10 instead of SVHN"}
 
 
 def test_another_data_set_is_compared_by_its_ways():
@@ -194,28 +193,29 @@ def test_another_data_set_is_compared_by_its_ways():
     rows = [row("cross_entropy", s, 0.03 + 0.0001 * s, 0.95) for s in (0, 1)]
     rows += [row("focal", s, 0.01 + 0.0001 * s, 0.96) for s in (0, 1)]
     found = compare_with_paper(tables(rows, Options()), rows, "rethinking")
-    [one] = [each for each in found if (each.table, each.dataset) == ("table 1", "CIFAR-10")]
-    assert tuple(map(str, one.reasons)) == (
-        "another data set (digits instead of CIFAR-10)", "another network (cnn instead of ResNet-32)",
-    )  # fmt: skip
-    verdicts = {(figure.method, figure.figure): figure.verdict for figure in one.figures}
+    found = [number for number in found if (number.table, number.dataset) == ("table 1", "CIFAR-10")]
+    assert {number.settings for number in found} == {
+        "data set digits instead of CIFAR-10; network cnn instead of ResNet-32"
+    }
+    verdicts = {(number.method, number.figure): number.verdict for number in found}
     assert verdicts["Focal Loss", "ece"] == "same direction"
     assert verdicts["Focal Loss", "accuracy"] == "opposite direction"  # there it falls from 90.46 to 87.84
     assert verdicts["Cross-Entropy", "ece"] == "no number"
     noisy = [{**row, "ece": 0.03 + 0.05 * row["seed"]} for row in rows]
-    [one] = [each for each in compare_with_paper(tables(noisy, Options()), noisy, "rethinking")
-             if (each.table, each.dataset) == ("table 1", "CIFAR-10")]  # fmt: skip
-    assert {f.verdict for f in one.figures if (f.method, f.figure) == ("Focal Loss", "ece")} == {"within spread"}
+    found = [n for n in compare_with_paper(tables(noisy, Options()), noisy, "rethinking")
+             if (n.table, n.dataset, n.method, n.figure) == ("table 1", "CIFAR-10", "Focal Loss", "ece")]  # fmt: skip
+    assert {number.verdict for number in found} == {"within spread"}
 
 
 def test_what_settings_explain_is_told(tmp_path):
     _, html = shown(tmp_path, study())
     said = words(html)
-    assert "Not explained by data set or network table 1, CIFAR-10 ResNet-32 (Focal Loss: ece, %" in said
-    assert "The sizes of the numbers: data set cifar10 instead of SVHN, CIFAR-100, 20Newsgroups" in said
+    assert "Table 1: CIFAR-10 ResNet-32; ours is cifar10 " in said
+    assert "Table 1: SVHN ResNet-32; ours is cifar10 (data set cifar10 instead of SVHN)" in said
+    assert re.search(r"Numbers by verdict: .*agrees \d+, differs \d+", said)
     (tmp_path / "two").mkdir()
     _, html = shown(tmp_path / "two", study(paper=""))
-    assert "No published numbers are known for this study." in words(html)
+    assert "No published numbers are known." in words(html)
 
 
 def test_a_table_as_html():

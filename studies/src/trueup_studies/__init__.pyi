@@ -1,6 +1,6 @@
 from .grid import Cell as Cell, Options as Options, STUDIES as STUDIES, Study as Study, product as product
 from .published import (
-    PaperComparison as PaperComparison,
+    ComparedNumber as ComparedNumber,
     PublishedValue as PublishedValue,
     compare_with_paper as compare_with_paper,
     published_values as published_values,

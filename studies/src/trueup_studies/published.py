@@ -5,16 +5,15 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal, NamedTuple
 
-from trueup.reports.html import TableCell, escape, paragraph, table
+from trueup.reports.html import TableCell, paragraph, section, table
 from trueup_studies.grid import Options, Rows, read_toml
-from trueup_studies.tables import MISSING, Table, format_mean, to_csv
-from trueup_studies.templates import render
+from trueup_studies.tables import Table, format_mean, to_csv
 
 _WORDS = read_toml("trueup_studies", "published.toml")
 UNITS: Mapping[str, Mapping[str, Any]] = _WORDS["units"]
@@ -29,6 +28,7 @@ MAX_STDS = 2.0
 """Two means differ if their difference exceeds this many of its standard deviations."""
 CALIBRATE_NETWORKS = ("neural-clamping",)
 """Papers that calibrate trained networks, so that other weights are another setting."""
+EXPLANATION = " ".join(_WORDS["explanation"].split())
 MARKS = {"agrees": "=", "differs": "≠", "same direction": "✓", "opposite direction": "✗"}
 
 Verdict = Literal["agrees", "differs", "same direction", "opposite direction", "within spread", "no number"]
@@ -84,66 +84,30 @@ def _float(text: str) -> float:
     return float(text) if text else math.nan
 
 
-class Reason(NamedTuple):
-    """A setting that differs from the paper's."""
-
-    what: str
-    ours: str
-    theirs: str
-
-    def __str__(self) -> str:
-        return f"another {self.what} ({self.ours} instead of {self.theirs})"
-
-
-@dataclass(frozen=True)
-class ComparedNumber:
+class ComparedNumber(NamedTuple):
     """One metric of one method: our number and the published one, in the paper's unit."""
 
+    table: str
+    """Table of the paper."""
+    dataset: str
+    model: str
+    group: str
+    """Our data set and network."""
+    settings: str
+    """Settings that differ from the paper's; empty if data set, network and any published weights are the same."""
     method: str
     figure: str
-    unit: str
+    heading: str
+    """Name and unit of the metric."""
     ours: float
     our_std: float
     theirs: float
     their_std: float
     verdict: Verdict
-    """With the same settings "agrees" or "differs"; else it compares the directions of change from the reference."""
-
-    @property
-    def digits(self) -> int:
-        """Number of digits that the paper prints."""
-        return int(DIGITS.get(self.figure, 2))
-
-    @property
-    def heading(self) -> str:
-        """Name and unit, the heading of its column."""
-        name, sign = self.figure.replace("_", ", "), UNITS.get(f"_{self.unit.split(' ')[0]}", {}).get("sign", "")
-        return f"{name}, {sign}" if sign else name
+    """With the same settings "agrees" or "differs"; else it compares the directions of change from the first method."""
 
 
-@dataclass(frozen=True)
-class PaperComparison:
-    """Comparison of one group of our results with one data set and network of a published table."""
-
-    table: str
-    """Table of the paper."""
-    name: str
-    """Name of our table."""
-    group: str
-    dataset: str
-    model: str
-    reference: str
-    """The first method that both have; the changes of the others are relative to it."""
-    reasons: tuple[Reason, ...]
-    """Settings that differ; empty if data set, network and any published weights are the same."""
-    figures: tuple[ComparedNumber, ...]
-
-    def with_verdict(self, verdict: Verdict) -> list[ComparedNumber]:
-        """Return the numbers with this verdict."""
-        return [figure for figure in self.figures if figure.verdict == verdict]
-
-
-def compare_with_paper(tables: Mapping[str, Table], rows: Rows, paper: str) -> list[PaperComparison]:
+def compare_with_paper(tables: Mapping[str, Table], rows: Rows, paper: str) -> list[ComparedNumber]:
     """Compare each published table with our table that shares most of its methods and metrics, group by group.
 
     A group of ours with the same data set and network is preferred to all others.
@@ -151,7 +115,7 @@ def compare_with_paper(tables: Mapping[str, Table], rows: Rows, paper: str) -> l
     by_table: dict[str, list[PublishedValue]] = {}
     for value in published_values(paper):
         by_table.setdefault(value.table, []).append(value)
-    comparisons = []
+    numbers: list[ComparedNumber] = []
     for values in by_table.values():
         shared = {name: _count_shared(ours, values) for name, ours in tables.items()}
         name = max(shared, key=shared.__getitem__, default=None)
@@ -159,21 +123,19 @@ def compare_with_paper(tables: Mapping[str, Table], rows: Rows, paper: str) -> l
             continue
         for dataset, model in dict.fromkeys((value.dataset, value.model) for value in values):
             theirs = [value for value in values if (value.dataset, value.model) == (dataset, model)]
-            groups = [(group, _reasons(group, rows, dataset, model)) for group in tables[name].groups]
-            exact = [(group, _weights_reasons(group, rows, paper)) for group, reasons in groups if not reasons]
-            for group, reasons in exact or groups:
-                comparisons.append(_compare_group(name, tables[name], group, theirs, reasons))
-    return [comparison for comparison in comparisons if comparison.figures]
+            groups = [(group, _settings(group, rows, dataset, model)) for group in tables[name].groups]
+            exact = [(group, _weights(group, rows, paper)) for group, settings in groups if not settings]
+            for group, settings in exact or groups:
+                numbers += _compare_group(tables[name], group, theirs, settings)
+    return numbers
 
 
 def _compare_group(
-    name: str, ours: Table, group: str, values: Sequence[PublishedValue], reasons: Sequence[Reason]
-) -> PaperComparison:
+    ours: Table, group: str, values: Sequence[PublishedValue], settings: str
+) -> Iterator[ComparedNumber]:
     members = {normalize_name(member): (member, entries) for member, entries in ours.groups[group].items()}
     shared = [value for value in values if normalize_name(value.method) in members]
-    reference = shared[0].method if shared else ""
     base: dict[str, tuple[float, float, PublishedValue]] = {}
-    figures = []
     for value in shared:
         figure, factor = column_and_factor(value.metric)
         column = next((column for column in ours.columns if column.name == figure), None)
@@ -182,15 +144,13 @@ def _compare_group(
         if column is None or entry is None:
             continue
         mean, std = factor * entry.mean / column.scale, factor * entry.std / column.scale
-        if value.method == reference:
+        if value.method == shared[0].method:
             base[figure] = (mean, std, value)
-        verdict = _verdict(mean, std, value, base.get(figure), bool(reasons))
-        unit = value.metric.removeprefix(figure).replace("_", " ").strip()
-        figures.append(ComparedNumber(member, figure, unit, mean, std, value.mean, value.std, verdict))
-    first = values[0]
-    return PaperComparison(
-        first.table, name, group, first.dataset, first.model, reference, tuple(reasons), tuple(figures)
-    )
+        verdict = _verdict(mean, std, value, base.get(figure), bool(settings))
+        sign = next((facts["sign"] for unit, facts in UNITS.items() if unit in value.metric), "")
+        heading = f"{figure.replace('_', ', ')}, {sign}" if sign else figure.replace("_", ", ")
+        place = value.table, value.dataset, value.model, group, settings
+        yield ComparedNumber(*place, member, figure, heading, mean, std, value.mean, value.std, verdict)
 
 
 def _verdict(
@@ -222,25 +182,23 @@ def _count_shared(ours: Table, values: Iterable[PublishedValue]) -> int:
     return sum(method in members and figure in columns for method, figure in pairs)
 
 
-def _reasons(group: str, rows: Rows, dataset: str, model: str) -> tuple[Reason, ...]:
-    """List how a group's data set and network differ from the paper's."""
+def _settings(group: str, rows: Rows, dataset: str, model: str) -> str:
+    """Say how a group's data set and network differ from the paper's."""
     data, _, network = group.partition(", ")
     group_rows = [row for row in rows if normalize_name(str(row.get("data", ""))) == normalize_name(data)]
     networks = [network] if network else sorted({str(row["network"]) for row in group_rows if "network" in row})
-    reasons = []
-    if normalize_name(data) != normalize_name(dataset):
-        reasons.append(Reason("data set", data, dataset))
+    differences = [f"data set {data} instead of {dataset}"] * (normalize_name(data) != normalize_name(dataset))
     if model and {normalize_name(name) for name in networks} != {normalize_name(model)}:
-        reasons.append(Reason("network", ", ".join(networks) or "not named", model))
-    return tuple(reasons)
+        differences.append(f"network {', '.join(networks) or 'not named'} instead of {model}")
+    return "; ".join(differences)
 
 
-def _weights_reasons(group: str, rows: Rows, paper: str) -> tuple[Reason, ...]:
-    """List how our weights differ from the paper's."""
+def _weights(group: str, rows: Rows, paper: str) -> str:
+    """Say how our weights differ from the paper's."""
     if paper not in CALIBRATE_NETWORKS:
-        return ()
+        return ""
     ours = {_other_weights(row["how"]) for row in rows if group == f"{row['data']}, {row['network']}"}
-    return tuple(Reason("set of weights", name, "the paper's") for name in sorted(ours - {""}))
+    return "; ".join(f"weights {name} instead of the paper's" for name in sorted(ours - {""}))
 
 
 def _other_weights(how: Mapping[str, Any]) -> str:
@@ -274,63 +232,35 @@ def normalize_name(name: str) -> str:
     return str(SPELLINGS.get(short, short))
 
 
-def comparison_csv(comparisons: Sequence[PaperComparison]) -> str:
+def comparison_csv(numbers: Sequence[ComparedNumber]) -> str:
     """Format as CSV, one line per number: ours and the published one in the paper's unit, and the verdict."""
     lines = [
-        [c.table, c.dataset, c.model, c.group, f.method, f.heading, f.ours, f.our_std, f.theirs, f.their_std, f.verdict]
-        for c in comparisons
-        for f in c.figures
+        [n.table, n.dataset, n.model, n.group, n.method, n.heading, n.ours, n.our_std, n.theirs, n.their_std, n.verdict]
+        for n in numbers
     ]
     head = ["table", "data", "network", "ours on", "method", "figure"]
     return to_csv(lines, [*head, "ours", "our std", "paper", "paper std", "verdict"])
 
 
-def comparison_section(paper: str, comparisons: Sequence[PaperComparison], options: Options) -> str:
+def comparison_section(paper: str, numbers: Sequence[ComparedNumber], options: Options) -> str:
     """Return the section of a page with our numbers, the published ones, and the settings that explain differences."""
-    parts = {"same": [c for c in comparisons if not c.reasons], "others": [c for c in comparisons if c.reasons]}
-    known = {"count": _count, "figures": _list_figures, "reasons": _list_reasons, "compared": _comparison_table}
-    return render("comparison.html.j2", paper=paper, comparisons=comparisons, oracle=options.oracle, **parts, **known)
-
-
-def _count(comparisons: Sequence[PaperComparison], verdict: Verdict) -> int:
-    return sum(len(comparison.with_verdict(verdict)) for comparison in comparisons)
-
-
-def _list_reasons(comparisons: Sequence[PaperComparison]) -> str:
-    """List each setting once: ours, and the paper's."""
-    theirs: dict[tuple[str, str], dict[str, None]] = {}
-    for reason in (reason for comparison in comparisons for reason in comparison.reasons):
-        theirs.setdefault((reason.what, reason.ours), {})[reason.theirs] = None
-    return "; ".join(f"{what} {ours} instead of {', '.join(names)}" for (what, ours), names in theirs.items())
-
-
-def _list_figures(comparisons: Sequence[PaperComparison], verdict: Verdict) -> str:
-    lines = []
-    for comparison in comparisons:
-        names = [f"{figure.method}: {figure.heading}" for figure in comparison.with_verdict(verdict)]
-        if names:
-            lines.append(f"{comparison.table}, {comparison.dataset} {comparison.model} ({'; '.join(names)})")
-    return "; ".join(lines) + "."
-
-
-def _comparison_table(comparison: PaperComparison) -> str:
-    headings = list(dict.fromkeys(figure.heading for figure in comparison.figures))
-    rows: list[list[str | TableCell]] = []
-    for method in dict.fromkeys(figure.method for figure in comparison.figures):
-        figures = {figure.heading: figure for figure in comparison.figures if figure.method == method}
-        rows.append([method, *(_comparison_cell(figures.get(heading)) for heading in headings)])
-    title = f"{comparison.table.capitalize()}: {comparison.dataset} {comparison.model}".strip()
-    reasons = f": {' and '.join(map(str, comparison.reasons))}" if comparison.reasons else ""
-    note = paragraph(f"Ours is {comparison.group}{reasons}.", "note")
-    return f"<h3>{escape(title)}</h3>{note}{table(title, ['method', *headings], rows)}"
-
-
-def _comparison_cell(figure: ComparedNumber | None) -> TableCell:
-    if figure is None:
-        return TableCell(MISSING)
-    ours, theirs = (
-        format_mean(mean, std, figure.digits)
-        for mean, std in ((figure.ours, figure.our_std), (figure.theirs, figure.their_std))
-    )
-    warn = figure.verdict in ("differs", "opposite direction")
-    return TableCell(ours, note=theirs, mark=MARKS.get(figure.verdict, ""), warn=warn)
+    title = "Comparison with the paper"
+    if not numbers:
+        none = "None of the runs is in one of the paper's tables." if paper else "No published numbers are known."
+        return section("paper", title, paragraph(none))
+    lines: list[str | list[str | TableCell]] = []
+    for n in numbers:
+        heading = f"{n.table.capitalize()}: {n.dataset} {n.model}; ours is {n.group}" + f" ({n.settings})" * bool(
+            n.settings
+        )
+        if heading not in lines:
+            lines.append(heading)
+        digits = int(DIGITS.get(n.figure, 2))
+        ours, theirs = (format_mean(*pair, digits) for pair in ((n.ours, n.our_std), (n.theirs, n.their_std)))
+        warn = n.verdict in ("differs", "opposite direction")
+        lines.append([n.method, n.heading, TableCell(ours, note=theirs, mark=MARKS.get(n.verdict, ""), warn=warn)])
+    counts = ", ".join(f"{verdict} {count}" for verdict, count in Counter(n.verdict for n in numbers).items())
+    half = "test samples, as an oracle" if options.oracle else "validation samples"
+    words = f"{EXPLANATION} Numbers by verdict: {counts}. Coefficients were chosen on {half}."
+    link = '<p class="files">all numbers: <a href="paper.csv">csv</a></p>'
+    return section("paper", title, paragraph(words), link, table(title, ["method", "metric", "ours, paper"], lines))
