@@ -19,7 +19,7 @@ from trueup.reports.html import details, paragraph, table
 from trueup.reports.plot import Axis, Plot, Rule, Text, cut_outliers, interval_dots
 
 _COLUMNS = {"nll": "Log‑loss", "brier": "Brier score", "sce": "Class‑wise error"}
-_EVENT_COLUMNS = {"nll": "Log‑loss", "event_brier": "Brier score", "miscalibration": "Miscalibration"}
+_EVENT_COLUMNS = {"nll": "Log‑loss", "event_brier": "Brier score", "miscalibration": "Miscali\u00adbration"}
 _EVENT_COLUMNS |= {"auroc": "AUROC", "calibration_slope": "Slope", "calibration_intercept": "Intercept"}
 """Metric → its column head, after the columns of the mean and the ECE."""
 
