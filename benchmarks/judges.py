@@ -1,0 +1,157 @@
+"""Coverage of the intervals of `judge_rate`, by simulation.
+
+    python benchmarks/judges.py                      2,000 data sets per world, written to docs/judges-coverage.csv
+    python benchmarks/judges.py --replications 500   fewer data sets
+    python benchmarks/judges.py --small              a smoke run of seconds, printed only
+
+Rates of right answers are 0.03 to 0.97. A judge is informative, lenient, harsh, useless or always says right, and gives
+0 or 1, or scores. People label 50 to 500 answers, and the judge 3 to 5 times as many others. Some worlds have
+correlated answers to each question, or strata with different shares of human labels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.special import ndtr
+
+from trueup.decisions import judge_rate
+
+TABLE = Path(__file__).parents[1] / "docs" / "judges-coverage.csv"
+JUDGES = {
+    "informative": (0.95, 0.9),
+    "lenient": (0.98, 0.5),
+    "harsh": (0.7, 0.97),
+    "useless": (0.6, 0.4),
+    "constant": (1.0, 0.0),
+}
+"""Sensitivity and specificity."""
+RATES = 0.03, 0.5, 0.7, 0.9, 0.97
+MIN_COVERAGE = {50: 0.91, 100: 0.93}
+"""Bars by the number of human labels."""
+STRATA = np.array([0.5, 0.3, 0.2])
+"""Shares of the strata, whose rates differ."""
+LABELS_BY_STRATUM = (28, 55, 37), (60, 54, 6)
+"""Numbers of human labels: a smaller share of the first stratum, or very few of the last."""
+CORRELATION = 0.3
+"""Correlation of the latent quality of two answers to one question."""
+
+
+class World(NamedTuple):
+    """Distribution of a data set."""
+
+    judge: str
+    rate: float
+    labels: int
+    """Number of human labels."""
+    times: int
+    """Number of other answers, as a multiple of the human labels."""
+    scores: bool = False
+    questions: int = 0
+    """Number of answers per question, if answers are correlated."""
+    whole: bool = False
+    """Whether people label all answers to some questions, instead of random answers."""
+    strata: tuple[int, ...] = ()
+    """Number of human labels in each stratum."""
+
+
+def worlds() -> Iterator[World]:
+    """Return all worlds."""
+    for judge, rate, labels in product(JUDGES, RATES, (50, 100, 200)):
+        yield World(judge, rate, labels, 5)
+    for judge, rate in product(list(JUDGES)[:-1], RATES):
+        yield World(judge, rate, 100, 5, scores=True)
+    for judge, rate, whole in product(("informative", "lenient", "useless"), (0.5, 0.9), (False, True)):
+        yield World(judge, rate, 500, 3, questions=10, whole=whole)
+    for judge, rate, strata in product(("informative", "lenient", "useless"), (0.5, 0.85), LABELS_BY_STRATUM):
+        yield World(judge, rate, sum(strata), 5, strata=strata)
+
+
+def draw(world: World, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+    """Draw judge's labels, human labels with NaN, and options."""
+    n, total = world.labels, world.labels * (1 + world.times)
+    rate, options = np.full(total, world.rate), {}
+    noise, slips = rng.normal(size=(2, total))
+    labelled = np.arange(total) < n
+    if world.questions:
+        question = np.arange(total) // world.questions
+        common = rng.normal(size=(2, question[-1] + 1))[:, question]
+        noise, slips = (
+            np.sqrt(CORRELATION) * each + np.sqrt(1 - CORRELATION) * individual
+            for each, individual in zip(common, (noise, slips), strict=True)
+        )
+        options["clusters"] = question
+        labelled = labelled if world.whole else rng.permutation(labelled)
+    if world.strata:
+        stratum = np.repeat(np.arange(3), np.rint(STRATA * total).astype(int))
+        rate = world.rate + np.array([-0.1, 0.1, 0.1])[stratum]
+        labelled = np.arange(total) - np.searchsorted(stratum, stratum) < np.array(world.strata)[stratum]
+        options["strata"] = stratum
+    right = ndtr(noise) < rate
+    sensitivity, specificity = JUDGES[world.judge]
+    yes = np.where(right, sensitivity, 1 - specificity)
+    judge = rng.beta(4 * yes, 4 * (1 - yes)) if world.scores else (ndtr(slips) < yes).astype(float)
+    return judge, np.where(labelled, right, np.nan), options
+
+
+def truth(world: World) -> float:
+    """Return the true rate."""
+    return world.rate + (float(STRATA @ (-0.1, 0.1, 0.1)) if world.strata else 0.0)
+
+
+def measure(world: World, replications: int) -> dict[str, float]:
+    """Return the shares of data sets whose intervals hold the truth, and mean half-widths."""
+    rate, counts = truth(world), dict.fromkeys(("ppi", "people", "error", "rogan_gladen", "undefined"), 0)
+    sensitivity, specificity = JUDGES[world.judge]
+    bias = rate * sensitivity + (1 - rate) * (1 - specificity) - rate
+    widths = np.zeros(2)
+    for seed in range(replications):
+        judge, human, options = draw(world, np.random.default_rng([seed, world.labels, world.times]))
+        result = judge_rate(judge, human, **options)
+        other = judge_rate(judge, human, method="rogan-gladen", **options)
+        counts["ppi"] += result.rate.low <= rate <= result.rate.high
+        counts["people"] += result.people_alone.low <= rate <= result.people_alone.high
+        counts["error"] += result.judge_error.low <= bias <= result.judge_error.high
+        counts["rogan_gladen"] += other.rate.low <= rate <= other.rate.high
+        counts["undefined"] += other.method == "ppi"
+        widths += [(i.high - i.low) / 2 for i in (result.rate, result.people_alone)]
+    shares = {name: count / replications for name, count in counts.items()}
+    return shares | {"half_width": widths[0] / replications, "half_width_people": widths[1] / replications}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the worlds and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--replications", type=int, default=2000)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--workers", type=int, default=1)
+    options = parser.parse_args(arguments)
+    chosen = list(worlds())[:: 30 if options.small else 1]
+    replications = 5 if options.small else options.replications
+    with ProcessPoolExecutor(options.workers) as pool:
+        results = list(pool.map(partial(measure, replications=replications), chosen))
+    records = [world._asdict() | result for world, result in zip(chosen, results, strict=True)]
+    for labels, bar in MIN_COVERAGE.items():
+        some = [r for r in records if (labels == 50) == (r["labels"] == 50)]
+        for name in ("ppi", "people", "error", "rogan_gladen"):
+            if some:
+                worst = min(some, key=lambda record: record[name])
+                numbers = " ".join(str(worst[key]) for key in World._fields)
+                print(f"{labels} labels, bar {bar}: lowest coverage of {name} is {worst[name]:.3f} ({numbers})")
+    if not options.small:
+        with TABLE.open("w", newline="") as file:
+            out = csv.DictWriter(file, list(records[0]), lineterminator="\n")
+            out.writeheader()
+            out.writerows({k: round(v, 4) if isinstance(v, float) else v for k, v in r.items()} for r in records)
+
+
+if __name__ == "__main__":
+    main()
