@@ -20,15 +20,22 @@ def softmax(z):
     return p / p.sum(axis=1, keepdims=True)
 
 
+FROM_A_GRID = (
+    *("aece", "event_brier", "miscalibration", "discrimination", "auroc"),
+    *("calibration_intercept", "calibration_slope", "ici"),
+)
+"""Metrics that a stream computes from a fine grid of confidences or log-odds, also on one machine."""
+
+
 def assert_same_table(shards, expected, **options):
-    """Each number and interval is that of one process; the adaptive error comes from a grid in a stream."""
+    """Each number and interval is that of one process, up to the grid."""
     scores = evaluate_shards(shards, progress=False, **options)
     assert scores.rows == expected.rows
     for metric in scores.metrics:
-        tolerance = 5e-3 if metric == "aece" else 1e-12
+        tolerance = 5e-3 if metric in FROM_A_GRID else 1e-12
         ours, theirs = scores[metric], expected[metric]
         assert ours.value == pytest.approx(theirs.value, abs=tolerance), metric
-        assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=0.01), metric
+        assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=0.02), metric
     return scores
 
 

@@ -12,6 +12,8 @@ if os.system("java -version 2> /dev/null"):
     pytest.skip("Spark needs Java", allow_module_level=True)
 
 import pandas as pd  # noqa: E402
+import pyarrow as pa  # noqa: E402
+import pyarrow.parquet as pq  # noqa: E402
 
 from trueup import METHODS, evaluate, from_probs  # noqa: E402
 from trueup.integrations import spark  # noqa: E402
@@ -84,7 +86,7 @@ def test_stated_confidences(session):
     right = rng.random(800) < stated
     frame = frame_of(session, sure=stated, correct=right)
     assert_same_table(spark.shards(frame, confidence="sure"), evaluate(from_probs(stated), right.astype(int)))
-    platt = METHODS["logistic"](from_probs(stated), right.astype(int))
+    platt = METHODS["platt"](from_probs(stated), right.astype(int))
     rows = spark.apply(platt, frame, confidence="sure").toPandas()
     after = softmax(np.asarray(platt(from_probs(rows.sure.to_numpy()))))[:, 1]
     assert rows.calibrated.to_numpy() == pytest.approx(after, abs=1e-12)
@@ -118,3 +120,14 @@ def test_refusals(session):
     wrong = frame_of(session, 1, logits=pair.logits.tolist(), label=pair.labels + 1)
     with pytest.raises(BadShard, match=r"partition 0.*labels must lie in 0\.\.3"):
         evaluate_shards(spark.shards(wrong), progress=False)
+
+
+@pytest.mark.skipif(not os.environ.get("TRUEUP_LONG"), reason="takes minutes: TRUEUP_LONG=1 make test-spark")
+def test_a_million_rows_equal_one_process(session, tmp_path):
+    pair = overconfident(10**6, classes=10)
+    table = pa.table(
+        {"logits": pa.FixedSizeListArray.from_arrays(pa.array(pair.logits.ravel()), 10), "label": pair.labels}
+    )
+    pq.write_table(table, tmp_path / "net.parquet", row_group_size=100_000)
+    frame = session.read.parquet(str(tmp_path / "net.parquet")).repartition(8)
+    assert_same_table(spark.shards(frame), evaluate(*pair))
