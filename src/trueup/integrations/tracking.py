@@ -1,0 +1,99 @@
+"""Scores for experiment trackers and model cards: flat numbers, and a section in Markdown."""
+
+from __future__ import annotations
+
+import math
+
+from trueup._core import __version__
+from trueup._core.formatting import format_p
+from trueup.metrics.table import Scores
+from trueup.reports.style import label
+
+__all__ = ["flat_scores", "model_card"]
+
+
+def flat_scores(scores: Scores, *, prefix: str = "") -> dict[str, float]:
+    """Write a table as numbers by name, the form that experiment trackers take.
+
+    Parameters
+    ----------
+    scores
+        The table of `trueup.evaluate` or `trueup.compare`.
+    prefix
+        First part of every name, such as ``"val/"``.
+
+    Returns
+    -------
+    dict[str, float]
+        Per metric `ece`, `ece_low` and `ece_high`; `p_value` of calibration; `rows`. With several methods their names
+        come first. Undefined numbers are left out.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from trueup import evaluate
+    >>> z = np.random.default_rng(0).normal(size=(200, 3))
+    >>> numbers = flat_scores(evaluate(z, z.argmax(axis=1), metrics=["ece", "nll"]), prefix="val/")
+    >>> sorted(numbers)
+    ['val/ece', 'val/ece_high', 'val/ece_low', 'val/nll', 'val/nll_high', 'val/nll_low', 'val/p_value', 'val/rows']
+    """
+    numbers: dict[str, float] = {f"{prefix}rows": float(scores.rows)}
+    for method in scores.methods:
+        start = prefix if len(scores.methods) == 1 else f"{prefix}{method}/"
+        for metric, interval in scores.values[method].items():
+            ends = {"": interval.value, "_low": interval.low, "_high": interval.high}
+            numbers |= {f"{start}{metric}{end}": float(value) for end, value in ends.items()}
+        numbers[f"{start}p_value"] = float(scores.tests[method].p_value)
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+
+def model_card(scores: Scores, *, data: str | None = None, heading: str = "## Calibration") -> str:
+    """Write the section of a model card on calibration, in Markdown.
+
+    Parameters
+    ----------
+    scores
+        The table of `trueup.evaluate` or `trueup.compare`.
+    data
+        Description of the rows, such as ``"the test split of CIFAR-10"``.
+    heading
+        First line of the section.
+
+    Returns
+    -------
+    str
+        The verdict, a table with intervals and the test of calibration.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from trueup import evaluate
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(5000, 3))
+    >>> y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    >>> print(model_card(evaluate(3 * z, y, metrics=["ece", "nll"]), data="5,000 simulated rows"))
+    ## Calibration
+    <BLANKLINE>
+    This network is ...
+    <BLANKLINE>
+    | metric | value | 95 % interval |
+    |---|---|---|
+    | ECE | 0.2218 | 0.2097 to 0.2341 |
+    | NLL (nats) | 1.2494 | 1.2022 to 1.2966 |
+    <BLANKLINE>
+    Measured on 5,000 simulated rows (5,000 rows, 3 classes) with trueup ...; test of calibration: p ≤ 0.001.
+    """
+    several, parts = len(scores.methods) > 1, [heading]
+    for method in scores.methods:
+        parts += [f"### {method}"] if several else []
+        parts.append(scores.verdict(method))
+        table = [f"| metric | value | {scores.level:.4g} interval |", "|---|---|---|"]
+        for metric, i in scores.values[method].items():
+            digits = scores.digits(metric)
+            numbers = [f"{x:.{digits}f}" if math.isfinite(x) else "–" for x in (i.value, i.low, i.high)]
+            table.append(f"| {label(metric)} | {numbers[0]} | {numbers[1]} to {numbers[2]} |")
+        parts.append("\n".join(table))
+        parts.append(f"Test of calibration: {format_p(scores.tests[method].p_value)}.")
+    rows = f"{scores.rows:,} rows, {scores.n_classes:,} classes"
+    source = f"{data} ({rows})" if data else rows
+    return "\n\n".join([*parts, f"Measured on {source} with trueup {__version__}."])
