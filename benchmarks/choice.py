@@ -24,7 +24,7 @@ import numpy as np
 
 import choice_experiments as made
 import choice_peers as peers
-from trueup._core import __version__
+from measured import draw_dots, made_from, write_csv
 from trueup._core.executors import executor_for
 from trueup_studies import STUDIES, Options, Store, run
 from trueup_studies.papers.calarena import benchmark_files as files
@@ -65,29 +65,30 @@ TITLES = {
 SKLEARN = tuple(name for name in peers.PEERS if name.startswith("scikit-learn"))
 HEAD = """# The automatic choice, measured
 
-`METHODS["auto"]`, the default of `trueup fit`, is compared with single methods of this package and with the calibrators
-of other packages at their defaults. All of these files had a part in choosing its candidates and their prior, so its
-results are slightly optimistic. All methods get the same probabilities in single precision and are scored on rows that
-none of them was fitted to. The page is written by
+Made from {origin} by `make bench-choice`{options}; nothing is typed by hand. `method="auto"`, the default of `fit`, is
+compared with single methods of this package and with the calibrators of other packages at their defaults.
 
-```sh
-$ make bench-choice{options}
-```
+{conclusion}
 
-which needs the packages of `benchmarks/requirements.txt`; `TRUEUP_DATA` names the folder with the files of the networks
-and language models. {machine}
+![Regret of auto on each file](images/choice.svg)
 
-Each "file" below is one model on one data set. Its loss is {splits}. *Regret* is the log-loss of `auto` minus that of
-the best single method, ours or another package's, on the test rows of that file. Nobody can know that method
-beforehand, and a negative regret means that `auto` is better than all of them. *Harm* is the log-loss of `auto`
-minus that of the uncalibrated predictions, in the worst file.
 """
 WORDS = """
+Each file is one model on one data set. Its loss is {splits}. *Regret* is the log-loss of `auto` minus that of the best
+other method, ours or another package's, on the test rows of that file. Nobody can know that method beforehand. A
+negative regret means that `auto` is better than all of them. *Harm* is the log-loss of `auto` minus that of the
+uncalibrated predictions, in the worst file. [All files](choice-files.csv), [all methods](choice-methods.csv).
+
+All methods get the same probabilities in single precision, and are scored on rows that none of them was fitted to.
 Other packages' probabilities of labels are clipped at 2.2e-16, as in scikit-learn's log-loss, because isotonic
-regression gives exact zeros. Iris and wine have about fifty rows to calibrate and fifty to test, so a single loss there
-is mostly noise. Splits share rows and models share data sets, so files are not independent. Options that no question
-has are removed from the language models' logits: `auto` keeps the odds of a class without rows, and warns, since only
-the user knows whether it can occur.
+regression gives exact zeros. Options that no question has are removed from the language models' logits.
+
+**What is missing.** All of these files had a part in choosing the candidates of `auto` and their prior, so its results
+are slightly optimistic. Splits share rows and models share data sets, so files are not independent. Iris and wine have
+about fifty rows to calibrate and fifty to test, so a single loss there is mostly noise. {absent}
+
+{machine} The packages are those of `benchmarks/requirements.txt`; `TRUEUP_DATA` names the folder with the files of the
+networks and language models.
 """
 
 
@@ -98,6 +99,18 @@ class File(NamedTuple):
     model: str
     losses: dict[str, float]
     raw: float
+
+
+class Circumstances(NamedTuple):
+    """What the page says about a run."""
+
+    origin: str
+    """Version and commit."""
+    machine: str
+    options: str
+    seeds: int
+    absent: dict[str, str]
+    """Other packages that are missing or raised, and why."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -117,9 +130,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         draft.rename(predictions)
     where = None if options.report else f"processes:{options.workers}" if options.workers > 1 else "none"
     absent = run_peers(folder, where)
-    page = write_page(folder, run_ours(folder, where), seeds, absent)
+    ours = run_ours(folder, where)
+    collected = {name: collect(folder, name, rows) for name, (_, rows) in ours.items()}
+    methods = [
+        row
+        for benchmark, (chosen, rows) in ours.items()
+        for row in methods_cells(benchmark, STUDY.tables(rows, chosen)["benchmarks"].markdown())
+    ]
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "choice.md").write_text(page, encoding="utf-8")
+    origin, flags = made_from(), "" if seeds == SEEDS else f' `OPTIONS="--seeds {seeds}"`'
+    write_page(options.out, collected, methods, Circumstances(origin, _machine(), flags, seeds, absent))
     print(f"Written: {options.out / 'choice.md'}")
 
 
@@ -237,39 +257,61 @@ def _regret(file: File) -> float:
     return file.losses[CHOSEN] - min(loss for name, loss in file.losses.items() if name != CHOSEN)
 
 
-def files_table(all_files: Sequence[File]) -> str:
+def files_cells(benchmark: str, all_files: Sequence[File]) -> list[list[str]]:
     """Every file: the loss without calibration, of `auto`, and of the best other, by name."""
-    lines = [
-        "| data set | model | uncalibrated | auto | best other | its log-loss | regret |",
-        "|:--|:--|--:|--:|:--|--:|--:|",
-    ]
+    cells = []
     for file in all_files:
         others = {name: loss for name, loss in file.losses.items() if name != CHOSEN}
         best = min(others, key=lambda name: others[name])
-        numbers = f"{file.raw:.4f} | {file.losses[CHOSEN]:.4f} | {best} | {others[best]:.4f} | {_regret(file):+.4f}"
-        lines.append(f"| {file.data} | {file.model} | {numbers} |")
-    return "\n".join(lines)
+        numbers = f"{file.raw:.4f}", f"{file.losses[CHOSEN]:.4f}", best, f"{others[best]:.4f}", f"{_regret(file):+.4f}"
+        cells.append([TITLES[benchmark], file.data, file.model, *numbers])
+    return cells
+
+
+def methods_cells(benchmark: str, markdown: str) -> list[list[str]]:
+    """The rows of a table of methods, without its headings."""
+    lines = [line for line in markdown.splitlines() if line.startswith("|")][2:]
+    cells = [[cell.strip().strip("*") for cell in line.strip("|").split("|")] for line in lines]
+    return [[TITLES[benchmark], *row] for row in cells if any(row[1:])]
+
+
+def conclusion(collected: dict[str, list[File]]) -> str:
+    """How often and by how much the choice is worse than the best other method."""
+    regrets = np.array([_regret(file) for all_files in collected.values() for file in all_files])
+    harmed = sum(file.losses[CHOSEN] > file.raw for all_files in collected.values() for file in all_files)
+    return (
+        f"On {np.sum(regrets < 0)} of {len(regrets)} files `auto` has a smaller log-loss than every other method. Its "
+        f"mean regret is {regrets.mean():+.4f} nat, the largest {regrets.max():.4f}. On {harmed} files it has a larger "
+        "log-loss than the uncalibrated predictions."
+    )
 
 
 def write_page(
-    folder: Path, results: dict[str, tuple[Options, list[dict[str, Any]]]], seeds: int, absent: dict[str, str]
-) -> str:
-    collected = {name: collect(folder, name, rows) for name, (_, rows) in results.items()}
-    splits = f"averaged over {seeds} splits (1 for networks)" if seeds > 1 else "that of one split"
-    flags = "" if seeds == SEEDS else f' OPTIONS="--seeds {seeds}"'
-    parts = [HEAD.format(options=flags, splits=splits, machine=_machine()), summary(collected).markdown(), WORDS]
-    if absent:
-        parts.append("Other packages: " + "; ".join(f"{name} {why}" for name, why in absent.items()) + ".\n")
-    for benchmark, (options, rows) in results.items():
-        table = STUDY.tables(rows, options)["benchmarks"]
-        parts += [f"## {TITLES[benchmark]}\n", table.markdown(), "", files_table(collected[benchmark]), ""]
-    return "\n".join(parts)
+    out: Path, collected: dict[str, list[File]], methods: list[list[str]], seen: Circumstances, overview: str = ""
+) -> None:
+    """Write the page, its figure and its tables into a folder."""
+    heads = ["files", "data set", "model", "uncalibrated", "auto", "best other", "its log-loss", "regret"]
+    write_csv(
+        out / "choice-files.csv", [heads, *(row for name in collected for row in files_cells(name, collected[name]))]
+    )
+    heads = ["files", "method", "win rate %", "mean rank", "excess log-loss", "worst harm", "win rate by Brier %"]
+    write_csv(out / "choice-methods.csv", [[*heads, "excess Brier"], *methods])
+    regrets = {TITLES[name]: [_regret(file) for file in all_files] for name, all_files in collected.items()}
+    draw_dots(
+        out / "images/choice.svg", regrets, label="regret: log-loss of auto minus that of the best other", reference=0
+    )
+    splits = f"averaged over {seen.seeds} splits (1 for networks)" if seen.seeds > 1 else "that of one split"
+    absent = "; ".join(f"{name} {why}" for name, why in seen.absent.items())
+    absent = f"Other packages: {absent}." if absent else ""
+    head = HEAD.format(options=seen.options, origin=seen.origin, conclusion=conclusion(collected))
+    words = WORDS.format(splits=splits, absent=absent, machine=seen.machine)
+    (out / "choice.md").write_text(head + (overview or summary(collected).markdown()) + "\n" + words, encoding="utf-8")
 
 
 def _machine() -> str:
     names = dict.fromkeys(each[0] for each in peers.PEERS.values())
     there = [f"{name} {version(name)}" for name in names if not peers.absence(name, "sys")]
-    return f"This run: trueup {__version__}, Python {platform.python_version()}, {', '.join(there)}."
+    return f"Python {platform.python_version()}, {', '.join(there)}."
 
 
 if __name__ == "__main__":

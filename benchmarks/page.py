@@ -41,7 +41,9 @@ def main() -> None:
     """Measure, and write the page."""
     parser = argparse.ArgumentParser(description="Write the page of benchmarks.")
     parser.add_argument("--small", action="store_true", help="a smoke run of seconds")
-    parser.add_argument("--out", type=Path, required=True, help="folder that gets benchmarks.md and images/")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder that gets benchmarks.md, its tables and images/"
+    )
     parser.add_argument("--threads", type=int, default=2, help="of every library")
     parser.add_argument("--libraries", default=",".join((OURS, *PEERS)), help="which, with commas")
     parser.add_argument("--also", action="append", default=[], metavar="NAME=COMMAND", help="another one's child")
@@ -61,7 +63,7 @@ def main() -> None:
     seen = words.Circumstances(versions, options.threads, load, (perf_counter() - began) / 60, options.small)
     options.out.mkdir(parents=True, exist_ok=True)
     growth_drawings.write(found, options.out / "images")
-    (options.out / "benchmarks.md").write_text(words.page(rows, found, plan, seen), encoding="utf-8")
+    words.write(options.out, words.tables(rows, found, seen), plan, small=options.small)
 
 
 def other(text: str) -> Library:

@@ -18,9 +18,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 from children import Library, started
+from measured import draw_dots, first_lines, table, write_csv
 from rows import Plan, Row, measure
 from tasks import PASSES, TASKS, TINY
 from timing import OURS
@@ -58,7 +60,7 @@ def main() -> None:
     pairs = list(zip(rows[::2], rows[1::2], strict=True))
     options.out.mkdir(parents=True, exist_ok=True)
     names = [describe(base), describe("HEAD")]
-    (options.out / "versions.md").write_text(page(pairs, names, versions, small=options.small), encoding="utf-8")
+    write(options.out, compared(pairs), names, versions, small=options.small)
     slower = [f"{now.task} {now.n:,} × {now.classes}" for before, now in pairs if (ratio(before, now) or 0) > SLOWER]
     print(f"{len(pairs)} tasks, slower than before: {', '.join(slower) or 'none'}")
     sys.exit(bool(slower) and not options.small)
@@ -116,27 +118,48 @@ def ratio(before: Row, now: Row) -> float | None:
     return min(now.cpu) / min(before.cpu) if before.cpu and now.cpu else None
 
 
-def page(pairs: Sequence[tuple[Row, Row]], names: Sequence[str], versions: Sequence[str], *, small: bool) -> str:
-    """The whole of docs/versions.md."""
+def compared(pairs: Sequence[tuple[Row, Row]]) -> list[list[str]]:
+    """Return the table of all tasks, its headings first."""
     titles = {name: task.title for name, task in {**TASKS, **PASSES}.items()}
-    lines = ["| task | size | before | now | now / before |", "|---|---|---|---|---|"]
+    cells = [["task", "size", "before_ms", "now_ms", "ratio"]]
     for before, now in pairs:
-        times = [f"{1000 * min(row.cpu):,.3g} ms" if row.cpu else row.trouble or "–" for row in (before, now)]
+        times = [f"{1000 * min(row.cpu):.3f}" if row.cpu else row.trouble for row in (before, now)]
         found = ratio(before, now)
-        shown = "–" if found is None else f"**{found:.2f}**" if found > SLOWER else f"{found:.2f}"
-        lines.append(f"| {titles[now.task]} | {now.n:,} × {now.classes:,} | {times[0]} | {times[1]} | {shown} |")
-    ratios = sorted(found for pair in pairs if (found := ratio(*pair)) is not None)
-    slower = sum(found > SLOWER for found in ratios)
+        shown = "" if found is None else f"{found:.2f}"
+        cells.append([titles[now.task], f"{now.n:,} × {now.classes:,}", *times, shown])
+    return cells
+
+
+def write(out: Path, cells: list[list[str]], names: Sequence[str], versions: Sequence[str], *, small: bool) -> None:
+    """Write the page, its figure and its table into a folder."""
+    write_csv(out / "versions.csv", cells)
+    ratios: dict[str, list[float]] = {}
+    for title, *_, shown in cells[1:]:
+        if shown:
+            ratios.setdefault(title, []).append(float(shown))
+    draw_dots(
+        out / "images/versions.svg", ratios, label="CPU time now, divided by before (one dot per size)", reference=1
+    )
+    (out / "versions.md").write_text(page(cells, names, versions, small=small), encoding="utf-8")
+
+
+def page(cells: list[list[str]], names: Sequence[str], versions: Sequence[str], *, small: bool) -> str:
+    """Return docs/versions.md."""
+    timed = sorted((row for row in cells[1:] if row[-1]), key=lambda row: -float(row[-1]))
+    slower = sum(float(row[-1]) > SLOWER for row in timed)
     parts = [
         "# This version and the last one",
         "**A smoke run on tiny data: its figures mean nothing.**" if small else "",
-        f"Written by `make bench-versions`; nothing on this page is typed by hand. *Before* is {versions[0]} "
-        f"({names[0]}), *now* is {versions[1]} ({names[1]}). Both ran the same tasks on the same data in processes of "
-        "their own, by one thread, lap by lap in turn; shown is the CPU time of the best of five laps or more. Bold is "
-        f"what takes more than {SLOWER} times as long.",
-        f"Of {len(pairs)} tasks {slower} take more than {SLOWER} times as long; the median ratio is "
-        f"{ratios[len(ratios) // 2]:.2f}." if ratios else "No task has two times.",
-        "\n".join(lines),
+        f"Made from trueup {versions[1]}, commit {names[1]}, by `make bench-versions`; nothing is typed by hand. "
+        f"*Before* is {versions[0]} ({names[0]}).",
+        f"Of {len(cells) - 1} tasks {slower} take more than {SLOWER} times as long as before; the median ratio is "
+        f"{median(float(row[-1]) for row in timed):.2f}." if timed else "No task has two times.",
+        "![CPU time now, divided by that before, for each task](images/versions.svg)",
+        "The ten largest ratios; the [whole table](versions.csv) has all tasks. Times are in milliseconds.",
+        table(first_lines([cells[0], *timed])),
+        "Both versions ran the same tasks on the same data in processes of their own, by one thread, lap by lap in "
+        "turn. The time is the CPU time of the best of five laps or more.",
+        "**What is missing:** tasks that the earlier version did not have, several threads, and graphics processors.",
     ]  # fmt: skip
     return "\n\n".join(part for part in parts if part) + "\n"
 

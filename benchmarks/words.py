@@ -1,4 +1,4 @@
-"""The page in words and tables."""
+"""The page of benchmarks: one screen of words, and the tables beside it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,14 @@ import platform
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
+from measured import draw_dots, first_lines, made_from, table, write_csv
 from rows import SAME_ECE, SAME_NLL, SAME_VALUE, Loss, Plan, Row, compared, grouped, losses, quality
 from scaling import Scaling, lines
-from tasks import CONVENTIONS, TASKS, Task
+from tasks import CONVENTIONS, TASKS
 from timing import OURS
-
-KINDS = {
-    "metric": ("Metrics of classifiers", "`off by` is the distance from a slow loop over the definition, in double."),
-    "regression": ("Metrics of forecasts", "`off by` is the distance from the definition, in double."),
-    "fit": (
-        "Calibrators",
-        "Labels are drawn, so the truth is known: the answer is the expected loss of fresh rows beyond the least "
-        "possible one, in nats, and their ECE. The time is that of the fit alone.",
-    ),
-}
 
 
 class Circumstances(NamedTuple):
@@ -36,34 +28,80 @@ class Circumstances(NamedTuple):
     small: bool = False
 
 
-def page(rows: Sequence[Row], scaling: Scaling, plan: Plan, seen: Circumstances) -> str:
-    """The whole of docs/benchmarks.md."""
+class Tables(NamedTuple):
+    """All tables, each with its headings first."""
+
+    rows: list[list[str]]
+    """Every library on every task."""
+    fastest: list[list[str]]
+    """Ours beside the fastest library with an answer as good."""
+    defeats: list[list[str]]
+    """What another library does better."""
+    growth: list[list[str]]
+    """Exponents of our times."""
+    origin: str
+    """Version and commit of ours."""
+    machine: str
+
+
+def tables(rows: Sequence[Row], scaling: Scaling, seen: Circumstances) -> Tables:
+    """Return the tables of a run."""
+    own = lines(scaling)
+    return Tables(full(rows), glance(rows), defeats(losses(rows)), own, made_from(), machine(seen))
+
+
+def write(out: Path, found: Tables, plan: Plan, *, small: bool = False) -> None:
+    """Write the page, its figure and its tables into a folder."""
+    write_csv(out / "benchmarks.csv", found.rows)
+    write_csv(out / "benchmarks-fastest.csv", found.fastest)
+    write_csv(out / "benchmarks-growth.csv", found.growth)
+    times: dict[str, list[float]] = {}
+    for title, *_, factor in found.fastest[1:]:
+        times.setdefault(title, []).extend([float(factor)] if factor else [])
+    label = "times as fast as the fastest library whose answer is as good (one dot per size)"
+    known = {title: values for title, values in times.items() if values}
+    draw_dots(out / "images/benchmarks-speed.svg", known, label=label, reference=1.0, log=True)
+    (out / "benchmarks.md").write_text(page(found, plan, small=small), encoding="utf-8")
+
+
+def page(found: Tables, plan: Plan, *, small: bool) -> str:
+    """Return docs/benchmarks.md."""
+    factors = [float(row[-1]) for row in found.fastest[1:] if row[-1]]
+    alone = sum(row[3] in ("none as good", "no other") for row in found.fastest[1:])
+    peers = [row for row in found.rows[1:] if row[2] != "trueup"]
+    answered = sum(bool(row[3]) for row in peers)
+    beaten = len({tuple(row[:3]) for row in found.defeats[1:]})
+    speed = ""
+    if factors:
+        speed = (
+            f"`trueup` is {median(factors):.1f} times as fast as the fastest library whose answer is as good (median "
+            f"of {len(factors)} tasks and sizes; the least is {min(factors):.1f}). "
+        )
     parts = [
         "# Benchmarks",
-        "**A smoke run on tiny data: its figures mean nothing.**" if seen.small else "",
-        "`trueup` compared with libraries for the same tasks. `make bench` writes this page; nothing is typed by hand.",
-        "Each library runs in separate processes, one at a time, with the same simulated data and the same "
-        f"{seen.threads} threads. They take turns, lap by lap, so that a slow period of the machine affects all. A "
-        "lap goes from float32 logits to the number or the fitted map. The tables show the best, median and worst "
-        "lap, and the peak memory of a lap beyond its input (`–` if unknown). They also show how good the answer is. "
-        f"A lap of more than {plan.limit:g} s is stopped, and its row says so.",
-        "## The machine",
-        machine(seen),
+        "**A smoke run on tiny data: its figures mean nothing.**" if small else "",
+        f"Made from {found.origin} by `make bench`; nothing is typed by hand.",
+        f"{speed}On {alone} further tasks and sizes no other library answers as well. In {beaten} of {answered} rows "
+        "of other libraries, one is faster, takes less memory or answers better.",
+        "![How many times as fast as the fastest other library, by task](images/benchmarks-speed.svg)",
+        "An answer is as good if it is within "
+        f"{SAME_VALUE:g} of ours for a metric, and within {SAME_NLL:g} nat and {SAME_ECE:g} of ECE for a fit. "
+        "[All rows](benchmarks.csv), [the fastest library of each task](benchmarks-fastest.csv).",
         "## Where we lose",
-        defeats(losses(rows), rows),
-        "## At a glance",
-        "`trueup` compared with the fastest other library whose answer is as good: within "
-        f"{SAME_VALUE:g} of ours for a metric; for a fit within {SAME_NLL:g} nat and {SAME_ECE:g} of ECE.",
-        table(glance(rows)),
+        table(first_lines(found.defeats)) if found.defeats[1:] else "Nowhere.",
         "## How the time grows",
-        growth(scaling),
+        "[ECE against rows and classes](images/benchmarks-ece.svg), [evaluation and fits of ours]"
+        "(images/benchmarks-ours.svg), [all exponents](benchmarks-growth.csv). Linear growth is 1.",
+        "## How it was measured",
+        "Each library runs in processes of its own, one at a time, with the same simulated data. They take turns, lap "
+        "by lap, so that a slow period of the machine affects all. A lap goes from float32 logits to the number or the "
+        f"fitted map; the best lap counts. A lap of more than {plan.limit:g} s is stopped. Labels are drawn from known "
+        "probabilities, so the loss of a fit beyond the least possible one is known.",
+        found.machine,
+        "## What is missing",
+        "Graphics processors, other processors, and libraries outside this list. Data sets are simulated; "
+        "[The automatic choice](choice.md) uses real ones.",
     ]
-    for kind, (title, words) in KINDS.items():
-        parts += [f"## {title}", words]
-        for task in TASKS.values():
-            own = [row for row in rows if row.task == task.name]
-            if task.kind == kind and own:
-                parts += [f"### {task.title}", table(full(own)), *notes(task, own)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -74,11 +112,10 @@ def machine(seen: Circumstances) -> str:
     size = f"{int(memory.split()[0]) / 2**20:.0f} GB of memory" if memory else "memory not known"
     model = _field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
     under = ", ".join(f"{name} {_version(name)}" for name in ("torch", "numpy", "scipy"))
-    versions = [["library", "version"]]
-    versions += [["trueup" if name == OURS else name, found] for name, found in seen.versions.items()]
+    versions = ", ".join(f"{name} {found}" for name, found in seen.versions.items() if name != OURS)
     return (
-        f"{model}, {cores} cores, {size}; Python {platform.python_version()}, {under}. The load was "
-        f"{seen.load:.1f} when it began; all took {seen.minutes:.0f} minutes.\n\n{table(versions)}"
+        f"{model}, {cores} cores, {size}, {seen.threads} threads; Python {platform.python_version()}, {under}, "
+        f"{versions}. The load was {seen.load:.1f} when it began; all took {seen.minutes:.0f} minutes."
     )
 
 
@@ -97,25 +134,19 @@ def _version(package: str) -> str:
         return "absent"
 
 
-def defeats(found: Sequence[Loss], rows: Sequence[Row]) -> str:
-    """The sentence and the table of every comparison that ours loses."""
-    peers = sum(row.answered and row.library != OURS for row in rows)
-    if not found:
-        return f"Nowhere among {peers} rows of other libraries is one faster, smaller or better."
-    beaten = len({(loss.peer.group, loss.peer.library) for loss in found})
+def defeats(found: Sequence[Loss]) -> list[list[str]]:
+    """Return the table of every comparison that ours loses."""
     cells = [["task", "size", "library", "its best", "ours", "how it is better"]]
     for loss in found:
         ours = milliseconds(loss.ours.best) if loss.ours.laps else loss.ours.trouble
         where = [TASKS[loss.peer.task].title, shape(loss.peer), loss.peer.library]
         cells.append([*where, milliseconds(loss.peer.best), ours, loss.how])
-    return (
-        f"In {beaten} of {peers} rows another library is faster, takes less memory, or answers better:\n\n"
-        f"{table(cells)}"
-    )
+    return cells
 
 
 def glance(rows: Sequence[Row]) -> list[list[str]]:
-    cells = [["task", "size", "ours", "fastest other", "", "times as fast"]]
+    """Return ours beside the fastest library whose answer is as good, in milliseconds."""
+    cells = [["task", "size", "ours_ms", "fastest_other", "its_ms", "times_as_fast"]]
     for together in grouped(rows):
         mine = next((row for row in together if row.library == OURS and row.answered), None)
         if mine is None:
@@ -125,54 +156,22 @@ def glance(rows: Sequence[Row]) -> list[list[str]]:
         others = any(row is not mine and row.answered for row in together)
         against = ["none as good" if others else "no other", "", ""]
         if best is not None:
-            against = [best.library, milliseconds(best.best), f"{best.best / mine.best:.1f}"]
-        cells.append([TASKS[mine.task].title, shape(mine), milliseconds(mine.best), *against])
+            against = [best.library, f"{1e3 * best.best:.2f}", f"{best.best / mine.best:.1f}"]
+        cells.append([TASKS[mine.task].title, shape(mine), f"{1e3 * mine.best:.2f}", *against])
     return cells
 
 
 def full(rows: Sequence[Row]) -> list[list[str]]:
-    """Every row of a task, the fastest first; what went wrong stands last."""
-    cells = [["size", "library", "best", "median", "worst", "laps", "memory", "answer"]]
+    """Return every row: the fastest of a task first, what went wrong last."""
+    cells = [["task", "size", "library", "best_ms", "median_ms", "worst_ms", "laps", "memory_mb", "answer", "note"]]
     for together in grouped(rows):
         for row in sorted(together, key=lambda row: (not row.answered, row.best if row.laps else 0.0)):
-            times = ["–"] * 3
-            if row.laps:
-                times = [milliseconds(t) for t in (row.best, row.middle, max(row.laps))]
-            memory = "–" if row.peak is None else f"{row.peak:,.1f} MB"
-            name = "**trueup**" if row.library == OURS else row.library
-            cells.append([shape(row), name, *times, str(len(row.laps)), memory, row.trouble or quality(row)])
+            times = [f"{1e3 * t:.2f}" for t in (row.best, row.middle, max(row.laps))] if row.laps else [""] * 3
+            memory = "" if row.peak is None else f"{row.peak:.1f}"
+            name = "trueup" if row.library == OURS else row.library
+            answer, note = row.trouble or quality(row), CONVENTIONS.get((row.task, row.library), "")
+            cells.append([TASKS[row.task].title, shape(row), name, *times, str(len(row.laps)), memory, answer, note])
     return cells
-
-
-def notes(task: Task, rows: Sequence[Row]) -> list[str]:
-    """Where a library differs by definition."""
-    present = {row.library for row in rows}
-    said = [
-        f"- {library}: {words}."
-        for (name, library), words in CONVENTIONS.items()
-        if name == task.name and library in present
-    ]
-    return ["\n".join(said)] if said else []
-
-
-def growth(scaling: Scaling) -> str:
-    return (
-        "ECE against rows and classes, all by one thread. The grey line is the time to read the logits from memory "
-        f"once, measured by a sum over them: {4e-9 * scaling.per_second:.1f} GB/s. Nothing that reads them all can be "
-        "faster, unless they fit in a cache.\n\n"
-        "![Time of ECE against rows and classes](images/benchmarks-ece.svg)\n\n"
-        "Evaluation and fits of ours:\n\n"
-        "![Time of evaluation and fits against rows and classes](images/benchmarks-ours.svg)\n\n"
-        "The exponents, by least squares over the largest decade; linear growth is 1. The replicates behind the "
-        "intervals of `evaluate` cost the same however large the data, so only its table is judged:\n\n"
-        f"{table(lines(scaling))}"
-    )
-
-
-def table(cells: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown, its heads first."""
-    rows = [f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in cells]
-    return "\n".join([rows[0], f"|{'---|' * len(cells[0])}", *rows[1:]])
 
 
 def milliseconds(seconds: float) -> str:

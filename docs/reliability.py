@@ -1,4 +1,4 @@
-"""Write docs/reliability.md, what was tried and what happened: `python docs/reliability.py [--effort 30]`."""
+"""Write docs/reliability.md and .csv, what was tried and what happened: `python docs/reliability.py [--effort 30]`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "benchmarks"))
+from measured import made_from, table, write_csv  # noqa: E402
+
 PAGE = ROOT / "docs" / "reliability.md"
 TRIALS = "tests/hard"
 
 HEAD = """# What was tried, and what happened
 
-Bad input and failing machines must not break the library or lose a row. In particular:
+Bad input and failing machines must not break the library or lose a row:
 
 * **Saving a file is atomic.** A full disk, a missing permission or a kill leaves the old file unchanged. An error
-  names the file. A killed process leaves at most hidden temporary files (`.name.0123456789abcdef.tmp`, `.tmpAb12Cd`).
-  Nothing reads them, and you may delete them. A `.npy` pair is two files, each of which is complete. A kill or another
-  writer between the two renames can leave logits and labels of different versions. torch itself writes ONNX and
-  `torch.export` files: write them under a new name.
+  names the file. A killed process leaves at most hidden temporary files (`.name.0123456789abcdef.tmp`, `.tmpAb12Cd`),
+  which nothing reads. A `.npy` pair is two files: a kill between the two renames can leave different versions. torch
+  itself writes ONNX and `torch.export` files: write them under a new name.
 * **A broken file is rejected with one sentence that names it.** No reader crashes, hangs or runs code from a file. None
   allocates memory that only the file's header declares.
 * **Threads may share calibrators, monitors and files.** Many threads get the same numbers from a calibrator as one. A
@@ -36,16 +38,18 @@ There is one known defect. If a worker of `--scheduler processes` is killed whil
 process pool can wait for ever (observed with Python 3.11). No number is wrong, but you have to stop the command.
 `--scheduler local`, which is Dask, repeats such work in another worker.
 
-Each row below is a test in `tests/hard`, which runs with all other tests. The column "what happened" has its counts and
-measurements. To write this page:
+## The trials
 
-```sh
-$ python docs/reliability.py --effort {effort}
-```
+Each trial is a test in `tests/hard`, which runs with all other tests. The page is not written if a trial fails.
 
-The page is not written if a trial fails. `--effort` multiplies the number of examples: {effort} here. The test
-suite uses 1 and a third of the broken files.
-{machine}
+{summary}
+
+A [CSV file](reliability.csv) has each trial, what happened and its seconds. These are some of them:
+
+{highlights}
+
+{skipped}`python docs/reliability.py --effort {effort}` wrote this page. `--effort` multiplies the number of examples;
+the test suite uses 1. {machine}
 """
 
 KINDS = {
@@ -54,6 +58,19 @@ KINDS = {
     "threads": ("Threads", "Eight threads do the same work at the same time."),
     "numbers": ("Reproducible results", "Thread counts, seeds and the two implementations, compared."),
 }
+HIGHLIGHTS = (
+    "test_broken_files_of_predictions",
+    "test_broken_files_of_calibrators",
+    "test_files_that_stand_for_gigabytes",
+    "test_full_disk",
+    "test_kill_during_save",
+    "test_full_disks_and_kills",
+    "test_clients_that_do_not_read",
+    "test_generated_requests",
+    "test_saves_in_threads_and_processes",
+    "test_same_seed",
+)
+"""Trials on the page."""
 
 
 @dataclass
@@ -97,38 +114,46 @@ class TrialRecorder:
             trial.reasons.append(reason.removeprefix("Skipped: "))
 
 
-def page(trials: list[Trial], effort: int) -> str:
-    """Format the page: the introduction, a table per kind of trial, and the skipped trials."""
-    parts = [HEAD.format(effort=effort, machine=describe_machine())]
+def cells(trials: list[Trial]) -> list[list[str]]:
+    """Return the long table, a row per trial, its headings first."""
+    rows = [["kind", "what was tried", "outcome", "what happened", "seconds"]]
+    for trial in trials:
+        happened = trial.happened if trial.outcome == "passed" else "; ".join(trial.reasons)
+        title = KINDS[trial.kind][0] if trial.kind else ""
+        rows.append([title, trial.tried, trial.outcome, " ".join(happened.split()), f"{trial.seconds:.1f}"])
+    return rows
+
+
+def page(trials: dict[str, Trial], effort: int) -> str:
+    """Format the page: the introduction, a count per kind of trial, and some trials."""
+    passed = {name: trial for name, trial in trials.items() if trial.outcome == "passed"}
+    summary = [["kind", "what was tried", "trials, all passed", "seconds"]]
     for kind, (title, what) in KINDS.items():
-        rows = [trial for trial in trials if trial.kind == kind and trial.outcome == "passed"]
-        if rows:
-            parts += [f"## {title}\n", f"{what}\n", "| what was tried | what happened | seconds |", "|:--|:--|--:|"]
-            parts += [f"| {_cell(row.tried)} | {_cell(row.happened)} | {row.seconds:.1f} |" for row in rows]
-            parts.append("")
-    skipped = [trial for trial in trials if trial.outcome == "skipped"]
-    if skipped:
-        parts += ["## Skipped\n", "| what was not tried | why |", "|:--|:--|"]
-        parts += [f"| {_cell(trial.tried)} | {_cell('; '.join(trial.reasons))} |" for trial in skipped]
-        parts.append("")
-    return "\n".join(parts)
+        seconds = [trial.seconds for trial in passed.values() if trial.kind == kind]
+        if seconds:
+            summary.append([title, what, str(len(seconds)), f"{sum(seconds):.0f}"])
+    highlights = [["what was tried", "what happened"]]
+    for name in HIGHLIGHTS:
+        highlights += [
+            [trial.tried, " ".join(trial.happened.split())]
+            for key, trial in passed.items()
+            if key.rpartition("::")[2].partition("[")[0] == name
+        ]
+    reasons = [f"{t.tried} ({'; '.join(t.reasons)})" for t in trials.values() if t.outcome == "skipped"]
+    skipped = f"Skipped in this run: {' '.join(reasons)}\n\n" if reasons else ""
+    tables = {"summary": table(summary), "highlights": table(highlights)}
+    return HEAD.format(**tables, skipped=skipped, effort=effort, machine=describe_machine())
 
 
 def describe_machine() -> str:
     """Describe versions and machine."""
     import torch
 
-    import trueup
-
-    versions = f"trueup {trueup.__version__}, Python {platform.python_version()}, torch {torch.__version__}"
+    versions = f"{made_from()}, Python {platform.python_version()}, torch {torch.__version__}"
     return f"This run: {versions}, {platform.system()} on {os.cpu_count()} cores."
 
 
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
-
-
-def run(effort: int) -> list[Trial]:
+def run(effort: int) -> dict[str, Trial]:
     """Run all trials; exit with their names if some fail or report nothing."""
     os.environ["TRUEUP_EFFORT"] = str(effort)
     os.chdir(ROOT)
@@ -146,7 +171,7 @@ def run(effort: int) -> list[Trial]:
             f"{PAGE.name} is unchanged: not all trials passed (pytest exited with {int(code)})"
             + "\n  ".join(["", *names])
         )
-    return list(recorder.trials.values())
+    return recorder.trials
 
 
 def main() -> None:
@@ -156,6 +181,7 @@ def main() -> None:
     effort = max(1, parser.parse_args().effort)
     trials = run(effort)
     PAGE.write_text(page(trials, effort), encoding="utf-8")
+    write_csv(PAGE.with_suffix(".csv"), cells(list(trials.values())))
     print(f"{PAGE}: {len(trials)} trials")
 
 

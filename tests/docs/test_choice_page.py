@@ -23,10 +23,14 @@ def test_a_small_run_writes_the_page_and_goes_on_where_it_was_stopped(tmp_path, 
     arguments = ["--small", "--folder", str(tmp_path / "kept"), "--out", str(tmp_path)]
     choice.main(arguments)
     page = (tmp_path / "choice.md").read_text("utf-8")
-    for words in ("| trueup auto |", "| scikit-learn sigmoid |", "Models of scikit-learn, two classes (2 files)"):
-        assert words in page
-    assert "| wine | forest |" in page
+    assert "Models of scikit-learn, two classes (2 files)" in page
+    assert "Made from trueup " in page
+    methods = (tmp_path / "choice-methods.csv").read_text("utf-8")
+    for words in ("trueup auto,", "scikit-learn sigmoid,"):
+        assert words in methods
+    assert ",wine,forest," in (tmp_path / "choice-files.csv").read_text("utf-8")
+    assert (tmp_path / "images/choice.svg").is_file()
     choice.main(arguments)
     assert (tmp_path / "choice.md").read_text("utf-8") == page
-    for name in ("choice", "choice_peers", "choice_experiments", "peers"):
+    for name in ("choice", "choice_peers", "choice_experiments", "measured", "peers"):
         sys.modules.pop(name, None)
