@@ -120,7 +120,7 @@ def test_options_tell_the_defaults_of_the_library():
         return " ".join(CliRunner().invoke(app, [verb, "--help"]).output.split())
 
     assert "of the calibration errors (default 15)." in text("evaluate")
-    assert "How to fit (default subspace)." in text("clamp")
+    assert "How to fit (default subspace);" in text("clamp")
     assert "olds of the cross-validation (default 5)." in text("report")
     assert "Port (default 8000)." in text("serve")
 

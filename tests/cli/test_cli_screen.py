@@ -84,6 +84,6 @@ def test_the_report_tells_what_it_was_made_from(folder, command):
     page = (folder / "page.html").read_text()
     fitted = float(trueup.METHODS["temperature"](*trueup.load("val.npz")).temperature)
     assert f"Temperature(temperature={fitted:.5f})" in page or f"Temperature(temperature={fitted:.6g})" in page
-    assert f"The temperature fitted to the calibration rows is {fitted:.3f}" in page
+    assert f"The temperature fitted to the calibration rows is {fitted:.2f}" in page
     for words in ("UTC", "val.npz, ", "SHA-256", "trueup "):
         assert words in page
