@@ -69,8 +69,9 @@ LIBRARY = {
     },
     "clamp": {
         "trueup.clamping:clamp": {name: name for name in ("recipe", "seed")},
-        "trueup.clamping:Objective": {name: name for name in ("loss", "penalty")},
+        "trueup.clamping:Objective": {name: name for name in ("loss", "penalty", "norm")},
         "trueup.clamping:MapOptions": {"input_map": "kind"},
+        "trueup.clamping.published_recipes:paper": {name: name for name in ("epochs", "lr", "reduction")},
     },
     "repair": {
         "trueup.adaptation:AdaptOptions": {name: name for name in ("temperature", "budget")},
