@@ -6,6 +6,7 @@ from . import (
     convert as convert,
     decisions as decisions,
     demo as demo,
+    examples as examples,
     integrations as integrations,
     io as io,
     losses as losses,
