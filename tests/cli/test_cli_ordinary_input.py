@@ -153,6 +153,10 @@ def one_probability(z, y, p):
     return table(("risk", "label"), *cells(p[:, :1]), y == 0)
 
 
+def unknown_column(z, y, p):
+    return table(("p", "label"), *cells(p[:, :1]), y == 0)
+
+
 def missing_label(z, y, p):
     return csv_logits(z, y, p).replace(f",{y[3]}\n", ",\n", 1)
 
@@ -176,6 +180,8 @@ REJECTED = [
     ("cent.csv", percent_as_logits, (), "--probs", None),
     ("sums.csv", sums_off, ("--probs",), "divide rounded probabilities by their sums", None),
     ("risk.csv", one_probability, (), "--confidence", ("--confidence", "risk", "--correct", "label")),
+    ("p.csv", unknown_column, (), "--confidence", ("--confidence", "p", "--correct", "label")),
+    ("p.csv", unknown_column, ("--probs",), "--confidence", ("--confidence", "p", "--correct", "label")),
     ("nan.csv", missing_number, (), r"nan at \[4, 1\]", None),
     ("empty.csv", empty, (), "empty|no rows|no columns", None),
     (

@@ -110,6 +110,7 @@ def test_the_shares_sum_to_one_or_less(classes):
     ("slope", "shift", "mean", "problem"),
     [
         (-0.5, -4.5, 0.03, "Reversed ranking"),
+        (-0.5, 6.0, 0.967, "Reversed ranking"),
         (0.0, -3.0, 0.03, "Uninformative ranking"),
         (0.0, 0.0, 0.03, "Probabilities too low"),  # far from the mean: the level is wrong, not the ranking
         (0.0, -6.0, 0.5, "Probabilities too high"),

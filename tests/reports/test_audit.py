@@ -213,14 +213,15 @@ def some_scores():
     return compare({RAW: drawn(n=50), "temperature": drawn(n=50)})
 
 
-def told(said, right, before, after, *, chosen="temperature", p=(0.001, 0.9), high=-0.01, rows=2000):
+def told(said, right, before, after, *, chosen="temperature", p=(0.001, 0.9), high=-0.01, rows=2000, changes=None):
     """The verdict of an audit with these numbers."""
     values = {
         RAW: {"confidence": said, "accuracy": right, "ece": before, "nll": 0.5},
         "temperature": {"confidence": right, "accuracy": right, "ece": after, "nll": 0.4},
     }
     intervals = {name: {m: Interval(v, v, v) for m, v in each.items()} for name, each in values.items()}
-    change = {"ece": Interval(after - before, -1.0, high), "nll": Interval(-0.1, -0.2, high)}
+    highs = changes or {"ece": high, "nll": high}
+    change = {name: Interval(-0.1, -0.2, each) for name, each in highs.items()}
     base = some_scores()
     tests = dict(
         zip(
@@ -252,6 +253,9 @@ def test_verdicts():
     assert told(0.9, 0.95, 0.05, 0.009).startswith("This network is underconfident: its mean confidence is 90.0 %")
     assert "removes most of this" in told(0.971, 0.922, 0.046, 0.012, p=(0.001, 0.001))
     assert "removes part of this" in told(0.971, 0.922, 0.046, 0.035, p=(0.001, 0.001))
+    assert "calibrates it: the log-loss falls from 0.5000 to 0.4000 (p ≤ 0.9)." in told(
+        0.971, 0.922, 0.001, 0.001, changes={"ece": 0.01, "nll": -0.01}
+    )
     assert "is not statistically significant: 0.0460 before, 0.0450 after" in told(
         0.971, 0.922, 0.046, 0.045, high=0.01
     )

@@ -51,9 +51,11 @@ def round_up(rows: int) -> int:
 def format_p(p: float) -> str:
     """Format a p-value, rounded below 0.0001.
 
-    >>> format_p(0.0312), format_p(0.0)
-    ('p ≤ 0.031', 'p < 0.0001')
+    >>> format_p(0.0312), format_p(0.0), format_p(1.0)
+    ('p ≤ 0.031', 'p < 0.0001', 'p = 1')
     """
+    if p == 1:
+        return "p = 1"
     return f"p ≤ {p:.2g}" if p >= 1e-4 else "p < 0.0001"
 
 

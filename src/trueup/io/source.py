@@ -377,22 +377,25 @@ def _numbered_columns(columns: Mapping[str, str], name: str) -> list[str]:
     return [match.string for match in matches]
 
 
-_STATED_WORDS = ("confidence", "risk", "probability")
+_STATED_WORDS = ("confidence", "risk", "prob")
 """Parts of names of columns that may hold one probability per row."""
 
 
 def _missing(columns: Mapping[str, str], missing: Sequence[str], probs: bool, split: str | None) -> InputError:
     splits = [name.removesuffix("_labels") for name in columns if name.endswith("_labels")]
     hint: Hint | str | None = _nearest(columns, missing)
+    needs_numbers = not {"logits", "probs"}.isdisjoint(missing)
+    one_per_row = not any(re.match(r"\(\d+, ", shape) for shape in columns.values())
+    named = any(word in name.lower() for name in columns for word in _STATED_WORDS)
     if splits and not split:
         hint = Hint.SPLIT
     elif not probs and any(_PROBABILITIES.fullmatch(name) for name in columns):
         hint = Hint.PROBS
-    elif "logits" in missing and any(word in name.lower() for name in columns for word in _STATED_WORDS):
+    elif needs_numbers and one_per_row and (named or (len(columns) == 2 and hint is None)):
         hint = Hint.STATED
     elif "logits" in missing and {"mean", "std"} <= set(columns):
         hint = Hint.FORECAST
-    elif {"logits", "probs"} & {*missing} and hint is None and len(columns) > 2:
+    elif needs_numbers and hint is None and len(columns) >= 2:
         hint = Hint.COLUMNS
     choices = splits if hint is Hint.SPLIT else ()
     return InputError("the file", f"have {' and '.join(missing)}", _list(columns), hint, choices=choices)

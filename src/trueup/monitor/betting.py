@@ -53,8 +53,8 @@ def bettor_shares(n_classes: int) -> np.ndarray:
 
 _MIN_CHANGE_OF_MEAN = 0.01
 """Smallest change of the mean probability for which a direction is reported."""
-_MAX_SHIFT_OF_RANKING = 0.75
-"""Largest change of the mean's log-odds for which a ranking is reported as reversed or uninformative."""
+_MAX_DISTANCE_OF_CENTER = 1.0
+"""Largest distance of a bettor's center from the mean's log-odds at which the bettor tells of the ranking alone."""
 _ON_EVERY_ROW = np.concatenate([GLOBAL_BETS, SLOPE_BETS])
 
 
@@ -64,7 +64,7 @@ def describe_bettor(bettor: int, mean: float, *, event: bool) -> str:
         slope, shift = _ON_EVERY_ROW[bettor]
         odds = float(log_odds(np.array([mean]))[0])
         change = float(expit(slope * odds + shift)) - mean
-        if slope <= 0 and abs(slope * odds + shift - odds) <= _MAX_SHIFT_OF_RANKING:
+        if slope <= 0 and abs(shift / (1 - slope) - odds) <= _MAX_DISTANCE_OF_CENTER:
             problem = "Reversed ranking" if slope < 0 else "Uninformative ranking"
         elif abs(change) < _MIN_CHANGE_OF_MEAN and slope != 1:
             problem = "Too extreme" if slope < 1 else "Not extreme enough"

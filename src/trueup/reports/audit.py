@@ -44,6 +44,8 @@ EventPair = Callable[[Any, Any], tuple[Any, Any]]
 RAW = "raw"
 """Name of the uncalibrated network among the methods."""
 # Titles of names that are compared with METHODS but are none of them
+_ERRORS = {"ece": "calibration error (ECE)", "nll": "log-loss"}
+"""Metrics whose fall the verdict reports, the first one that fell significantly."""
 _TITLES = {RAW: "No calibration", "clamping": "Neural Clamping"}
 
 DEFAULT = ("temperature", "ets", "histogram", "isotonic", "spline", "svs", "vector", "sms", "diagonal_sms")
@@ -167,7 +169,7 @@ class Audit:
             losses = "from {:.4f} to {:.4f}".format(*(scores[name, "nll"].value for name in (RAW, chosen)))
             return f"{opening} {method_title(chosen)} still lowers its log-loss {losses}."
         if scores.is_event:
-            opening = f"On these rows {means}: {event_direction(scores.tests[RAW])}."
+            opening = f"These predictions are miscalibrated: {means}; {event_direction(scores.tests[RAW])}."
         else:
             direction = confidence_direction(scores.tests[RAW])
             if direction.startswith(" and "):
@@ -178,18 +180,22 @@ class Audit:
             tried = len(self.calibrators)
             none = "The one method tried is not" if tried == 1 else f"None of the {tried} methods is"
             return f"{opening} {none} shown to help." if tried else f"{opening} No method could be tried."
-        after, change = scores[chosen, "ece"].value, scores.changes[chosen]["ece"]
-        if change.high >= 0:
+        lowered = [metric for metric in _ERRORS if scores.changes[chosen][metric].high < 0]
+        if not lowered:
+            after = scores[chosen, "ece"].value
             return (
                 f"{opening} {method_title(chosen)} is chosen by cross-validated log-loss, but the change of the "
                 f"calibration error (ECE) is not statistically significant: {before:.4f} before, {after:.4f} after."
             )
-        effect = "removes most of this" if after < before / 2 else "removes part of this"
+        before, after = (scores[name, lowered[0]].value for name in (RAW, chosen))
+        effect = "removes most of this" if lowered[0] == "ece" and after < before / 2 else "removes part of this"
         test, expected = scores.tests[chosen], ""
         if test.p_value > 0.05 and not scores.too_few_rows(chosen):
             effect = "calibrates it"
-            expected = f", where {test.expected:.4f} is expected by chance ({format_p(test.p_value)})"
-        fall = f"the calibration error (ECE) falls from {before:.4f} to {after:.4f}{expected}"
+            if lowered[0] == "ece":
+                expected = f", where {test.expected:.4f} is expected by chance"
+            expected += f" ({format_p(test.p_value)})"
+        fall = f"the {_ERRORS[lowered[0]]} falls from {before:.4f} to {after:.4f}{expected}"
         return f"{opening} {method_title(chosen)} {effect}: {fall}."
 
     def __repr__(self) -> str:
