@@ -1,5 +1,7 @@
 """The page, driven as a reader would drive it, in a real browser."""
 
+import re
+
 import numpy as np
 import pytest
 from serving import assert_all_is_named, npz, overconfident, served
@@ -110,24 +112,28 @@ def test_arrays_and_two_files_are_understood(page, tmp_path):
     assert page.inner_text("#source") == "val.npy and test.npy · 120 calibration rows · 90 test rows · 3 classes"
 
 
-def test_clamping_is_explained_by_its_picture(page):
-    def shown():
-        return [int(page.inner_text(f"#toy-{what}-out").split()[0]) for what in ("says", "right")]
-
-    page.wait_for_selector("[data-toy=raw][aria-pressed=true]")
-    says, right = shown()
-    assert says > right + 10
-    page.click("[data-toy=temperature]")
-    cooled_says, cooled_right = shown()
-    assert cooled_right == right
-    assert abs(cooled_says - cooled_right) <= 5
-    page.click("[data-toy=clamped]")
-    says, clamped_right = shown()
-    assert clamped_right > right + 10
-    assert abs(says - clamped_right) <= 3
-    picture = page.get_attribute("#toy-sum rect:last-child", "fill")
-    page.locator("#toy-delta").fill("0")
-    assert page.get_attribute("#toy-sum rect:last-child", "fill") != picture
+def test_the_digits_network_is_clamped_on_the_page(page):
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    page.select_option("#clamp-camera", "contrast")
+    page.click("#clamp-start")
+    page.wait_for_selector("#clamp[data-drawn]")
+    assert page.is_hidden("#clamp-fitting")
+    assert re.match(r"T = \d+\.\d\d, ‖δ‖ = \d+\.\d\d\. (Yes|No|Not)", page.inner_text("#clamp-words"))
+    rows = page.locator("#clamp-table tbody tr").all_inner_texts()
+    assert [row.split("\t")[0] for row in rows] == ["Uncalibrated", "Temperature scaling", "Neural Clamping"]
+    raw, temperature, clamped = ([float(cell) for cell in row.split("\t")[1:]] for row in rows)
+    assert raw[0] == temperature[0]
+    assert clamped[0] > raw[0]
+    assert clamped[1] < raw[1]
+    for chart in ("before", "after"):
+        assert page.locator(f"#clamp-{chart} svg rect").count() > 5
+    pixels = "(c) => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data].join()"
+    image, delta, seen = (page.eval_on_selector(f"#clamp-{name}", pixels) for name in ("image", "delta", "sum"))
+    assert len({image, delta, seen}) == 3
+    page.click("#clamp-start")
+    page.click("#clamp-stop")
+    assert page.is_hidden("#clamp-result")
 
 
 def test_everything_has_a_name_and_is_reached_by_keyboard(page):
@@ -138,9 +144,9 @@ def test_everything_has_a_name_and_is_reached_by_keyboard(page):
     reached = set()
     for _ in range(80):
         page.keyboard.press("Tab")
-        reached.add(page.evaluate("document.activeElement.id || document.activeElement.dataset.toy || ''"))
+        reached.add(page.evaluate("document.activeElement.id"))
     wanted = {"file", "example", "temperature", "bins", "reset", "best", "report", "calibrator", "first", "second"}
-    assert wanted | {"toy-temperature", "toy-delta", "raw", "clamped", "next"} <= reached
+    assert wanted | {"clamp-camera", "clamp-recipe", "clamp-start"} <= reached
     page.focus("#bins")
     page.keyboard.press("ArrowRight")
     page.wait_for_selector("#diagram[data-drawn='1.00/16']")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from trueup.cli import options as o
 from trueup.cli.output import print_json, print_stderr
+
+if TYPE_CHECKING:
+    from trueup.serve.settings import ServedNetwork
 
 MIN_TOKEN_LENGTH = 16
 
@@ -24,7 +27,35 @@ class Address:
     open_browser: bool = o.switch("Open the page in a browser.", "--open")
 
 
-def serve(*, at: Address, output: Annotated[o.Output, o.only("quiet")]) -> None:
+@dataclass(frozen=True)
+class Clampable:
+    """A network that the page can clamp."""
+
+    network: str | None = o.option("MODEL", "package.module:make_model of a network that the page can clamp.")
+    network_data: str | None = o.option("FILE|FOLDER", "Its labelled images, as for `trueup clamp`.")
+    network_weights: Path | None = o.option("FILE", "Its weights, .safetensors or .pt.")
+
+    def served(self) -> ServedNetwork | None:
+        """Return the network with its data, which are loaded once they are needed."""
+        from trueup.cli.networks import NetworkData
+        from trueup.serve.settings import ServedNetwork
+
+        if self.network is None:
+            if self.network_data or self.network_weights:
+                raise ValueError("--network-data and --network-weights need --network")
+            return None
+        if self.network_data is None:
+            raise ValueError("--network needs --network-data, its labelled images")
+        source = NetworkData(self.network, self.network_data, self.network_weights, 128, None, None, None)
+
+        def load() -> tuple[Any, tuple[Any, Any]]:
+            network, (val, test), _ = source.load()
+            return network, (val, test)
+
+        return ServedNetwork(f"{self.network}, {Path(self.network_data).name}", load)
+
+
+def serve(*, at: Address, clampable: Clampable, output: Annotated[o.Output, o.only("quiet")]) -> None:
     """Serve a web page: drop a file on it, read the verdict, download the report and the calibrator.
 
     The page /monitor is for services that send their predictions, and /metrics for Prometheus. No data leaves this
@@ -34,6 +65,7 @@ def serve(*, at: Address, output: Annotated[o.Output, o.only("quiet")]) -> None:
       $ trueup serve
       $ trueup serve --port 9000 --open
       $ trueup serve --monitors watched
+      $ trueup serve --network mymodels:resnet --network-weights resnet.safetensors --network-data images.npz
     """
     import os
 
@@ -43,7 +75,7 @@ def serve(*, at: Address, output: Annotated[o.Output, o.only("quiet")]) -> None:
     token = os.environ.get("TRUEUP_TOKEN") or None
     if token is not None and len(token) < MIN_TOKEN_LENGTH:
         raise ValueError(f"TRUEUP_TOKEN must have at least {MIN_TOKEN_LENGTH} characters, got {len(token)}")
-    settings = Settings(monitors_folder=at.monitors, token=token)
+    settings = Settings(monitors_folder=at.monitors, token=token, network=clampable.served())
 
     def show(address: str) -> None:
         # A new token must be printed even with --quiet, or nobody could connect.

@@ -26,6 +26,7 @@ from trueup.io.predictions import Predictions, PredictionTable
 from trueup.metrics import table as metric_table
 from trueup.reports.audit import DEFAULT, RAW, Audit, method_title
 from trueup.serve import diagrams, models, upload_reader, uploads
+from trueup.serve.clamp_jobs import ClampJob
 from trueup.serve.example import example
 from trueup.serve.jobs import AuditJob, Jobs, LabelShiftJob
 from trueup.serve.session_store import Store
@@ -155,7 +156,8 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
     @api.get("/limits", tags=["about"])
     def limits() -> models.LimitsInfo:
         """Return the limits of the server."""
-        return models.LimitsInfo(**vars(settings), suffixes=list(FORMATS))
+        served = settings.network.name if settings.network else None
+        return models.LimitsInfo(**vars(settings), suffixes=list(FORMATS), served_network=served)
 
     @api.get("/methods", tags=["about"])
     def methods() -> list[models.Listed]:
@@ -302,6 +304,24 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
             raise HTTPException(409, f"the class frequencies are not estimated yet; the state is {job.state}")
         calibrator, summary = job.result[0].calibrator, {"made for": job.new.name}
         return safetensors("label-shift", calibrator, n_classes=job.val.n_classes, summary=summary)
+
+    @api.post("/clamps", status_code=202, tags=["clamp"])
+    def clamp(body: models.ClampRequest) -> models.ClampInfo:
+        """Start to clamp a network on this machine; /api/clamps/{id} shows the progress."""
+        if body.network == "served" and settings.network is None:
+            raise ValueError("this server was started without a network; `trueup serve --network` gives it one")
+        job = ClampJob(settings.network if body.network == "served" else None, body.recipe, body.camera)
+        return models.ClampInfo(**vars(job) | {"id": jobs.start(job)})
+
+    @api.get("/clamps/{id}", tags=["clamp"])
+    def clamp_status(id: str) -> models.ClampInfo:
+        """Return the progress of clamping a network, and its result."""
+        return models.ClampInfo(**vars(store.get(id, ClampJob)) | {"id": id})
+
+    @api.delete("/clamps/{id}", status_code=204, tags=["clamp"])
+    def stop_clamp(id: str) -> None:
+        """Stop clamping a network, and delete the result."""
+        store.remove(id, ClampJob).cancelled = True
 
     @api.post("/jobs/{id}/apply", tags=["fit"])
     def apply(id: str, body: models.ApplyRequest) -> models.Applied:

@@ -205,6 +205,42 @@ class Difference(BaseModel):
     scores: dict[str, Any] = Field(description="metrics of both, with the paired change and its interval")
 
 
+class ClampRequest(Strict):
+    """What to clamp, and how."""
+
+    network: Literal["digits", "served"] = Field(
+        "digits", description="a small network for digits, or the network that the server was started with"
+    )
+    camera: Literal["contrast", "brightness", "gaussian_blur"] | None = Field(
+        None, description="change of the camera, of all images"
+    )
+    recipe: Literal["subspace", "paper", "code"] = Field("subspace", description="how δ and T are fitted")
+
+
+class ClampResult(BaseModel):
+    """A fitted δ and T, scored on test inputs."""
+
+    temperature: float
+    delta_norm: float
+    verdict: str = Field(description="whether δ lowers the loss on held-out samples")
+    warnings: list[str]
+    delta: list[list[float]] | None = Field(description="δ as a picture, averaged over channels; null if it is none")
+    image: list[list[float]] | None = Field(description="a test input in the same form")
+    before: Curve
+    after: Curve
+    scores: dict[str, Any] = Field(description="metrics of the uncalibrated, scaled and clamped network, with changes")
+
+
+class ClampInfo(BaseModel):
+    """Progress of a fit; `result` is present once the state is "done"."""
+
+    id: str
+    state: str = Field(description="waiting, running, done, failed or stopped")
+    progress: str = Field(description="what is being done")
+    error: str | None
+    result: ClampResult | None
+
+
 class Promises(BaseModel):
     """Thresholds with a guaranteed error rate, from rows that did not fit the method."""
 
@@ -304,6 +340,7 @@ class LimitsInfo(BaseModel):
     numbers: int
     seconds: float = Field(description="seconds after their last use at which data are deleted")
     suffixes: list[str]
+    served_network: str | None = Field(description="name of the network that the server was started with")
 
 
 def _strip_name(name: str) -> str:

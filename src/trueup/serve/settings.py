@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 """Host names by which a browser on this machine reaches the server."""
@@ -14,6 +15,15 @@ LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 MIN_BYTES_PER_SECOND = 1024
 """Minimum speed of a request body and of reading an answer: a slow client cannot hold its connection for ever."""
+
+
+@dataclass(frozen=True)
+class ServedNetwork:
+    """A network that the page can clamp, with its data."""
+
+    name: str
+    load: Callable[[], tuple[Any, tuple[Any, Any]]]
+    """Returns the network, and its calibration and test batches."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +89,8 @@ class Settings(ReaderLimits):
     no token; `trueup.serve.server.run` then makes one."""
     hosts: tuple[str, ...] = LOCAL
     """Host names under which the server answers; "*" for any. This list prevents DNS rebinding."""
+    network: ServedNetwork | None = None
+    """A network that the page can clamp besides that of the digits."""
     clock: Callable[[], float] = monotonic
     """Clock for the expiry of data, in seconds."""
 
