@@ -166,7 +166,7 @@ GEOMETRY = ("rotation 15", "rotation -25", "upside down", "mirrored", "BGR", "in
 KINDS = {"none": ("none",), "class frequencies": tuple(MIXES), "geometry and channels": GEOMETRY, "camera": CAMERA}
 """Groups of shifts in the table of the page."""
 LABELS = (200, 1000)
-FIRST_DRAW = 100
+FIRST_DRAW = 200
 """First draw on the page; no rule was chosen on it or on a later one."""
 MARK = "<!-- table of means -->"
 """Line before and after the table in the page."""

@@ -33,7 +33,7 @@ from trueup.adaptation.context import (
 from trueup.adaptation.forward_selection import N_FOLDS, ForwardSelection, SelectionStep, fit_to_teacher, row_losses
 from trueup.adaptation.input_maps import FAMILIES
 from trueup.adaptation.record import LOWER_ENTROPY, Pipeline, Repaired, assemble, restore_modes
-from trueup.adaptation.training import Start, affine_names, lower_entropy
+from trueup.adaptation.training import Start, affine_names, lower_entropy, mean_prediction
 from trueup.clamping.fit import warn_at_a_bound
 from trueup.clamping.network import Network
 from trueup.clamping.problem import Loss, paired_gain
@@ -196,8 +196,9 @@ def _make_candidates(
         f"and {assumed} is right more often than not"
     )
     if not has_batch_norm:
-        return candidates + _with_lower_entropy(context, candidates[0]), "", shift
-    return candidates + _self_train(context, temperature, entropy=entropy), "", shift
+        return candidates + _with_lower_entropy(context, candidates[0], reference), "", shift
+    candidates += _self_train(context, temperature)
+    return candidates + (_with_lower_entropy(context, candidates[-1], reference) if entropy else []), "", shift
 
 
 def _no_other_normalisation(network: Network, reference: Network | None, *, entropy: bool) -> str:
@@ -212,22 +213,27 @@ def _no_other_normalisation(network: Network, reference: Network | None, *, entr
     return "" if reference is not None else "without batch norm the test for an input shift needs `reference` inputs"
 
 
-def _with_lower_entropy(context: RepairContext, candidate: _Candidate) -> list[_Candidate]:
+def _with_lower_entropy(
+    context: RepairContext, candidate: _Candidate, reference: Network | None
+) -> list[_Candidate]:
     """Lower the predictive entropy of a candidate; a refusal becomes a note."""
     context.progress("predictive entropy")
     name, _, repair = candidate
     start = Start(repair.before, repair.changed)
-    lower = lower_entropy(context.network, start, temperature=repair.temperature, seed=context.seed)
+    temperature = repair.temperature
+    home = None if reference is None else mean_prediction(reference.plain_logits(), temperature)
+    lower = lower_entropy(context.network, start, temperature=temperature, home=home, seed=context.seed)
     if lower.refused:
         context.notes.append(f"entropy was not lowered: {lower.refused}")
         return []
     also = (LOWER_ENTROPY,) if repair.changed else ()  # otherwise it is the only change, and a part of its own
-    repair = replace(repair, changed={**repair.changed, **lower.tensors}, also=also)
+    changed = {**repair.changed, **lower.tensors}
+    repair = replace(repair, changed=changed, temperature=lower.temperature, also=also)
     return [_Candidate(f"{name} + entropy", LOWER_ENTROPY, repair)]
 
 
-def _self_train(context: RepairContext, temperature: float, *, entropy: bool) -> list[_Candidate]:
-    """Return candidates: new batch-norm statistics, a map fitted to their predictions, and both with lower entropy.
+def _self_train(context: RepairContext, temperature: float) -> list[_Candidate]:
+    """Return candidates: new batch-norm statistics, and a map fitted to their predictions.
 
     The teacher may be wrong. The entropy of calibrated predictions is their expected loss. So a map is dropped unless
     it lowers the first teacher's entropy significantly.
@@ -259,7 +265,7 @@ def _self_train(context: RepairContext, temperature: float, *, entropy: bool) ->
                 "the input map fitted to the predictions with new batch-norm statistics was left out: it does not "
                 f"lower the predictive entropy ({entropies[0].mean():.3f} before, {entropies[-1].mean():.3f} after)"
             )
-    return candidates + (_with_lower_entropy(context, candidates[-1]) if entropy else [])
+    return candidates
 
 
 def _choose_by_labels(
@@ -271,7 +277,7 @@ def _choose_by_labels(
     for number, (name, title, repair) in enumerate(candidates):
         context.progress(f"labelled samples: {title}")
         z = as_tensors(forward(labelled, repair.before, repair.changed).logits, labels)[0]
-        logits = z.double().numpy() / temperature
+        logits = z.double().numpy() / repair.temperature
         size = 0 if repair.before is None else len(repair.before.inner.theta)
         if not number:
             selection.steps.append(SelectionStep(name, title, 0, 0, logits, row_losses(logits, labels)))

@@ -72,8 +72,8 @@ class InputMap(nn.Module):
     def suits(cls, shape: Shape) -> bool:
         """Check whether the family applies to inputs of a shape."""
         least, most = cls.n_channels
-        kind = len(shape) == 3 or (cls.any_input and len(shape) >= 1)
-        return kind and least <= shape[0] <= most and min(shape[1:], default=1) >= cls.min_side
+        has_positions = len(shape) == 3 and math.prod(shape[1:]) > 1
+        return (has_positions or (cls.any_input and len(shape) >= 1)) and least <= shape[0] <= most and min(shape[1:], default=1) >= cls.min_side
 
     @classmethod
     def size(cls, shape: Shape) -> int:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from scipy.optimize import brentq
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -26,11 +27,19 @@ PATIENCE = 3
 """Number of epochs without a lower held-out loss that ends the training."""
 ENTROPY_RATE = 1e-3
 ENTROPY_BATCH = 100
+ENTROPY_EPOCHS = 3
+"""Number of epochs if the mean prediction before the shift is known; else one."""
+MEAN_MEMORY = 0.8
+"""Weight of earlier batches in the running mean prediction."""
 MAX_ENTROPY = 0.4
 """Samples with a higher entropy, as a share of ln K, are unreliable and do not take part."""
 MAX_DRIFT = 0.05
 """Largest Kullback–Leibler divergence in nats between mean predictions; above it, predictions collapse to few
 classes."""
+MAX_LOG_RATIO = 1.0
+"""Largest change of ln T that restores the mean entropy."""
+MIN_SHARE = 1e-6
+"""Smallest mean prediction of a class in a logarithm."""
 
 RowLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Loss of each row from logits, labels and sample numbers."""
@@ -59,6 +68,8 @@ class LowerEntropy(NamedTuple):
 
     tensors: dict[str, Tensor]
     """Scales and offsets by the names of `state_dict`; empty if refused."""
+    temperature: float
+    """Temperature with which the mean entropy is as before."""
     refused: str
     """Reason of a refusal."""
 
@@ -134,35 +145,54 @@ def fine_tune(
     return {name: model.get_parameter(name).detach().clone() for name in _weight_names(network.model)}
 
 
-def lower_entropy(network: Network, start: Start, *, temperature: float, seed: int) -> LowerEntropy:
-    """Run one epoch of Adam on the mean entropy of softmax(z/T), over the scales and offsets of normalisation.
+def lower_entropy(
+    network: Network, start: Start, *, temperature: float, home: np.ndarray | None, seed: int
+) -> LowerEntropy:
+    """Lower the entropy of softmax(z/T) by Adam, over the scales and offsets of normalisation.
 
     Samples with a high entropy are left out, since their predictions are unreliable. Confident wrong predictions can
-    make all predictions collapse to one class. So the mean prediction is compared before and after. Nothing changes if
-    the Kullback–Leibler divergence exceeds `MAX_DRIFT` nats.
+    make all predictions collapse to few classes. `home` is the mean prediction before the shift. If it is known, its
+    Kullback–Leibler divergence from the new mean prediction is lowered, too, and must fall. If not, the mean prediction
+    may change by `MAX_DRIFT` nats. A lower entropy alone is no evidence that more predictions are right. So the
+    temperature restores the mean entropy.
     Wang et al. (2021), "Tent: fully test-time adaptation by entropy minimization", arXiv:2006.10726. Niu et al. (2023),
-    "Towards stable test-time adaptation in dynamic wild world", arXiv:2302.12400.
+    "Towards stable test-time adaptation in dynamic wild world", arXiv:2302.12400. Liang, Hu, Feng (2020), "Do we really
+    need to access the source data?", arXiv:2002.08546.
     """
     names = affine_names(network.model)
     if not names:
-        return LowerEntropy({}, "no normalisation layer has scales and offsets")
+        return LowerEntropy({}, temperature, "no normalisation layer has scales and offsets")
     samples, trained = _trainable(network, start, names)
+    logits = samples.logits(start.before)
+    first = mean_prediction(logits, temperature)
+    log_home = None if home is None else torch.from_numpy(np.log(np.maximum(home, MIN_SHARE)))
+    running = torch.from_numpy(first)
 
-    def entropy(z: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+    def loss(z: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
         log_p = torch.log_softmax(z / temperature, dim=1)
-        finite = log_p.masked_fill(torch.isinf(log_p), 0.0)  # masked classes do not count
-        entropies = -(log_p.exp() * finite).sum(dim=1)
-        return torch.where(entropies.detach() < MAX_ENTROPY * np.log(z.shape[1]), entropies, 0.0)
+        p = log_p.exp()
+        entropies = -(p * log_p.masked_fill(torch.isinf(log_p), 0.0)).sum(dim=1)  # masked classes do not count
+        total = torch.where(entropies.detach() < MAX_ENTROPY * np.log(z.shape[1]), entropies, 0.0)
+        if log_home is None:
+            return total
+        # The slope of Σ_k m_k ln(m_k/h_k) by m, with m a running mean of the predictions.
+        running.mul_(MEAN_MEMORY).add_(p.detach().mean(dim=0).to(running), alpha=1 - MEAN_MEMORY)
+        return total + p @ (running.clamp(min=MIN_SHARE).log() - log_home).to(p)
 
-    first = _mean_prediction(samples.logits(start.before), temperature)
-    order = torch.from_numpy(random_order(len(network.labels), seed))
     optimiser = torch.optim.Adam(trained, lr=ENTROPY_RATE)
-    _run_epoch(samples, start.before, trained, optimiser, torch.split(order, ENTROPY_BATCH), entropy)
-    new = _mean_prediction(samples.logits(start.before), temperature)
-    drift = float((new * np.log(np.maximum(new, 1e-12) / np.maximum(first, 1e-12))).sum())
-    if not drift <= MAX_DRIFT:
-        return LowerEntropy({}, f"predictions would collapse: the mean prediction would change by {drift:.2f} nats")
-    return LowerEntropy({name: samples.model.get_parameter(name).detach().clone() for name in names}, "")
+    for epoch in range(1 if home is None else ENTROPY_EPOCHS):
+        order = torch.from_numpy(random_order(len(network.labels), [seed, epoch]))
+        _run_epoch(samples, start.before, trained, optimiser, torch.split(order, ENTROPY_BATCH), loss)
+    before, logits = logits, samples.logits(start.before)
+    new = mean_prediction(logits, temperature)
+    if home is None and not (drift := _divergence(new, first)) <= MAX_DRIFT:
+        reason = f"predictions would collapse: the mean prediction would change by {drift:.2f} nats"
+        return LowerEntropy({}, temperature, reason)
+    if home is not None and not _divergence(new, home) < _divergence(first, home):
+        reason = "predictions would collapse: the mean prediction would move away from that of the reference"
+        return LowerEntropy({}, temperature, reason)
+    tensors = {name: samples.model.get_parameter(name).detach().clone() for name in names}
+    return LowerEntropy(tensors, _same_entropy(before, temperature, logits), "")
 
 
 def _fine_tuned(
@@ -248,5 +278,26 @@ def _calibrated(masks: Sequence[Tensor], parts: Sequence[Tensor], labels: Tensor
     return logits.numpy()
 
 
-def _mean_prediction(logits: Tensor, temperature: float) -> np.ndarray:
+def mean_prediction(logits: Tensor, temperature: float) -> np.ndarray:
+    """Return the mean of softmax(z/T) over the rows."""
     return torch.softmax(logits.double() / temperature, dim=1).mean(dim=0).numpy()
+
+
+def _divergence(p: np.ndarray, q: np.ndarray) -> float:
+    """Compute the Kullback–Leibler divergence of p from q."""
+    return float((p * np.log(np.maximum(p, 1e-12) / np.maximum(q, 1e-12))).sum())
+
+
+def _same_entropy(before: Tensor, temperature: float, after: Tensor) -> float:
+    """Return the temperature at which new logits have the mean entropy of the earlier ones at their temperature."""
+
+    def entropy(logits: Tensor, log_t: float) -> float:
+        p = torch.softmax(logits.double() / np.exp(log_t), dim=1)
+        return float(torch.special.entr(p).sum(dim=1).mean())
+
+    log_t = np.log(temperature)
+    target = entropy(before, log_t)
+    ends = log_t - MAX_LOG_RATIO, log_t + MAX_LOG_RATIO
+    if not entropy(after, ends[0]) < target < entropy(after, ends[1]):
+        return temperature
+    return float(np.exp(brentq(lambda value: entropy(after, value) - target, *ends, xtol=1e-6)))
