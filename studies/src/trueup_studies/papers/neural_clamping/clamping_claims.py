@@ -149,14 +149,14 @@ Sweep = Mapping[float, Mapping[str, Any]]
 def _sweep(rows: Rows, options: Options, *, of_runs: Callable[[Sequence[Sweep], bool], Sequence[float]]) -> Support:
     """Compute one number per complete sweep over γ."""
     support = {}
-    exponents = set(preset_of(options).gammas)
     swept = [row for row in tables.by_rule(rows) if row["part"] == "sweep" and row["method"] == "both"]
     for name, group in _networks(swept).items():
         runs: dict[int, dict[float, Mapping[str, Any]]] = {}
         for row in group:
             if math.isfinite(row["ece"]) and math.isfinite(row["fit_ece"]):
                 runs.setdefault(row["seed"], {})[row["exponent"]] = row
-        whole = [seed for seed in sorted(runs) if len(runs[seed]) > 2 and runs[seed].keys() >= exponents]
+        exponents = preset_of(options).gammas_of(group[0].get("reduction"))
+        whole = [seed for seed in sorted(runs) if len(runs[seed]) > 2 and runs[seed].keys() >= set(exponents)]
         support[name] = of_runs([runs[seed] for seed in whole], options.oracle)
     return support
 

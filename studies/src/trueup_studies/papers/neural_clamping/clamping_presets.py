@@ -36,6 +36,11 @@ class Preset:
     resplit: bool = False
     """Whether each run but the first splits calibration and test images anew, for the same network."""
 
+    def gammas_of(self, reduction: str | None) -> Sequence[float]:
+        """Return the exponents of the sweep with this form of the objective; None is the mean."""
+        gammas: Sequence[float] = self.sum_form.get("gammas", self.gammas) if reduction == "sum" else self.gammas
+        return gammas
+
 
 _RESNETS: list[dict[str, Any]] = [
     {"data": "cifar10", "network": f"resnet{depth}", "how": {"weights": f"weights/cifar10_resnet{depth}.th"}}

@@ -103,10 +103,10 @@ def grid(options: Options) -> Iterator[dict[str, Any]]:
             yield {**run(seed), "part": "method", "method": method, **how}
         for form, names in SWEPT.items():
             other = {} if form == "mean" else {"reduction": form, **preset.sum_form}
-            gammas = other.pop("gammas", preset.gammas)
+            other.pop("gammas", None)
             sweep = {"part": "sweep", **descent, **other}
             if set(names) & set(selected):
-                for gamma, seed in ((g, s) for g in gammas for s in runs):
+                for gamma, seed in ((g, s) for g in preset.gammas_of(form) for s in runs):
                     yield {**run(seed), **sweep, "exponent": gamma}
             if names[-1] in selected:
                 for each in product(penalty=preset.penalties, exponent=preset.searched_gammas, seed=runs):

@@ -123,8 +123,7 @@ def choose_gamma(swept: Rows, options: Options, *, penalties: bool = False) -> l
     values yet are left out.
     """
     preset = preset_of(options)
-    planned = {(gamma, 0.0) for gamma in preset.gammas if gamma > 0}
-    planned |= {(gamma, value) for gamma in preset.searched_gammas for value in preset.penalties if penalties}
+    searched = {(gamma, value) for gamma in preset.searched_gammas for value in preset.penalties if penalties}
     runs: dict[tuple[Any, ...], dict[tuple[float, float], list[Mapping[str, Any]]]] = {}
     for row in swept if penalties else by_rule(swept):
         if row["exponent"] > 0:
@@ -133,7 +132,10 @@ def choose_gamma(swept: Rows, options: Options, *, penalties: bool = False) -> l
             runs.setdefault(key, {}).setdefault(pair, []).append(row)
     best: list[Mapping[str, Any]] = []
     metric = "ece" if options.oracle else "fit_ece"
-    for by in (by for by in runs.values() if by.keys() >= planned):
+    for key, by in runs.items():
+        planned = searched | {(gamma, 0.0) for gamma in preset.gammas_of(key[3]) if gamma > 0}
+        if not by.keys() >= planned:
+            continue
         errors = {g: next(row[metric] for row in rows if row["method"] == "both") for g, rows in by.items()}
         known = {g: error for g, error in errors.items() if math.isfinite(error)}
         best += by[min(known, key=lambda g: (known[g], g))] if known else []

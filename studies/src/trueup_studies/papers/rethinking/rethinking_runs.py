@@ -33,13 +33,15 @@ from trueup_studies.training.loop import TrainingError, TrainingResult, make_fab
 from trueup_studies.training.run_settings import with_current_names
 from trueup_studies.training.tasks import Classification
 
-_WEIGHTED = ("gamma", {"detach_weight": True})
+UNDETACHED = "_undetached"
+"""Suffix of losses whose weight has gradients, as in the paper's equation; its code detaches the weight."""
 OPTIONS: Mapping[str, tuple[str | None, Mapping[str, Any]]] = {
     **dict.fromkeys(("cross_entropy", STOPPED), (None, {})),
     **{"label_smoothing": ("smoothing", {}), "norm": ("strength", {"order": 1.0})},
-    **dict.fromkeys(("focal", "inverse_focal"), _WEIGHTED),
+    **dict.fromkeys(("focal", "inverse_focal"), ("gamma", {"detach_weight": True})),
+    **dict.fromkeys(("focal" + UNDETACHED, "inverse_focal" + UNDETACHED), ("gamma", {})),
 }
-"""Loss → name of its coefficient, and other options. The paper's code detaches the focal weights."""
+"""Loss → name of its coefficient, and other options."""
 UNBOUNDED = "has no lower bound: training may fail"
 FAILED = "training failed"
 """Part of the warning of a run that diverged."""
@@ -92,7 +94,8 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
         if coefficient < 0:
             loss = NegativePenalty(settings["loss"], coefficient)
         else:
-            loss = LOSSES["cross_entropy" if settings["loss"] == STOPPED else settings["loss"]](**options)
+            function = "cross_entropy" if settings["loss"] == STOPPED else settings["loss"].removesuffix(UNDETACHED)
+            loss = LOSSES[function](**options)
     how["stop_on"] = settings.get("stop_on")
     curves = how.pop("curves", True)
     halves = data if curves else (data.train, None, None)

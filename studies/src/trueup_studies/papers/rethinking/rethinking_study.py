@@ -180,7 +180,8 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
             line = merged.setdefault((row["set"], row["loss"]), {"set": row["set"], "loss": row["loss"]})
             line[by] = row["coefficient"]
     chosen = tuple(Column(by, f"lowest ECE, {part}", better="", digits=3) for by, part in metrics.items())
-    kept = [line for line in merged.values() if len(rethinking_presets.CANDIDATES[line["loss"]]) > 1]
+    several = {loss for plan in plans(options) for loss, values in plan.candidates.items() if len(values) > 1}
+    kept = [line for line in merged.values() if line["loss"] in several]
     tables["coefficients"] = tabulate(
         kept, by="loss", group="set", columns=chosen, titles=TITLES, title="Coefficient that each rule chooses"
     )
