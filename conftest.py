@@ -46,8 +46,8 @@ def data() -> Path:
 
 @pytest.fixture(autouse=True)
 def _readme_folder(request, monkeypatch):
-    """Run the README's examples where `trueup demo` has left the predictions of its network."""
-    if Path(request.node.path).name == "README.md":
+    """Run the examples of the README and the first tutorial where `trueup demo` has left its predictions."""
+    if Path(request.node.path).name in ("README.md", "images.md"):
         folder = request.getfixturevalue("tmp_path")
         monkeypatch.chdir(folder)
         from trueup import load, save
