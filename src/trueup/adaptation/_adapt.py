@@ -213,9 +213,7 @@ def _no_other_normalisation(network: Network, reference: Network | None, *, entr
     return "" if reference is not None else "without batch norm the test for an input shift needs `reference` inputs"
 
 
-def _with_lower_entropy(
-    context: RepairContext, candidate: _Candidate, reference: Network | None
-) -> list[_Candidate]:
+def _with_lower_entropy(context: RepairContext, candidate: _Candidate, reference: Network | None) -> list[_Candidate]:
     """Lower the predictive entropy of a candidate; a refusal becomes a note."""
     context.progress("predictive entropy")
     name, _, repair = candidate

@@ -73,7 +73,9 @@ class InputMap(nn.Module):
         """Check whether the family applies to inputs of a shape."""
         least, most = cls.n_channels
         has_positions = len(shape) == 3 and math.prod(shape[1:]) > 1
-        return (has_positions or (cls.any_input and len(shape) >= 1)) and least <= shape[0] <= most and min(shape[1:], default=1) >= cls.min_side
+        if not has_positions and not (cls.any_input and len(shape) >= 1):
+            return False
+        return least <= shape[0] <= most and min(shape[1:], default=1) >= cls.min_side
 
     @classmethod
     def size(cls, shape: Shape) -> int:

@@ -62,7 +62,7 @@ class ClampJob(Job):
         }
         scores = compare(pairs, metrics=DEFAULT, n_resamples=diagrams.RESAMPLES).to_dict()
         record, (first, _) = clamped.fit_record, next(iter(test))
-        delta = clamped.before.delta.detach().reshape(first[0].shape)
+        delta = clamped.get_buffer("before.delta").reshape(first[0].shape)
         return models.ClampResult(
             temperature=record.temperature,
             delta_norm=record.delta_norm,
