@@ -151,7 +151,7 @@ def true_values(world: World) -> dict[str, float]:
 
 
 Counts = dict[str, tuple[int, int]]
-"""By name: how often an interval covered or a test rejected, and the number of data sets in which it was defined."""
+"""By name: how often an interval covered or a test rejected, and how often it was defined, for either method."""
 
 
 def measure(world: World, seeds: range, truth: Mapping[str, float], *, n_resamples: int = 1000) -> Counts:
@@ -162,24 +162,25 @@ def measure(world: World, seeds: range, truth: Mapping[str, float], *, n_resampl
     """
     is_calibrated = world.temperature == 1
     outcomes: dict[str, list[bool]] = {}
+
+    def count(name: str, result: bool) -> None:
+        outcomes.setdefault(name, []).append(bool(result))
+
     for seed in seeds:
         data = draw(world, np.random.default_rng([seed, 7]))
         options = data.options | {"n_resamples": n_resamples, "seed": seed}
         scores = compare({str(i): (z, data.labels) for i, z in enumerate(data.logits)}, **options)
-        results = {}
-        for name in DEFAULT if not world.event else EVENT_DEFAULT:
-            interval, change = scores["0", name], scores.changes["1"][name]
-            if is_calibrated and name in ONE_SIDED:
-                results[f"interval of {name}"] = interval.low <= ALMOST_ZERO
-            elif math.isfinite(interval.low):
-                results[f"interval of {name}"] = interval.low <= truth[name] <= interval.high
-            results[f"difference in {name}"] = change.low > 0 or change.high < 0
-        if is_calibrated:
-            test = scores.tests["0"]
-            for name, p in {**test.components, "verdict": test.p_value}.items():
-                results[f"test {name}"] = p <= 0.05
-        for name, result in results.items():
-            outcomes.setdefault(name, []).append(bool(result))
+        for name, change in scores.changes["1"].items():
+            count(f"difference in {name}", change.low > 0 or change.high < 0)
+        for method, test in scores.tests.items():
+            for name in DEFAULT if not world.event else EVENT_DEFAULT:
+                interval = scores[method, name]
+                if is_calibrated and name in ONE_SIDED:
+                    count(f"interval of {name}", interval.low <= ALMOST_ZERO)
+                elif math.isfinite(interval.low):
+                    count(f"interval of {name}", interval.low <= truth[name] <= interval.high)
+            for name, p in {**test.components, "verdict": test.p_value}.items() if is_calibrated else ():
+                count(f"test {name}", p <= 0.05)
     return {name: (sum(each), len(each)) for name, each in outcomes.items()}
 
 
@@ -217,6 +218,7 @@ def page(counts: Mapping[str, Counts], replications: int, n_resamples: int) -> s
 TEXT = """# Coverage of intervals and level of tests
 
 `make bench-coverage` measured this table with at least {replications} data sets per world and {resamples} resamples.
+Each data set has two methods with equal true metrics, and rows of intervals and tests count both.
 An *interval* row shows how often the 95 % interval of `evaluate` held the true value, in per cent.
 Errors of calibrated data are zero: they count as covered if the interval starts at {zero} or below.
 A *test* row shows how often a test at 5 % rejected calibrated data; "verdict" is the combination of all tests.

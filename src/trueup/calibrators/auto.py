@@ -87,10 +87,9 @@ BASES = {
 _ERRORS_BEHIND = 2.0  # standard errors by which a dropped candidate is worse than the best.
 _UNIFORM_ROWS = 0.1  # pseudo-rows of the uniform distribution in the final mixture.
 _MIN_WEIGHT = 0.02  # smallest weight in the mixture.
-# Expected rows of a class from which its absence is reported.
-_SHIFT_ERRORS, _SHIFT_RATIO = 6.0, 1.5
-"""Standard errors and factor by which a class's frequency must differ from the prediction to be called shifted."""
-_MIN_EXPECTED = 20.0  # the probability of no row by chance is then about e⁻²⁰ = 2e-9.
+_MIN_EXPECTED = 20.0  # expected rows of a class that may be called absent (by chance with probability 2e-9) or shifted.
+_SHIFT_ERRORS = 6.0  # standard errors by which the frequency of a shifted class must differ from the prediction.
+_SHIFT_RATIO = 1.5  # factor by which it must differ as well.
 _RACE_AFTER = 2  # number of folds after which candidates can be dropped.
 _MAX_HELD_OUT = 1 << 23  # number of held-out log-probabilities stored per candidate
 

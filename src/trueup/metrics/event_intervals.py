@@ -16,6 +16,8 @@ from trueup.metrics.resampling import BootstrapBins, Resampling, jackknife_error
 
 NOISE_INCREASES = ("miscalibration", "discrimination", "ici", "e50", "e90")
 """Metrics that noise increases; see `invert_noise`."""
+_MIN_DRAWS = 250
+"""Smallest number of draws per candidate truth, unless fewer resamples are asked for."""
 _TRUE_DEVIATIONS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.3, 1.7, 2.5)
 """Candidate true deviations, as multiples of the observed one."""
 
@@ -99,7 +101,7 @@ def invert_noise(
         Low and high end by name.
     """
     generator, tail = resampling.generator(), resampling.tail
-    draws = max(resampling.n_resamples // 4, 1)
+    draws = max(resampling.n_resamples // 4, min(resampling.n_resamples, _MIN_DRAWS))
     # A cell of weight W counts as W²/Σw² rows of equal weight.
     n_rows = np.maximum(np.rint(cells.count**2 / cells.squared.sum(axis=0)), 1.0)
     unit = cells.count / n_rows
