@@ -42,9 +42,10 @@ class Docstrings(griffe.Extension):
 
     def on_function(self, *, func: griffe.Function, **_: Any) -> None:
         """Write `object` for a parameter or result that may be any object."""
-        for parameter in func.parameters:
-            name_any_object(parameter.annotation)
-        name_any_object(func.returns)
+        for each in [func, *(func.overloads or [])]:
+            for parameter in each.parameters:
+                name_any_object(parameter.annotation)
+            name_any_object(each.returns)
 
     def on_attribute(self, *, attr: griffe.Attribute, **_: Any) -> None:
         """Write `object` for an attribute that may be any object."""

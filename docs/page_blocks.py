@@ -14,6 +14,8 @@ FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 CONSOLE = re.compile(r"\A```python\n(?=>>> )")
 DISPLAYED = re.compile(r"^\$\$\s*(.+?)\s*\$\$$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"(`[^`\n]*`)|\$([^$\n]+)\$")
+TRACES = re.compile(r"\\\||BLANKLINE|>Any<")
+"""What readers should not see: escaped bars, directives of doctest, and a type that says nothing."""
 
 
 PRINTED = re.compile(r'<span class="go">([^<]*)</span>')
@@ -36,8 +38,10 @@ def console(block: str) -> str:
     return CONSOLE.sub("```pycon\n", block).replace("\n\n```", "\n```").replace("<BLANKLINE>", "")
 
 
-def on_page_content(html: str, **_: Any) -> str:
-    """Mark rows of printed tables, which must not wrap as sentences may."""
+def on_page_content(html: str, *, page: Any, **_: Any) -> str:
+    """Mark rows of printed tables, which must not wrap as sentences may; stop at traces of the source."""
+    if trace := TRACES.search(html):
+        raise ValueError(f"{page.file.src_uri} shows {trace[0]!r}")
     return PRINTED.sub(
         lambda line: line[0].replace('"go"', '"go row"', 1) if COLUMNS.search(line[1]) else line[0], html
     )
