@@ -177,7 +177,7 @@ def load_artifact(path: StrPath, kind: str | None = None, *, model: Any = None) 
 
     Returns
     -------
-    Any
+    object
         The fitted value.
     """
     with open_artifact(path, kind) as (header, arrays):

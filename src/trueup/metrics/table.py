@@ -372,7 +372,7 @@ class Scores(ScoreTable):
 
         Returns
         -------
-        Any
+        Axes
             The Axes.
 
         Examples
