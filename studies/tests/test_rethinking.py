@@ -44,6 +44,7 @@ TINY = Plan(
         "norm": (0.05,),
         "focal": (1,),
         "inverse_focal": (1,),
+        "focal_undetached": (1,),
     },
     negative={"norm": (-0.05,)},
     growth=Growth((30, 60), {"label_smoothing": (0.01, 0.2), "focal": (1,)}, 1),
@@ -64,10 +65,10 @@ def tiny(tmp_path_factory):
 
 def test_a_small_run_ends_in_tables(tiny):
     options, rows = tiny
-    # Eleven pairs of loss and coefficient (cross-entropy to the end and stopped, 2 smoothings, a norm, focal 1, 2, 3,
-    # inverse focal 1, 2, 3) twice;
+    # Twelve pairs of loss and coefficient (cross-entropy to the end and stopped, 2 smoothings, a norm, focal 1, 2, 3,
+    # inverse focal 1, 2, 3, focal 1 with an undetached weight) twice;
     # then one run each: a smoothing more at the whole size, and three of half the size; a negative norm twice.
-    assert len(rows) == 11 * 2 + 1 + 3 + 2
+    assert len(rows) == 12 * 2 + 1 + 3 + 2
     found = STUDY.tables(rows, options)
     assert set(found) == {"table_1", "table_2", "table_3", "coefficients", "negative"}
     assert [found[name].title[:7] for name in ("table_1", "table_2")] == ["Table 1", "Table 2"]
@@ -78,7 +79,8 @@ def test_a_small_run_ends_in_tables(tiny):
     assert "no lower bound" in found["negative"].notes[0]
     assert all("has no lower bound" in row["warning"] for row in rows if row["coefficient"] < 0)
     assert not any("has no lower bound" in row["warning"] for row in rows if row["coefficient"] >= 0)
-    assert list(found["table_1"].groups["digits"]) == list(TITLES.values())
+    titles = [TITLES[loss] for loss in TINY.candidates]
+    assert list(found["table_1"].groups["digits"]) == titles
     smooth = [row for row in rows if row["loss"] == "label_smoothing" and row["sizes"][0] == 60]
     means = {c: np.mean([r["val_ece"] for r in smooth if r["coefficient"] == c]) for c in (0.01, 0.09)}
     best = min(means, key=means.get)
@@ -92,7 +94,9 @@ def test_a_small_run_ends_in_tables(tiny):
     assert f"Label Smoothing {best:g}" in found["table_2"].notes[0]
     assert "on validation samples" in found["table_1"].notes[0]
     assert "refinement" not in found["table_1"].notes[0]  # it has no coefficient
-    assert list(found["coefficients"].groups["digits"]) == list(TITLES.values())[2:]
+    assert list(found["coefficients"].groups["digits"]) == ["Label Smoothing"]
+    detached, undetached = (found["table_1"].groups["digits"][titles[i]]["ece"].mean for i in (4, 6))
+    assert detached != undetached
     for table in found.values():
         assert table.markdown()
         assert table.latex()
@@ -539,7 +543,7 @@ def test_every_figure_can_be_drawn(tiny):
         figure.set_layout_engine("none")  # it takes most of the time
         figure.savefig(io.BytesIO(), format="png", dpi=30)
     one, two, three, four, five, six = ([ax for ax in f.axes if ax.get_title(loc="left")] for f in found.values())
-    assert [len(axes) for axes in (one, two, three, four, five, six)] == [4, 12, 2, 3, 6, 6]
+    assert [len(axes) for axes in (one, two, three, four, five, six)] == [4, 14, 2, 3, 7, 6]
     assert five[1].get_title(loc="left") == "Cross-Entropy, stopped on refinement"
     assert found["figure_3_digits"].get_suptitle() == "Figure 3: digits"
     mean = 100 * np.mean([row["ece"] for row in rows if row["loss"] == "cross_entropy"])

@@ -23,7 +23,7 @@ COLUMNS = (Column("ece", "ECE, %", scale=100, digits=2), Column("accuracy", "acc
 def tables(rows, options):
     shared = {"by": "loss", "group": "data", "titles": LOSSES}
     return {
-        "before": tabulate(rows, columns=COLUMNS, title=EVIL, notes=["& so on"], **shared),
+        "before": tabulate(rows, columns=COLUMNS, **shared).captioned(EVIL, ["& so on"]),
         "some": tabulate(rows, columns=COLUMNS[1:], **shared),
     }
 

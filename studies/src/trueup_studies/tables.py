@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -186,6 +186,10 @@ class Table(PrintedTable):
     count_runs: bool = False
     """Whether to print the number of runs of each row even where all rows have the same number."""
 
+    def captioned(self, title: str = "", notes: Sequence[str] = ()) -> Table:
+        """Return the table with a title above and notes below."""
+        return replace(self, title=title, notes=tuple(notes))
+
     def layout(self) -> tuple[list[str], str]:
         """Return the headings, and l or r for the alignment of each column."""
         headings = [self.head, *(column.heading for column in self.columns), *([RUNS] if self._counted else [])]
@@ -271,9 +275,6 @@ def tabulate(
     order: Sequence[str] = (),
     titles: Mapping[str, str] | None = None,
     reference: str | None = None,
-    level: float = LEVEL,
-    title: str = "",
-    notes: Sequence[str] = (),
 ) -> Table:
     """Compute the mean ± std of each column, over the rows with equal `by` and `group`.
 
@@ -299,10 +300,10 @@ def tabulate(
     for name, members in by_group.items():
         entries: dict[str, dict[str, Entry]] = {member: {} for member in members}
         for column in columns:
-            for member, entry in _entries(column, members, reference, level).items():
+            for member, entry in _entries(column, members, reference).items():
                 entries[member][column.name] = entry
         groups[name] = {titles.get(member, member): by_column for member, by_column in entries.items()}
-    return Table(title, by, tuple(columns), groups, tuple(notes))
+    return Table("", by, tuple(columns), groups)
 
 
 def paired_differences(
@@ -347,7 +348,7 @@ def save_tables(tables: Mapping[str, PrintedTable], folder: str | Path) -> list[
 
 
 def _entries(
-    column: Column, members: Mapping[str, Sequence[Mapping[str, Any]]], reference: str | None, level: float
+    column: Column, members: Mapping[str, Sequence[Mapping[str, Any]]], reference: str | None
 ) -> dict[str, Entry]:
     """Compute one column of a group, for the competitors that have values."""
     values = {
@@ -363,7 +364,7 @@ def _entries(
         if column.error:
             std = column.scale * float(np.mean([row[column.error] for row in members[member]]))
         compared = reference is not None and member != reference and reference in means
-        significant = compared and t_test(values[member], values[str(reference)]) < level
+        significant = compared and t_test(values[member], values[str(reference)]) < LEVEL
         mark = _direction(mean - means[str(reference)]) if significant else ""
         entries[member] = Entry(mean, std, len(values[member]), ranks.get(member, 0), mark)
     return entries

@@ -136,7 +136,7 @@ def _ranking_table(groups: Mapping[str, Sequence[_Results]]) -> Table:
         for method, scores in nll.items():
             by_brier = {f"brier_{key}": value for key, value in brier[method]._asdict().items()}
             lines.append({"group": title, "method": method, **scores._asdict(), **by_brier})
-    return tabulate(lines, by="method", group="group", columns=RANKING, notes=[NOTE, *notes])
+    return tabulate(lines, by="method", group="group", columns=RANKING).captioned(notes=[NOTE, *notes])
 
 
 def _data_sets_table(families: Mapping[str, Sequence[_Results]], methods: Sequence[str]) -> Table:
@@ -155,7 +155,7 @@ def _data_sets_table(families: Mapping[str, Sequence[_Results]], methods: Sequen
     named = {"raw": "uncalibrated", "best": "best other, known afterwards", "ours": ours, "regret": "regret"}
     shown = [Column(name, title, better="") for name, title in named.items()]
     note = "Mean test log-loss over a data set's models. The best other method has the lowest of all on that data set."
-    return tabulate(lines, by="data set", group="family", columns=shown, notes=[note])
+    return tabulate(lines, by="data set", group="family", columns=shown).captioned(notes=[note])
 
 
 def _folder(options: Options) -> str:

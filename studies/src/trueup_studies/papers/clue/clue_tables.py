@@ -120,11 +120,11 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
     if shifted := [row for row in shown if row["part"] == "shift"]:
         groups = ["data", "severity"]
         named = [{**row, "severity": f"severity {row['severity']}"} for row in shifted]
-        tables["shift"] = tabulate(named, group=groups, columns=SHIFT, notes=[note], title="Shifted images", **order)
+        tables["shift"] = tabulate(named, group=groups, columns=SHIFT, **order).captioned("Shifted images", [note])
     if others := [row for row in shown if row["part"] == "ood" and row["score"] != "confidence"]:  # entropy is enough
         note = f"How well a score separates out-of-distribution images from known ones. CLUE {_how(options)}."
         groups, heading = ["data", "foreign", "score"], "Foreign images"
-        tables["ood"] = tabulate(others, group=groups, columns=FOREIGN, notes=[note], title=heading, **order)
+        tables["ood"] = tabulate(others, group=groups, columns=FOREIGN, **order).captioned(heading, [note])
     if by_data:
         tables["overhead"] = _cost_table(by_data)
     return tables
@@ -194,8 +194,8 @@ def _figures_table(
         "validation sample was correct, so no temperature is optimal and the NLL after it means nothing."
         for name in dict.fromkeys(unbounded)
     ]
-    named: dict[str, Any] = {"by": "method", "group": "data", "titles": titles, "title": kind.capitalize()}
-    return tabulate(rows, columns=columns, order=order, notes=notes, **named)
+    named: dict[str, Any] = {"by": "method", "group": "data", "titles": titles}
+    return tabulate(rows, columns=columns, order=order, **named).captioned(kind.capitalize(), notes)
 
 
 def _differences_table(
@@ -259,7 +259,7 @@ def _cost_table(by_data: Mapping[str, Rows]) -> Table:
     note = f"CLUE takes {PASSES_IN_TRAINING} passes in training, only of the head if the layers before it are fixed. "
     note += "torch counts matrix products only; random masks and elementwise operations are not included."
     shown = columns("operations", "ratio")
-    return tabulate(lines, by="method", group="data", columns=shown, title="Cost of a training step", notes=[note])
+    return tabulate(lines, by="method", group="data", columns=shown).captioned("Cost of a training step", [note])
 
 
 def figures_by_data(rows: Rows) -> dict[str, list[Mapping[str, Any]]]:

@@ -55,7 +55,7 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
 
     def table(title: str, rows: Rows, columns: Sequence[Column], notes: Sequence[str], **how: Any) -> Table:
         named = {"by": "method", "group": ("data", "network"), **how}
-        return tabulate(rows, columns=columns, title=title, notes=notes, **named)
+        return tabulate(rows, columns=columns, **named).captioned(title, notes)
 
     def size(rows: Rows, by: str = "method") -> str:
         return _sizes_note(rows, by, options)

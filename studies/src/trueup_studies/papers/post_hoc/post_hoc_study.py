@@ -83,7 +83,7 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
     if any(method in HEAVY for names in missing.values() for method in names):
         notes.append(f"{', '.join(HEAVY)} are not run on more than {MANY_CLASSES} classes: they take too long there.")
     tables = {
-        "scores": tabulate(rows, by="method", group="data", columns=FIGURES, order=methods, notes=notes),
+        "scores": tabulate(rows, by="method", group="data", columns=FIGURES, order=methods).captioned(notes=notes),
         "regret": _regret_table(regrets(rows), notes),
     }
     complete = [method for method in methods if not any(method in names for names in missing.values())]
@@ -171,7 +171,7 @@ def _regret_table(regrets: Sequence[Regret], notes: Sequence[str]) -> Table:
     note = f"NLL above that of the best method on the test half: {best}. "
     note += "± is a standard error, paired by test row; that of all assumes independent data sets."
     shown = [Column(name, digits=5, error=f"{name} error") for name in names]
-    return tabulate(ordered, by="method", columns=shown, notes=[note, *notes])
+    return tabulate(ordered, by="method", columns=shown).captioned(notes=[note, *notes])
 
 
 def _rank_table(rankings: Mapping[str, Ranking], notes: Sequence[str]) -> Table:
@@ -185,7 +185,7 @@ def _rank_table(rankings: Mapping[str, Ranking], notes: Sequence[str]) -> Table:
             f"Statistically significantly worse than the best, {best}: {', '.join(each.worse_than_best()) or 'none'}."
         )
     shown = [Column(key, f"mean rank by {title}", digits=2) for key, title in RANKED.items()]
-    return tabulate(lines, by="method", columns=shown, notes=[*test_notes, *notes])
+    return tabulate(lines, by="method", columns=shown).captioned(notes=[*test_notes, *notes])
 
 
 STUDY = Study(

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -158,7 +159,7 @@ def load_parts(settings: Mapping[str, Any]) -> Data:
     """
     sizes, seed = settings["sizes"], settings["seed"]
     # Pooled samples come in one order, so that the test samples are the same for every seed.
-    data = load_data(settings["data"], settings.get("data_dir"), seed=0 if settings["pooled"] else seed)
+    data = _load(settings["data"], settings.get("data_dir"), 0 if settings["pooled"] else seed)
     halves: list[Any] = [data.train, data.val, data.test]
     orders = [_order(len(half), i, s) for i, (half, s) in enumerate(zip(halves, (seed, seed, 0), strict=True))]
     if settings["pooled"]:
@@ -174,6 +175,11 @@ def load_parts(settings: Mapping[str, Any]) -> Data:
         Subset(half, order[:size].tolist()) for half, order, size in zip(halves, orders, sizes, strict=True)
     )
     return replace(data, train=train_part, val=val, test=test)
+
+
+@lru_cache(maxsize=6)  # texts take seconds to read, and each loss needs the same seeds
+def _load(name: str, folder: str | None, seed: int) -> Data:
+    return load_data(name, folder, seed=seed)
 
 
 def _order(n: int, part: int, seed: int) -> np.ndarray:

@@ -171,8 +171,8 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
         notes = [f"Coefficients with the lowest ECE {words[by]}: {'; '.join(picked)}."] if picked else []
         notes += [*missing, marks, *failures]
         tables[name] = tabulate(
-            lines, by="loss", group="set", columns=shown, titles=TITLES, reference=REFERENCE, title=title, notes=notes
-        )
+            lines, by="loss", group="set", columns=shown, titles=TITLES, reference=REFERENCE
+        ).captioned(title, notes)
     metrics = dict(zip(CHOICES, ("validation", "test", "validation, TS", "test, TS"), strict=True))
     merged: dict[tuple[str, str], dict[str, Any]] = {}
     for by in metrics:
@@ -182,8 +182,8 @@ def tables(rows: Rows, options: Options) -> dict[str, Table]:
     chosen = tuple(Column(by, f"lowest ECE, {part}", better="", digits=3) for by, part in metrics.items())
     several = {loss for plan in plans(options) for loss, values in plan.candidates.items() if len(values) > 1}
     kept = [line for line in merged.values() if line["loss"] in several]
-    tables["coefficients"] = tabulate(
-        kept, by="loss", group="set", columns=chosen, titles=TITLES, title="Coefficient that each rule chooses"
+    tables["coefficients"] = tabulate(kept, by="loss", group="set", columns=chosen, titles=TITLES).captioned(
+        "Coefficient that each rule chooses"
     )
     if (refused := _negative_table(rows, options)) is not None:
         tables["negative"] = refused
@@ -216,7 +216,7 @@ def _negative_table(rows: Rows, options: Options) -> Table | None:
     if not lines:
         return None
     notes, title = [rethinking_presets.NEGATIVE_NOTE], "§5.2: negative coefficients"
-    return tabulate(lines, by="loss", group="set", columns=columns("accuracy", "failed"), title=title, notes=notes)
+    return tabulate(lines, by="loss", group="set", columns=columns("accuracy", "failed")).captioned(title, notes)
 
 
 def _lines(rows: Rows, options: Options, by: str) -> tuple[list[dict[str, Any]], list[str]]:
