@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from reference import posterior_of_temperature
 from strategies import calibrated
 from trueup import METHODS, metrics
-from trueup.calibrators.bayesian_temperature import bayesian_temperature
+from trueup.calibrators.pool import bayesian_temperature
 
 NEVER_WRONG = {"bayesian_temperature": {}, "temperature": {"smooth": 0.1}}
 

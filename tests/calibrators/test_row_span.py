@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from scipy.special import softmax
 
 from trueup import METHODS
-from trueup.calibrators.likelihood import Penalty, Problem, matrix_problem
-from trueup.calibrators.row_span import RowSpanProblem
+from trueup.calibrators.likelihood import Penalty, Problem, RowSpanProblem, matrix_problem
 
 
 def few(n, classes, seed=0, *, absent=False, sample_weight=False):

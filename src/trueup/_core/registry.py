@@ -123,7 +123,7 @@ METHODS: Registry[Callable[..., Calibrator]] = Registry(
         _method("temperature_ece_wide", "Temperature scaling (least ECE, wide search)", f"{_SCALING}.fit_ece_wide"),
         _method("temperature_focal", "Temperature scaling (focal loss)", f"{_SCALING}.fit_focal"),
         _method("temperature_brier", "Temperature scaling (Brier score)", f"{_SCALING}.fit_brier"),
-        _method("bayesian_temperature", "Bayesian temperature scaling", "bayesian_temperature:bayesian_temperature"),
+        _method("bayesian_temperature", "Bayesian temperature scaling", "pool:bayesian_temperature"),
         _method("vector", "Vector scaling", "linear:Vector.fit"),
         _method("bias_corrected_temperature", "Bias-corrected temperature scaling", "linear:Vector.fit_bias_corrected"),
         _method("matrix", "Matrix scaling", "linear:Matrix.fit"),
@@ -174,8 +174,7 @@ CALIBRATORS: Registry[type[Calibrator]] = Registry(
         **_in("calibrators.linear", "Linear"),
         **_in("calibrators.compose", "Chain OneEvent OneVsRest"),
         **_in("calibrators.pool", "Mixture UniformMixture"),
-        **_in("calibrators.groupwise", "PerGroup"),
-        **_in("calibrators.multilabel", "PerLabel"),
+        **_in("calibrators.groupwise", "PerGroup PerLabel"),
     },
 )
 """Calibrator classes that a file can hold, by name; those of METHODS are included."""

@@ -29,7 +29,12 @@ from .forecasts import (
     Recalibrator as Recalibrator,
     VarianceScaling as VarianceScaling,
 )
-from .groupwise import PerGroup as PerGroup, per_group as per_group
+from .groupwise import (
+    PerGroup as PerGroup,
+    PerLabel as PerLabel,
+    per_group as per_group,
+    per_label as per_label,
+)
 from .isotonic import (
     Isotonic as Isotonic,
     IsotonicOvR as IsotonicOvR,
@@ -45,7 +50,6 @@ from .linear import (
 )
 from .logistic import Beta as Beta, Platt as Platt, Quadratic as Quadratic
 from .low_rank import LowRank as LowRank
-from .multilabel import PerLabel as PerLabel, per_label as per_label
 from .neural import OrderInvariant as OrderInvariant, Residual as Residual
 from .pool import Mixture as Mixture, UniformMixture as UniformMixture
 from .prompt_bias import (

@@ -122,8 +122,7 @@ def _fit(methods: list[str], table: PredictionTable, event: int | None) -> Calib
 def _fit_labels(method: str, table: PredictionTable, class_names: tuple[str, ...] | None, labels: int) -> Calibrator:
     import numpy as np
 
-    from trueup.calibrators.groupwise import per_group
-    from trueup.calibrators.multilabel import fit_events
+    from trueup.calibrators.groupwise import fit_events, per_group
 
     known = {name: k for k, name in enumerate(class_names or range(labels))}
     numbers = np.array([known[name] for name in table.groups["label"].tolist()])
