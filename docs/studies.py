@@ -3,8 +3,8 @@
 `--take NAME FOLDER` first copies the tables of a page of `trueup study` to docs/studies/NAME, and the rows of the store
 next to FOLDER, which holds the page's index.html. `--restore NAME STORE` writes these rows to a store, such as
 results/clue.sqlite, so that `trueup study clue -o results` continues from them. `--judge NAME` judges the claims again
-from these rows. `--costs` first counts the operations
-of every preset. The templates contain no numbers: each comes from a file in docs/studies, and tests hold that.
+from these rows. `--costs` first counts the operations of every preset, and `--seconds` measures steps of CLUE. The
+templates contain no numbers: each comes from a file in docs/studies, and tests hold that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
+from time import process_time
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -24,7 +26,7 @@ DOCS = Path(__file__).parent
 TABLES = DOCS / "studies"
 PAPERS = DOCS / "papers"
 IMAGES = DOCS / "images" / "papers"
-COSTS = "costs.csv"
+COSTS, SECONDS = "costs.csv", "clue-seconds.csv"
 ROWS = "cells.jsonl.gz"
 LARGEST = 2**20
 """Largest file of rows in bytes; larger ones, those of the post-hoc study, are quick to compute again."""
@@ -127,11 +129,20 @@ def rate(name: str) -> str:
     return read(TABLES / COSTS)[0][name]
 
 
+def seconds() -> str:
+    """Make a table of the times of training steps."""
+    lines = ["| plain `nn.Sequential` | cross-entropy, ms | CLUE, ms | ratio |", "|:--|--:|--:|--:|"]
+    for line in read(TABLES / SECONDS):
+        plain, clue = float(line["cross-entropy"]), float(line["CLUE"])
+        lines.append(f"| {line['network']} | {1e3 * plain:.1f} | {1e3 * clue:.1f} | {clue / plain:.2f} |")
+    return "\n".join(lines)
+
+
 def assemble() -> dict[str, str]:
     """Render every template; return name of the page → text."""
     loader = FileSystemLoader(PAPERS)
     environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
-    helpers = (value, count, difference, fact, claims, count_verdicts, costs, rate)
+    helpers = (value, count, difference, fact, claims, count_verdicts, costs, rate, seconds)
     environment.globals |= {function.__name__: function for function in helpers}
     names = sorted(path.name for path in PAPERS.glob("*.md.j2"))
     return {name.removesuffix(".j2"): environment.get_template(name).render() for name in names}
@@ -286,6 +297,43 @@ def count_costs(path: Path) -> None:
             writer.writerow([preset.study, preset.preset, data, preset.cells, *counted, "; ".join(preset.uncounted)])
 
 
+def measure_seconds(path: Path) -> None:
+    """Measure training steps of two plain networks with dropout before the last layer, on one thread."""
+    import torch
+    from torch import nn
+
+    from trueup import losses
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+    def convolve(before: int, after: int) -> list[nn.Module]:
+        return [nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2)]
+
+    def layers(first: int, width: int) -> list[nn.Module]:
+        return [nn.Linear(first, width), nn.ReLU(), nn.Dropout(0.3), nn.Linear(width, 10)]
+
+    networks = {
+        "2 convolutions, 2 linear layers": [*convolve(1, 16), *convolve(16, 32), nn.Flatten(), *layers(1568, 128)],
+        "3 linear layers of 512": [nn.Flatten(), nn.Linear(784, 512), nn.ReLU(), *layers(512, 512)],
+    }
+    images, labels = torch.rand(128, 1, 28, 28), torch.randint(10, (128,))
+    plain, clue = nn.CrossEntropyLoss(), losses.CLUE(passes=5)
+    lines = ["network,cross-entropy,CLUE"]
+    for name, parts in networks.items():
+        network = nn.Sequential(*parts)
+        optimiser = torch.optim.SGD(network.parameters(), lr=0.01)
+        times: dict[bool, list[float]] = {False: [], True: []}
+        for number in range(200):
+            aligned, start = bool(number % 2), process_time()
+            optimiser.zero_grad()
+            (clue(network, images, labels) if aligned else plain(network(images), labels)).backward()
+            optimiser.step()
+            times[aligned].append(process_time() - start)
+        lines.append(f'"{name}",{median(times[False]):.5f},{median(times[True]):.5f}')
+    path.write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
 def take(name: str, page: Path) -> None:
     """Copy the tables of a study's page, replacing those of an earlier run."""
     target, tables = TABLES / name, sorted(page.glob("*.csv"))
@@ -340,6 +388,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--restore", nargs=2, action="append", default=[], metavar=("NAME", "STORE"))
     parser.add_argument("--judge", action="append", default=[], metavar="NAME", help="judge the claims of a run again")
     parser.add_argument("--costs", action="store_true", help="count the operations of every preset again")
+    parser.add_argument("--seconds", action="store_true", help="measure the seconds of a step of CLUE again")
     chosen = parser.parse_args(arguments)
     for name, page in chosen.take:
         take(name, Path(page))
@@ -350,6 +399,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen.costs:
         TABLES.mkdir(exist_ok=True)
         count_costs(TABLES / COSTS)
+    if chosen.seconds:
+        measure_seconds(TABLES / SECONDS)
     draw_figures(IMAGES)
     for name, text in assemble().items():
         (PAPERS / name).write_text(text, encoding="utf-8")
