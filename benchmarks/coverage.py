@@ -137,7 +137,7 @@ def true_values(world: World) -> dict[str, float]:
         by_class = [Bins.from_scores(p[:, k], truth[:, k], np.linspace(0, 1, 16)).ece() for k in range(p.shape[1])]
         values["sce"] = float(np.mean(by_class))
     bins = Bins.from_scores(score, outcome, np.linspace(0, 1, 16))
-    values |= {"ece": bins.ece(), "mce": bins.mce(), "rmsce": bins.rmsce()}
+    values |= {"ece": bins.ece(), "mce": bins.error("mce"), "rmsce": bins.error("rmsce")}
     edges = np.quantile(score, np.linspace(0, 1, 16)[1:-1])
     if not world.discrete:
         index = np.searchsorted(edges, score)

@@ -120,8 +120,8 @@ def test_tallies_of_other_bins_do_not_add():
 def test_inequalities_between_errors(pair):
     c, a = scores_and_outcomes(*pair)
     tally = Bins.of(*pair)
-    assert tally.ece() <= tally.rmsce() + 1e-12
-    assert tally.rmsce() <= tally.mce() + 1e-12
+    assert tally.ece() <= tally.error("rmsce") + 1e-12
+    assert tally.error("rmsce") <= tally.error("mce") + 1e-12
     assert tally.ece() >= abs(a.mean() - c.mean()) - 1e-12
     assert Bins.of(*pair, bins=1).ece() == pytest.approx(abs(a.mean() - c.mean()), abs=1e-12)
     assert tally.error("overconfidence") + tally.error("underconfidence") == pytest.approx(tally.ece(), abs=1e-12)
@@ -147,8 +147,8 @@ def test_a_case_by_hand():
     assert np.isnan(tally.accuracy[0])
     assert tally.mean_confidence[4] == pytest.approx(0.935)
     assert tally.ece() == pytest.approx((0.3 + 0.45 + 0.35 + 2 * 0.435) / 5)
-    assert tally.mce() == pytest.approx(0.45)
-    assert tally.average_ce() == pytest.approx((0.3 + 0.45 + 0.35 + 0.435) / 4)
+    assert tally.error("mce") == pytest.approx(0.45)
+    assert tally.error("average_ce") == pytest.approx((0.3 + 0.45 + 0.35 + 0.435) / 4)
     assert tally.error("overconfidence") == pytest.approx((0.3 + 0.87) / 5)
 
 

@@ -393,18 +393,6 @@ class Bins:
         """Return the expected calibration error."""
         return self.error("ece")
 
-    def mce(self) -> float:
-        """Return the maximum calibration error."""
-        return self.error("mce")
-
-    def rmsce(self) -> float:
-        """Return the root mean square calibration error."""
-        return self.error("rmsce")
-
-    def average_ce(self) -> float:
-        """Return the average calibration error."""
-        return self.error("average_ce")
-
 
 def _ece(count: np.ndarray, confidence: np.ndarray, hits: np.ndarray) -> np.ndarray:
     """Compute Σ_b (n_b/n) |acc_b − conf_b|."""

@@ -40,7 +40,7 @@ class Value(metaclass=Frozen):
 
     >>> class Scale(Value):
     ...     def __init__(self, factor):
-    ...         self.set_parameter("factor", factor)
+    ...         self.set_parameters(factor=factor)
     >>> Scale(2.5), Scale([1, 2]).config()
     (Scale(factor=2.5), {'factor': array([1., 2.])})
     """
@@ -48,12 +48,13 @@ class Value(metaclass=Frozen):
     _parameter_names: tuple[str, ...] = ()
     _sealed: bool = False
 
-    def set_parameter(self, name: str, value: Any) -> None:
-        """Store a parameter, in the constructor, as a read-only float64 array or one Python float."""
-        array = np.array(to_array(value, name), dtype=np.float64)
-        array.flags.writeable = False
-        setattr(self, name, float(array) if array.ndim == 0 else array)
-        self._parameter_names = (*self._parameter_names, name)
+    def set_parameters(self, **parameters: Any) -> None:
+        """Store parameters by name, in the constructor, each as a read-only float64 array or one Python float."""
+        for name, value in parameters.items():
+            array = np.array(to_array(value, name), dtype=np.float64)
+            array.flags.writeable = False
+            setattr(self, name, float(array) if array.ndim == 0 else array)
+        self._parameter_names = (*self._parameter_names, *parameters)
 
     def config(self) -> dict[str, Any]:
         """Return the constructor's arguments: `type(c)(**c.config())` equals `c`."""
@@ -119,7 +120,7 @@ def parameters(value: Any) -> dict[str, Any]:
 
     >>> class Scale(Value):
     ...     def __init__(self, factor):
-    ...         self.set_parameter("factor", factor)
+    ...         self.set_parameters(factor=factor)
     >>> parameters(Scale(2.0))
     {'factor': 2.0}
     """

@@ -284,17 +284,6 @@ class Calibrator(Value):
         values = [value if isinstance(value, tuple) else (value,) for value in vars(self).values()]
         return [part for value in values for part in value if isinstance(part, Calibrator)]
 
-    def set_parameters(self, **parameters: Any) -> None:
-        """Store several parameters; for constructors.
-
-        Parameters
-        ----------
-        **parameters
-            Parameters by name.
-        """
-        for name, value in parameters.items():
-            self.set_parameter(name, value)
-
     def _check_classes(self, z: Any, classes: int) -> None:
         if z.shape[1] != classes:
             raise ValueError(f"logits must have the {classes} classes of the fit, got {z.shape[1]}")

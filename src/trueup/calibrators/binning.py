@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from scipy.special import betaln, expit, gammaln, xlogy
@@ -40,8 +40,6 @@ from trueup.calibrators.curves import (
 )
 from trueup.calibrators.logistic import log_probs_and_rests
 from trueup.calibrators.temperature import Temperature
-
-Empty = Literal["midpoint", "zero", "mean"]
 
 
 class Histogram(Edges, TopLabel):
@@ -80,17 +78,8 @@ class Histogram(Edges, TopLabel):
         self.margin, self.event = check_margin(margin), event
 
     @classmethod
-    def fit(
-        cls,
-        logits: ArrayLike,
-        labels: ArrayLike,
-        *,
-        bins: int = BINS,
-        edges: Literal["width", "mass"] = "width",
-        empty: Empty = "midpoint",
-        sample_weight: WeightsLike = None,
-    ) -> Self:
-        """Count the correct predictions in each bin.
+    def fit(cls, logits: ArrayLike, labels: ArrayLike, *, bins: int = BINS, sample_weight: WeightsLike = None) -> Self:
+        """Count the correct predictions in bins of equal width; an empty bin gets its midpoint.
 
         Parameters
         ----------
@@ -100,10 +89,6 @@ class Histogram(Edges, TopLabel):
             True classes of the rows, numbered from 0, shape (n,).
         bins
             Number of bins.
-        edges
-            Bins of equal "width" or of equal "mass".
-        empty
-            Value of an empty bin: its "midpoint", "zero", or the "mean" accuracy.
         sample_weight
             Weight of each row, shape (n,). By default all rows count equally.
 
@@ -113,35 +98,20 @@ class Histogram(Edges, TopLabel):
             The fitted calibrator.
         """
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
-        if edges not in ("width", "mass"):
-            raise ValueError(f'edges must be "width" or "mass", got {edges!r}')
-        event = z.shape[1] == 2
-        if edges == "width" and w is None and not event:
-            bin_edges = slack_edges(bins, z)
-            count, _, hits = top_label_tally(z, y, bin_edges[1:-1].copy())
-        else:
-            scores, outcomes = scores_and_outcomes(z, y, quick=True)
-            bin_edges = equal_mass(scores, bins, w) if edges == "mass" else slack_edges(bins, z)
-            tally = Bins.from_scores(scores, outcomes, bin_edges, sample_weight=w)
-            count, hits = tally.count, tally.hits
-        return cls.from_counts(count, hits, bin_edges, empty, event=event)
+        edges = slack_edges(bins, z)
+        if w is None and z.shape[1] > 2:
+            return cls.from_tally(Bins(edges, *top_label_tally(z, y, edges[1:-1].copy())))
+        scores, outcomes = scores_and_outcomes(z, y, quick=True)
+        return cls.from_tally(Bins.from_scores(scores, outcomes, edges, sample_weight=w), event=z.shape[1] == 2)
 
     @classmethod
-    def from_counts(
-        cls, count: np.ndarray, hits: np.ndarray, edges: np.ndarray, empty: Empty = "midpoint", *, event: bool = False
-    ) -> Self:
-        """Build the calibrator from checked counts.
+    def from_tally(cls, tally: Bins, *, event: bool = False) -> Self:
+        """Build the calibrator from the rows and the correct predictions in each bin.
 
         Parameters
         ----------
-        count
-            Rows in each bin, shape (bins,).
-        hits
-            Correct predictions in each bin, shape (bins,).
-        edges
-            Edges of the bins, shape (bins + 1,).
-        empty
-            Value of an empty bin: its "midpoint", "zero", or the "mean" accuracy.
+        tally
+            The bins.
         event
             Map P(class 1) of two classes instead of the confidence.
 
@@ -150,7 +120,7 @@ class Histogram(Edges, TopLabel):
         Self
             The fitted calibrator.
         """
-        return cls(edges, _frequency(count, hits, edges, empty), 1 / (count.sum() + 2), event)
+        return cls(tally.edges, _frequency(tally, tally.edges), 1 / (tally.count.sum() + 2), event)
 
     @classmethod
     def fit_mass(
@@ -174,7 +144,10 @@ class Histogram(Edges, TopLabel):
         Self
             The fitted calibrator.
         """
-        return cls.fit(logits, labels, bins=bins, edges="mass", sample_weight=sample_weight)
+        z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
+        scores, outcomes = scores_and_outcomes(z, y, quick=True)
+        tally = Bins.from_scores(scores, outcomes, equal_mass(scores, bins, w), sample_weight=w)
+        return cls.from_tally(tally, event=z.shape[1] == 2)
 
 
 class HistogramOvR(Edges, ClassCurves):
@@ -206,16 +179,8 @@ class HistogramOvR(Edges, ClassCurves):
     """
 
     @classmethod
-    def fit(
-        cls,
-        logits: ArrayLike,
-        labels: ArrayLike,
-        *,
-        bins: int = BINS,
-        empty: Empty = "midpoint",
-        sample_weight: WeightsLike = None,
-    ) -> Self:
-        """Count each class's labels in the bins of its probability.
+    def fit(cls, logits: ArrayLike, labels: ArrayLike, *, bins: int = BINS, sample_weight: WeightsLike = None) -> Self:
+        """Count each class's labels in the bins of its probability; an empty bin gets its midpoint.
 
         Parameters
         ----------
@@ -225,8 +190,6 @@ class HistogramOvR(Edges, ClassCurves):
             True classes of the rows, numbered from 0, shape (n,).
         bins
             Number of bins of equal width.
-        empty
-            Value of an empty bin: its "midpoint", "zero", or the class's "mean" frequency.
         sample_weight
             Weight of each row, shape (n,). By default all rows count equally.
 
@@ -236,10 +199,10 @@ class HistogramOvR(Edges, ClassCurves):
             The fitted calibrator.
         """
         z, y, w = as_weighted(logits, labels, sample_weight, min_rows=1)
-        return cls.from_counts(tally_options(z, y, bins=bins, sample_weight=w), slack_edges(bins, z), empty)
+        return cls.from_tally(tally_options(z, y, bins=bins, sample_weight=w), slack_edges(bins, z))
 
     @classmethod
-    def from_counts(cls, tally: Bins, edges: np.ndarray, empty: Empty = "midpoint") -> Self:
+    def from_tally(cls, tally: Bins, edges: np.ndarray) -> Self:
         """Build the calibrator from a class-wise tally.
 
         Parameters
@@ -248,15 +211,13 @@ class HistogramOvR(Edges, ClassCurves):
             Rows and labels of each class in each bin.
         edges
             Edges of the bins, shape (bins + 1,).
-        empty
-            Value of an empty bin: its "midpoint", "zero", or the class's "mean" frequency.
 
         Returns
         -------
         Self
             The fitted calibrator.
         """
-        return cls(edges, clip_frequencies(_frequency(tally.count, tally.hits, edges, empty), tally.n))
+        return cls(edges, clip_frequencies(_frequency(tally, edges), tally.n))
 
 
 def tally_options(z: np.ndarray, y: np.ndarray, *, bins: int = BINS, sample_weight: np.ndarray | None = None) -> Bins:
@@ -274,16 +235,11 @@ def slack_edges(bins: int, z: np.ndarray) -> np.ndarray:
     return np.concatenate([[0.0], cut_points(equal_width(bins), rounding=rounding_error(z)), [1.0]])
 
 
-def _frequency(count: np.ndarray, hits: np.ndarray, edges: np.ndarray, empty: Empty) -> np.ndarray:
-    """Return the fraction of hits in each bin; the last_index axis is the bins."""
-    fallbacks = {
-        "midpoint": (edges[1:] + edges[:-1]) / 2,
-        "zero": np.zeros(1),
-        "mean": hits.sum(axis=-1, keepdims=True) / np.maximum(count.sum(axis=-1, keepdims=True), 1e-300),
-    }
-    if empty not in fallbacks:
-        raise ValueError(f'empty must be "midpoint", "zero" or "mean", got {empty!r}')
-    return np.where(count > 0, hits / np.where(count > 0, count, 1.0), fallbacks[empty])
+def _frequency(tally: Bins, edges: np.ndarray) -> np.ndarray:
+    """Return the fraction of hits in each bin; its midpoint if the bin is empty."""
+    return np.where(
+        tally.count > 0, tally.hits / np.where(tally.count > 0, tally.count, 1.0), (edges[1:] + edges[:-1]) / 2
+    )
 
 
 STRENGTHS = np.geomspace(0.1, 1e6, 57)
@@ -321,7 +277,7 @@ class ShrunkenHistogram(Cuts, ClassCurves):
 
     def __init__(self, cuts: ArrayLike, values: ArrayLike, weights: ArrayLike) -> None:
         super().__init__(cuts, values)
-        self.set_parameter("weights", weights)
+        self.set_parameters(weights=weights)
         if self.cuts.ndim != 2 or self.weights.shape != self.values.shape:
             shapes = ", ".join(str(tuple(x.shape)) for x in (self.cuts, self.values, self.weights))
             raise ValueError(f"cuts must be (classes, bins − 1), values and weights (classes, bins), got {shapes}")
@@ -431,7 +387,7 @@ class ScalingBinning(Edges, TopLabel):
 
     def __init__(self, temperature: float, edges: ArrayLike, values: ArrayLike, event: bool = False) -> None:
         self.event = event
-        self.set_parameter("temperature", Temperature(temperature).temperature)
+        self.set_parameters(temperature=Temperature(temperature).temperature)
         super().__init__(edges, values)
 
     def score(self, xp: Namespace, z: Any) -> Any:
@@ -561,7 +517,7 @@ class _Binnings(NamedTuple):
     """Equal-mass binnings of n sorted scores, concatenated; bin sizes in a binning differ by at most one."""
 
     last_index: np.ndarray
-    """Index of the last_index score in each bin."""
+    """Index of the highest score in each bin."""
     share: np.ndarray
     """Cumulative share of the weight at the end of each bin, for weighted rows."""
     first_bin: np.ndarray

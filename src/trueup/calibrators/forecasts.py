@@ -213,8 +213,7 @@ class QuantilesAt(ForecastMap):
     z: np.ndarray
 
     def __init__(self, levels: ArrayLike, z: ArrayLike) -> None:
-        self.set_parameter("levels", levels)
-        self.set_parameter("z", z)
+        self.set_parameters(levels=levels, z=z)
 
     def forward(self, xp: Namespace, mean: Any, std: Any) -> Any:
         """Return quantiles (…, levels) of forecasts of any shape."""
@@ -253,7 +252,7 @@ class VarianceScaling(Recalibrator):
     scale: float
 
     def __init__(self, scale: float) -> None:
-        self.set_parameter("scale", scale)
+        self.set_parameters(scale=scale)
         if np.ndim(self.scale) or not 0 < self.scale < math.inf:
             raise ValueError(f"scale must be one positive number, got {scale}")
 
@@ -338,8 +337,7 @@ class IsotonicQuantiles(Recalibrator):
     """The mean and the standard deviation of Z."""
 
     def __init__(self, knots: ArrayLike, values: ArrayLike) -> None:
-        self.set_parameter("knots", knots)
-        self.set_parameter("values", values)
+        self.set_parameters(knots=knots, values=values)
         shapes = np.shape(self.knots), np.shape(self.values)
         if len(shapes[0]) != 1 or not len(self.knots) or shapes[0] != shapes[1]:
             raise ValueError(f"knots and values must be two vectors of one length, got {shapes[0]} and {shapes[1]}")
@@ -347,7 +345,7 @@ class IsotonicQuantiles(Recalibrator):
             raise ValueError("knots must be finite and in order")
         if not (np.diff(self.values, prepend=0.0, append=1.0) > 0).all():
             raise ValueError("values must be strictly ascending between 0 and 1")
-        self.set_parameter("mean_and_std", _moments(self.knots, self.values))
+        self.set_parameters(mean_and_std=_moments(self.knots, self.values))
 
     @classmethod
     def fit(cls, mean: ArrayLike, std: ArrayLike, targets: ArrayLike, *, sample_weight: WeightsLike = None) -> Self:

@@ -76,7 +76,7 @@ class PerGroup(Calibrator):
         self, base: Calibrator, calibrators: Sequence[Calibrator], names: Sequence[str], shares: ArrayLike
     ) -> None:
         self.base, self.calibrators, self.names = base, tuple(calibrators), list(names)
-        self.set_parameter("shares", shares)
+        self.set_parameters(shares=shares)
         if not len(self.calibrators) == len(self.names) == len(self.shares):
             got = f"{len(self.calibrators)}, {len(self.names)} and {len(self.shares)}"
             raise ValueError(f"calibrators, names and shares must have one entry per group, got {got}")
@@ -99,10 +99,6 @@ class PerGroup(Calibrator):
             size += len(rows)
         mixed = xp.take_rows(xp.concat(parts), source) if len(parts) > 1 else common
         return xp.astype(mixed, z.dtype)
-
-    def config(self) -> dict[str, Any]:
-        """Return the constructor's arguments."""
-        return super().config() | {"calibrators": list(self.calibrators)}
 
 
 def per_group(fit: Fit | str, *, n_folds: int = 5, strengths: Sequence[float] = STRENGTHS) -> Fit:

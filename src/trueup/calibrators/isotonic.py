@@ -113,7 +113,7 @@ class IsotonicOvR(Knots, ClassCurves):
 
     def __init__(self, knots: ArrayLike, values: ArrayLike, temperature: float = 1.0) -> None:
         super().__init__(knots, values)
-        self.set_parameter("temperature", Temperature(temperature).temperature)
+        self.set_parameters(temperature=Temperature(temperature).temperature)
 
     def map(self, xp: Namespace, z: Any) -> Any:
         """Apply the curves to the scaled logits' probabilities and normalise."""

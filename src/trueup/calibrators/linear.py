@@ -378,7 +378,7 @@ class Structured(Linear):
 
     def __init__(self, temperature: float, weight: ArrayLike, bias: ArrayLike) -> None:
         super().__init__(weight, bias)
-        self.set_parameter("temperature", temperature)
+        self.set_parameters(temperature=temperature)
 
     def features(self, xp: Namespace, z: Any) -> Any:
         """Return log-probabilities after temperature scaling."""

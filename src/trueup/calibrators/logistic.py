@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 import numpy as np
 from scipy.special import expit, logit
@@ -18,6 +18,8 @@ from trueup.calibrators import expression as e
 from trueup.calibrators.base import Calibrator
 
 C = TypeVar("C", bound=Calibrator)
+Targets: TypeAlias = Literal["platt", "plain"]
+"""Labels of a fit: smoothed as by Platt, or plain."""
 
 Curve = tuple[np.ndarray, Certificate]
 """Parameters (k, classes) of a block of curves, and the certificate of their search."""
@@ -73,12 +75,7 @@ class Platt(Calibrator):
 
     @classmethod
     def fit(
-        cls,
-        logits: ArrayLike,
-        labels: ArrayLike,
-        *,
-        targets: Literal["platt", "plain"] = "platt",
-        sample_weight: WeightsLike = None,
+        cls, logits: ArrayLike, labels: ArrayLike, *, targets: Targets = "platt", sample_weight: WeightsLike = None
     ) -> Self:
         """Minimise each class's cross-entropy with smoothed labels.
 
@@ -244,12 +241,7 @@ class Beta(Calibrator):
 
     @classmethod
     def fit(
-        cls,
-        logits: ArrayLike,
-        labels: ArrayLike,
-        *,
-        targets: Literal["platt", "plain"] = "platt",
-        sample_weight: WeightsLike = None,
+        cls, logits: ArrayLike, labels: ArrayLike, *, targets: Targets = "platt", sample_weight: WeightsLike = None
     ) -> Self:
         """Minimise each class's cross-entropy; a negative coefficient is set to zero and the rest refitted.
 
@@ -451,8 +443,8 @@ def join_certificates(certificates: list[Certificate]) -> Certificate:
 def keep_class_vectors(calibrator: Calibrator, **vectors: Any) -> None:
     """Store vectors with one number per class, after checking that they are finite and of equal length."""
     shapes = {}
+    calibrator.set_parameters(**vectors)
     for name, value in vectors.items():
-        calibrator.set_parameter(name, value)
         kept = np.asarray(getattr(calibrator, name))
         if kept.ndim != 1 or len(kept) < 2 or not np.isfinite(kept).all():
             raise ValueError(f"{name} must be finite, one number for each of at least 2 classes, got {value}")

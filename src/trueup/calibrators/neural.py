@@ -288,10 +288,9 @@ class OrderInvariant(FoldNetworks):
     third: np.ndarray
 
     def __init__(self, temperature: float, first: ArrayLike, second: ArrayLike, third: ArrayLike) -> None:
-        self.set_parameter("temperature", temperature)
-        for name, value in (("first", first), ("second", second), ("third", third)):
-            layer = np.asarray(value)
-            self.set_parameter(name, layer[None] if layer.ndim == 2 else layer)  # older files store one network
+        # Older files store one network.
+        layers = (layer[None] if layer.ndim == 2 else layer for layer in map(np.asarray, (first, second, third)))
+        self.set_parameters(temperature=temperature, **dict(zip(self._layer_names, layers, strict=True)))
         if np.ndim(self.temperature) or not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature must be one positive number, got {temperature}")
         sizes = [layer.shape for layer in self.layers]

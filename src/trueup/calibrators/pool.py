@@ -98,10 +98,6 @@ class Mixture(Calibrator):
             mixed = e.join(mixed, e.Formula("logits", (e.scale(1 / self.temperature),), "logits"))
         return e.join(mixed, UniformMixture(self.share).formula(classes)) if self.share else mixed
 
-    def config(self) -> dict[str, Any]:
-        """Return the constructor's arguments."""
-        return super().config() | {"calibrators": list(self.calibrators)}
-
 
 class UniformMixture(Calibrator):
     """Mix with the uniform distribution: q = (1 − ε) softmax(z) + ε/K.
@@ -127,7 +123,7 @@ class UniformMixture(Calibrator):
     share: float
 
     def __init__(self, share: float) -> None:
-        self.set_parameter("share", share)
+        self.set_parameters(share=share)
         _check_share(self.share)
 
     def map(self, xp: Namespace, z: Any) -> Any:

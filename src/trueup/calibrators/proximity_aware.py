@@ -56,7 +56,7 @@ class ProximityInformed(ScoreCalibrator):
         rule: Rule = "distance",
         event: bool = False,
     ) -> None:
-        self.set_parameter("features", features)
+        self.set_parameters(features=features)
         if np.ndim(self.features) != 2:
             raise ValueError(f"features must have shape (n, width), got {np.shape(self.features)}")
         check_neighbours(neighbours, len(self.features))
@@ -158,8 +158,8 @@ class DensityRatio(ProximityInformed):
         self, features: ArrayLike, correct: ArrayLike, wrong: ArrayLike, mirrored: bool = False, **shared: Any
     ) -> None:
         super().__init__(features, **shared)
-        for name, points in (("correct", correct), ("wrong", wrong)):
-            self.set_parameter(name, points)
+        self.set_parameters(correct=correct, wrong=wrong)
+        for name in ("correct", "wrong"):
             shape = np.shape(getattr(self, name))
             if len(shape) != 2 or shape[1] not in (2, 3):
                 columns = "(n, 2), confidence and proximity, or (n, 3) with weights"

@@ -317,19 +317,18 @@ def _linear_sums(part: PredictionTable, *, x: np.ndarray, **options: Any) -> np.
 def _histogram(data: _Data) -> Histogram:
     logits = data.sample.logits
     tally = data.sum(partial(_bins, edges=slack_edges(BINS, logits)), "counting, shards")
-    return Histogram.from_counts(tally.count, tally.hits, tally.edges, event=logits.shape[1] == 2)
+    return Histogram.from_tally(tally, event=logits.shape[1] == 2)
 
 
 def _histogram_ovr(data: _Data) -> HistogramOvR:
     tally = data.sum(_class_bins, "counting, shards")
-    return HistogramOvR.from_counts(tally, slack_edges(BINS, data.sample.logits))
+    return HistogramOvR.from_tally(tally, slack_edges(BINS, data.sample.logits))
 
 
 def _histogram_mass(data: _Data) -> Histogram:
     """Cut on the tally's grid: a cut is off by at most one cell, 1/4000 of [0, 1] or less."""
     grid = data.sum(_tally, "counting, shards").grid
-    tally = grid.binned(grid.equal_mass_of_cell())
-    return Histogram.from_counts(tally.count, tally.hits, tally.edges, event=data.sample.logits.shape[1] == 2)
+    return Histogram.from_tally(grid.binned(grid.equal_mass_of_cell()), event=data.sample.logits.shape[1] == 2)
 
 
 def _bins(part: PredictionTable, *, edges: np.ndarray) -> Bins:

@@ -20,7 +20,7 @@ class _Conformal(Value):
     quantile: float
 
     def __init__(self, quantile: ArrayLike, coverage: float) -> None:
-        self.set_parameter("quantile", quantile)
+        self.set_parameters(quantile=quantile)
         self.coverage = check_share(coverage, "coverage")
 
 

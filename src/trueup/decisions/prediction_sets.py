@@ -153,9 +153,9 @@ class PredictionSets(Value):
         self.penalty, self.rank = float(penalty), int(rank)
         self.seed = None if seed is None else int(seed)
         self.groups = None if groups is None else tuple(groups)
-        self.set_parameter("quantile", quantile)
+        self.set_parameters(quantile=quantile)
         if sample_weight is not None:
-            self.set_parameter("sample_weight", sample_weight)
+            self.set_parameters(sample_weight=sample_weight)
 
     @staticmethod
     def upgrade(config: dict[str, Any]) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def mce(
     ----------
     Guo et al. (2017), On calibration of modern neural networks, arXiv:1706.04599.
     """
-    return _top(logits, labels, bins, closed, compat, top_label, sample_weight).mce()
+    return _top(logits, labels, bins, closed, compat, top_label, sample_weight).error("mce")
 
 
 def rmsce(
@@ -173,7 +173,7 @@ def rmsce(
     >>> round(rmsce([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.5756
     """
-    return _top(logits, labels, bins, closed, compat, top_label, sample_weight).rmsce()
+    return _top(logits, labels, bins, closed, compat, top_label, sample_weight).error("rmsce")
 
 
 def average_ce(
@@ -215,7 +215,7 @@ def average_ce(
     >>> round(average_ce([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]], [0, 1, 1]), 4)
     0.4469
     """
-    return _top(logits, labels, bins, closed, compat, top_label, sample_weight).average_ce()
+    return _top(logits, labels, bins, closed, compat, top_label, sample_weight).error("average_ce")
 
 
 def overconfidence(
