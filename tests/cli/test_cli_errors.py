@@ -329,3 +329,21 @@ def test_what_is_told_of_failures():
         "No module named 'other'",
     )
     assert describe_error(ZeroDivisionError("division by zero"))[0] == 1
+
+
+def test_names_of_arrays_and_columns_are_suggested(folder, command):
+    np.savez("names.npz", scores=np.eye(3), truth=[0, 1, 2])
+    Path("shares.csv").write_text("cat,dog,label\n0.2,0.8,1\n0.7,0.3,0\n")
+    assert "such as --logits scores --labels truth" in line_of(command("evaluate", "names.npz", code=2))
+    assert "such as --logits cat,dog --labels label" in line_of(command("evaluate", "shares.csv", "--probs", code=2))
+
+
+def test_a_calibrator_and_predictions_in_each_others_place(folder, command):
+    trueup.save(trueup.calibrators.Temperature(2.0), "t.safetensors")
+    said = line_of(command("apply", "test.npz", "t.safetensors", "-o", "x.npz", code=2))
+    assert said.endswith("the calibrator comes first: trueup apply t.safetensors test.npz\n")
+    assert "`trueup fit` saves one" in line_of(command("apply", "test.npz", "test.npz", "-o", "x.npz", code=2))
+    said = line_of(command("evaluate", "t.safetensors", code=2))
+    assert said == (
+        "trueup: t.safetensors: the file must hold predictions, got a calibrator; `trueup apply` reads it\n"
+    )

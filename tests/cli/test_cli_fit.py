@@ -90,7 +90,8 @@ def test_the_labels_beside_an_array_are_an_input_too(folder, command):
 
 def test_a_calibrator_is_no_file_of_logits(folder, command):
     assert (
-        "must hold a calibrator, got" in command("apply", _safetensors(), "test.npz", "-o", "after.npz", code=2).stderr
+        "not a calibrator; `trueup fit` saves one"
+        in command("apply", _safetensors(), "test.npz", "-o", "after.npz", code=2).stderr
     )
 
 

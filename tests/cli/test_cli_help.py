@@ -53,6 +53,16 @@ def test_every_verb_has_examples(verb):
     assert "-h, --help" in result.output
 
 
+def test_options_come_in_groups_and_arguments_without_braces():
+    text = CliRunner().invoke(app, ["report", "--help"], terminal_width=80).output
+    assert text.startswith("Usage: trueup report [OPTIONS] VAL [TEST]")
+    heads = "Arguments", "Options", "Contents of the file", "Forecasts of a number", "Scores", "Screen", "  Examples"
+    places = [text.index(f"\n{head}:") for head in heads]
+    assert places == sorted(places)
+    assert places[1] < text.index("--output") < places[2] < text.index("--probs") < places[3] < text.index("--mean")
+    assert "<str>" not in text
+
+
 LIBRARY = {
     "evaluate": {
         "trueup.metrics.table:evaluate": {

@@ -34,7 +34,7 @@ class Hint(StrEnum):
     PROBS = "say probs=True to read probabilities"
     PROBABILITIES = "from_probs converts probabilities; from real logits subtract 1, which leaves the softmax unchanged"
     PROBABILITIES_IN_FILE = "probs=True reads probabilities, probs=False insists on logits"
-    SPLIT = "choose the split {}"
+    SPLIT = "choose the split {0}"
     STATED = "a stated confidence is read by confidence= with correct="
     COLUMNS = "name the columns by logits=[…] and labels="
     FORECAST = "forecasts of a number are read by load_forecasts"
@@ -54,7 +54,8 @@ class Hint(StrEnum):
 class InputError(ValueError):
     """Bad input: the argument, its requirement, the value received, and a hint if there is one.
 
-    `choices` fill the {} of a hint. `file` is the file that was read; `where` is the part of it, such as "row 5".
+    `choices` fill a hint: its {0} with all of them, {1} with the first, and so on. `file` is the file that was read;
+    `where` is the part of it, such as "row 5".
 
     >>> error = InputError("probs", "be at most 1", "85 at [0]", Hint.PER_CENT)
     >>> print(error)
@@ -90,7 +91,7 @@ class InputError(ValueError):
         """Format the sentence with an interface's words for hints and arguments; a hint mapped to "" is omitted."""
         hint = hints.get(self.hint, self.hint) if isinstance(self.hint, Hint) else self.hint
         if hint and self.choices:
-            hint = hint.format(" or ".join(self.choices))
+            hint = hint.format(" or ".join(self.choices), *self.choices)
         prefix = f"{os.fspath(self.file)}: " if self.file is not None else ""
         prefix += f"{self.where}, " if self.where else ""
         sentence = f"{prefix}{names.get(self.argument, self.argument)} must {self.requirement}, got {self.got}"

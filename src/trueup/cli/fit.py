@@ -93,19 +93,24 @@ def fit(
         if choice is not None:
             _print_choice(choice, n_classes)
             print()
-        print(f"{calibrator!r}\n\nWritten: {out}")
+        # The repr of a mixture lists the parameters of all its members; the choice names them with their weights.
+        described = "" if choice is not None and len(choice.weights) > 1 else f"{calibrator!r}\n\n"
+        print(f"{described}Written: {out}")
 
 
 def _print_choice(choice: Any, classes: int) -> None:
-    """Print each candidate's held-out loss and weight, the choice, and the smallest gain these rows could detect."""
+    """Print the held-out losses and weights of the candidates, the choice, and the smallest detectable gain."""
     from trueup.reports.figures.method_choice import method_choice, more_rows, why
 
     weights = {name: f"{weight:.1%}" for name, weight in choice.weights.items()}
-    losses = {name: format_number(loss) if loss < math.inf else "left out" for name, loss in choice.scores.items()}
-    lines = ([name, loss, weights.get(name, "")] for name, loss in losses.items())
+    losses = {name: loss for name, loss in choice.scores.items() if loss < math.inf}
+    lines = (
+        [name, format_number(losses[name]), weights.get(name, "")] for name in sorted(losses, key=losses.__getitem__)
+    )
     print_table([["method", "cross-validated NLL", "weight"], *lines])
     record = method_choice(choice, n_classes=classes)
-    print_remarks(f"Chosen: {choice.chosen}. {' '.join(why(record))}", more_rows(record))
+    chosen = "" if len(weights) > 1 else f"Chosen: {choice.chosen}. "
+    print_remarks(f"{chosen}{' '.join(why(record))}", more_rows(record))
 
 
 def _fit(methods: list[str], table: PredictionTable, event: int | None) -> Calibrator:
@@ -186,10 +191,16 @@ def apply(
         forecasts.require_only(reader, split)
         forecasts.apply(calibrator, file, out, columns, reader, output)
         return
-    from trueup.io.artifacts import load_artifact, read_header
+    from trueup.io.artifacts import is_artifact, load_artifact, read_header
     from trueup.io.rewrite import rewrite
     from trueup.io.source import is_address
 
+    if calibrator.is_file() and not is_artifact(calibrator):
+        swapped = Path(file).is_file() and is_artifact(file)
+        remedy = (
+            f"the calibrator comes first: trueup apply {file} {calibrator}" if swapped else "`trueup fit` saves one"
+        )
+        raise ValueError(f"{calibrator}: not a calibrator; {remedy}")
     targets = _targets(reader, file, out, calibrator)
     with working("calibrating", quiet=output.quiet):
         fitted = load_artifact(calibrator, "calibrator")

@@ -15,9 +15,10 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from trueup._core.registry import METHODS, METRICS
 
@@ -71,9 +72,30 @@ def commands(panel: str, *verbs: Callable[..., None]) -> Callable[[typer.Typer],
 
     def register(app: typer.Typer) -> None:
         for verb in verbs:
-            app.command(rich_help_panel=panel, **help_page(verb))(_expand(verb))
+            app.command(cls=_Command, rich_help_panel=panel, **help_page(verb))(_expand(verb))
 
     return register
+
+
+class _Command(TyperCommand):
+    """A command whose help page lists the options in groups, by the record that they come from."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the arguments for the usage line, without the braces of required ones."""
+        return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, the options of the verb, and those of each record."""
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            if (entry := parameter.get_help_record(ctx)) is not None:
+                is_argument = parameter.param_type_name == "argument"
+                group = "Arguments" if is_argument else getattr(parameter, "rich_help_panel", None) or "Options"
+                groups.setdefault(group, []).append((entry[0].partition(" <")[0], entry[1]) if is_argument else entry)
+        for group, entries in groups.items():
+            if entries:
+                with formatter.section(group):
+                    formatter.write_dl(entries)
 
 
 def help_page(verb: Callable[..., None]) -> dict[str, Any]:
@@ -92,7 +114,8 @@ def _expand(verb: Callable[..., None]) -> Callable[..., None]:
             assert isinstance(kind, type)
             types, described = get_type_hints(kind), {f.name: f for f in fields(kind)}
             helps = details[0] if details else dict.fromkeys(described)
-            parameters += [_parameter(described[name], name, types[name], helps[name]) for name in helps]
+            group = getattr(kind, "GROUP", None)
+            parameters += [_parameter(described[name], name, types[name], helps[name], group) for name in helps]
             records[parameter.name] = kind, list(helps)
         elif details and isinstance(details[0], Field):
             parameters.append(_parameter(details[0], parameter.name, kind).replace(default=parameter.default))
@@ -108,11 +131,13 @@ def _expand(verb: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _parameter(described: Field[Any], name: str, kind: Any, help: str | None = None) -> inspect.Parameter:
-    """Return a field as a parameter for typer, with its help text or another."""
+def _parameter(
+    described: Field[Any], name: str, kind: Any, help: str | None = None, group: str | None = None
+) -> inspect.Parameter:
+    """Return a field as a parameter for typer, with its help text or another, in a group of the help page."""
     make, flags, settings = described.metadata[PARAMETER]
     flags = () if make is typer.Argument else flags or (f"--{name.replace('_', '-')}",)
-    annotation = Annotated[kind, make(*flags, **settings | drop_unset(help=help))]
+    annotation = Annotated[kind, make(*flags, **settings | drop_unset(help=help, rich_help_panel=group))]
     default = inspect.Parameter.empty if described.default is MISSING else described.default
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
@@ -160,6 +185,8 @@ Seed = Annotated[int | None, option("N", "Random seed (default 0).")]
 class Output:
     """Output options of a verb."""
 
+    GROUP: ClassVar = "Screen"
+
     as_json: bool = switch("Print JSON on stdout, and nothing else.", "--json")
     quiet: bool = switch("Print only the result: no progress, no remarks.", "--quiet", "-q")
 
@@ -167,6 +194,8 @@ class Output:
 @dataclass(frozen=True)
 class Scoring:
     """Options of the scores."""
+
+    GROUP: ClassVar = "Scores"
 
     metric: list[str] | None = option("NAME", "A metric of `trueup metrics`; may be repeated.", complete=METRICS)
     bins: int | None = option("N", "Number of bins of the calibration errors (default 15).")
@@ -189,6 +218,8 @@ class Methods:
 class Sharding:
     """Options for halves of a file and for shards."""
 
+    GROUP: ClassVar = "Many files"
+
     split: str | None = option("val|test", "Half of a file that holds val_logits and test_logits.")
     scheduler: str | None = option("WHERE", "Read shards in processes[:N], local[:N] or tcp://host:port (Dask).")
     skip_bad: bool = switch("Skip unreadable shards, and count them.")
@@ -197,6 +228,8 @@ class Sharding:
 @dataclass(frozen=True)
 class Reader:
     """Load predictions from files; the fields are the options that describe the files."""
+
+    GROUP: ClassVar = "Contents of the file"
 
     probs: bool | None = option(
         None, "The file holds probabilities, not logits; --no-probs insists on logits.", "--probs/--no-probs"
@@ -365,13 +398,13 @@ class Reader:
 class ForecastColumns:
     """Columns of forecasts of a number; true if the user named one."""
 
-    mean: str | None = option("COLUMN", "Forecasts of a number: column of means (default mean).")
-    std: str | None = option("COLUMN", "Forecasts: column of standard deviations (default std).")
-    target: str | None = option("COLUMN", "Forecasts: column of outcomes (default targets).")
-    quantiles: str | None = option("COLUMNS", "Forecasts: columns of quantiles, by commas or a pattern such as 'q*'.")
-    levels: str | None = option(
-        "NUMBERS", "Levels of the quantiles, separated by commas, if the column names lack them."
-    )
+    GROUP: ClassVar = "Forecasts of a number"
+
+    mean: str | None = option("COLUMN", "Column of means (default mean).")
+    std: str | None = option("COLUMN", "Column of standard deviations (default std).")
+    target: str | None = option("COLUMN", "Column of outcomes (default targets).")
+    quantiles: str | None = option("COLUMNS", "Columns of quantiles, separated by commas, or a pattern such as 'q*'.")
+    levels: str | None = option("NUMBERS", "Levels of the quantiles, by commas, if the column names lack them.")
 
     def __bool__(self) -> bool:
         return bool(set_options(self))

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.lib import format as npy_format
 from safetensors.numpy import save_file
 
-from trueup._core.errors import InputError
+from trueup._core.errors import Hint, InputError
+from trueup._core.registry import ARTIFACTS
 from trueup.io import parquet, prediction_table
 from trueup.io.atomic import shorten
 from trueup.io.source import Chunk, Plan, Reader, Source, Writer, file_list, gather, matrix, simplify
@@ -216,8 +217,12 @@ def _memory_map(path: Path) -> np.ndarray:
 
 @contextmanager
 def _read_safetensors(path: Path) -> Iterator[Source]:
-    from trueup.io.safetensors_file import TensorFile  # other formats do without
+    from trueup.io.artifacts import is_artifact, read_header  # other formats do without
+    from trueup.io.safetensors_file import TensorFile
 
+    if is_artifact(path):
+        kind = read_header(path).kind
+        raise InputError("the file", "hold predictions", f"a {ARTIFACTS[kind].title}", Hint[f"LOAD_{kind.upper()}"])
     with TensorFile(path) as file:
         yield _arrays({name: _Column(*file.describe(name), partial(file.read, name)) for name in file.names})
 

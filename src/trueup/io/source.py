@@ -397,8 +397,27 @@ def _missing(columns: Mapping[str, str], missing: Sequence[str], probs: bool, sp
         hint = Hint.FORECAST
     elif needs_numbers and hint is None and len(columns) >= 2:
         hint = Hint.COLUMNS
-    choices = splits if hint is Hint.SPLIT else ()
+    choices = splits if hint is Hint.SPLIT else _suggest_columns(columns) if hint is Hint.COLUMNS else ()
     return InputError("the file", f"have {' and '.join(missing)}", _list(columns), hint, choices=choices)
+
+
+_LABEL_WORDS = ("label", "target", "truth", "class", "outcome", "y")
+"""Names of columns that may hold labels."""
+
+
+def _suggest_columns(columns: Mapping[str, str]) -> tuple[str, str]:
+    """Return columns of logits, separated by commas, and of labels, that may be meant.
+
+    >>> _suggest_columns({"scores": "(600, 3) float64", "truth": "(600,) int64"})
+    ('scores', 'truth')
+    >>> _suggest_columns({"cat": "", "dog": "", "label": ""})
+    ('cat,dog', 'label')
+    """
+    wide = next((name for name, shape in columns.items() if re.match(r"\(\d+, ", shape)), None)
+    others = [name for name in columns if name != wide]
+    label = next((name for name in others if name.lower().rstrip("s") in _LABEL_WORDS), others[-1])
+    classes = [name for name in others if name != label]
+    return wide or (",".join(classes) if len(classes) <= 10 else f"{classes[0]},…,{classes[-1]}"), label
 
 
 def column_of_split(columns: Mapping[str, str], name: str, split: str | None) -> str:
