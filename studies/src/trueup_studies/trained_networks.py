@@ -380,10 +380,10 @@ def _load_or_train_weights(model: nn.Module, data: Data, normalise: nn.Module, s
                 how.pop(name, None)
             how = with_current_names(how)
             loss = LOSSES[how.pop("loss", "cross_entropy")](**how.pop("loss_options", {}))
-            augment = flip_and_crop if how.pop("augment", False) else None
+            data = replace(data, augment=flip_and_crop if how.pop("augment", False) else None)
             whole = nn.Sequential(normalise, model)
             epochs, seed = how.pop("epochs"), settings["network_seed"]
-            how |= {"augment": augment, "fabric": make_fabric(settings.get("device")), "seed": seed, "progress": False}
+            how |= {"fabric": make_fabric(settings.get("device")), "seed": seed, "progress": False}
             with checkpoint_file(settings, known, len(data.train)) as checkpoint:  # type: ignore[arg-type]
                 train(whole, data, loss, epochs, checkpoint=checkpoint, **how)
                 with atomic_write(path) as (draft,):

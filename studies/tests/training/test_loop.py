@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from trueup.calibrators import refinement
 from trueup_studies.networks import MLP
 from trueup_studies.training.history import Epoch, History
 from trueup_studies.training.loop import TrainingError, _has_stalled, check_options, train
+from trueup_studies.training.run_settings import RunSettings
 from trueup_studies.training.tasks import Classification
 
 
@@ -34,6 +36,10 @@ DATA = (drawn(300, 0), drawn(200, 1), drawn(200, 2))
 
 def network(seed=0, dropout=0.0):
     return MLP(3, inputs=5, hidden=(16,), dropout=dropout, seed=seed)
+
+
+def augmented(halves, function):
+    return SimpleNamespace(**dict(zip(("train", "val", "test"), halves, strict=True)), augment=function)
 
 
 def test_a_run_learns_and_its_record_is_what_the_network_says():
@@ -121,7 +127,7 @@ def test_the_network_ends_with_the_weights_of_its_best_epoch(tmp_path, stop_on):
         return inputs
 
     with pytest.raises(KeyboardInterrupt):
-        train(network(), DATA, losses.CrossEntropy(), epochs=8, checkpoint=file, augment=interrupt, **how)
+        train(network(), augmented(DATA, interrupt), losses.CrossEntropy(), epochs=8, checkpoint=file, **how)
     again = train(network(), DATA, losses.CrossEntropy(), epochs=8, checkpoint=file, **how)
     assert again.epoch == done.epoch
     assert torch.equal(again.val.logits, done.val.logits)
@@ -157,7 +163,7 @@ def test_what_to_stop_on_must_make_sense():
             raise AssertionError("nothing is to be trained")
 
         with pytest.raises(ValueError, match=message):
-            train(network(), halves, losses.CrossEntropy(), epochs=1, stop_on=stop_on, augment=refuse)
+            train(network(), augmented(halves, refuse), losses.CrossEntropy(), epochs=1, stop_on=stop_on)
     train(network(), (DATA[0], few, None), losses.CrossEntropy(), epochs=1, stop_on="nll")
 
 
@@ -188,7 +194,7 @@ def test_a_checkpoint_knows_what_its_run_stops_on(tmp_path, before, after, epoch
 
     how = {"epochs": 2, "checkpoint": file, "patience": 5}
     with suppress(KeyboardInterrupt):  # killed after the first epoch, or ended
-        train(network(), DATA, losses.CrossEntropy(), augment=interrupt, stop_on=before, **how)
+        train(network(), augmented(DATA, interrupt), losses.CrossEntropy(), stop_on=before, **how)
     if before == after:
         assert len(train(network(), DATA, losses.CrossEntropy(), stop_on=after, **how).history.epochs) == 2
         return
@@ -220,7 +226,7 @@ def test_an_unknown_score_does_not_decide_when_to_stop():
         ([0.5, 0.4, 0.3, np.nan], False),
     ):
         epochs = tuple(Epoch(i + 1, 0.1, 1.0, 0.0, nll=0.1, refinement=score) for i, score in enumerate(scores))
-        assert _has_stalled(History(epochs), 3, "refinement") == ends
+        assert _has_stalled(History(epochs), RunSettings(50, patience=3, stop_on="refinement")) == ends
 
 
 def test_a_history_up_to_an_epoch():

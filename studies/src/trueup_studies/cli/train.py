@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -86,6 +86,7 @@ def train(
     if task.data is not None:
         o.require_name("data set", DATASETS, task.data)
     dataset = load_data(**o.drop_unset(name=task.data, data_dir=task.data_dir, seed=training.seed))
+    dataset = replace(dataset, augment=flip_and_crop if task.augment else None)
     if dataset.kind not in ("image", "text"):
         raise ValueError(f"train needs labelled images or texts, got {dataset.name}, which is {dataset.kind}")
     network_keywords = network_options(task.network, dataset, seed=training.seed or 0)
@@ -117,9 +118,8 @@ def train(
     run_folder.write_json(folder / RUN, run)
     with silence_warnings(enabled=output.quiet):
         trained = train_network(
-            model, dataset, criterion, task.epochs, **options, augment=flip_and_crop if task.augment else None,
-            checkpoint=checkpoint, progress=not output.quiet,
-        )  # fmt: skip
+            model, dataset, criterion, task.epochs, checkpoint=checkpoint, progress=not output.quiet, **options
+        )
     with atomic_write(folder / run_folder.WEIGHTS) as (draft,):
         save_file({name: tensor.cpu().contiguous() for name, tensor in trained.model.state_dict().items()}, draft)
     history = [asdict(epoch) for epoch in trained.history.epochs]

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 def flip_and_crop(images: Tensor, generator: torch.Generator, *, padding: int = 4) -> Tensor:
     """Mirror each image with probability ½, and shift it by up to `padding` pixels with a black border.
 
-    This is the usual augmentation for CIFAR; `train(…, augment=flip_and_crop)` applies it.
+    This is the usual augmentation for CIFAR; `train` applies it to data whose attribute `augment` it is.
 
     >>> flip_and_crop(torch.ones(2, 3, 32, 32), torch.Generator().manual_seed(0)).shape
     torch.Size([2, 3, 32, 32])

@@ -56,9 +56,6 @@ def train(
     epochs: int,
     *,
     task: Task | None = None,
-    augment: Transform | None = None,
-    patience: int | None = None,
-    evaluate_train: bool = True,
     checkpoint: str | os.PathLike[str] | None = None,
     fabric: Any = None,
     progress: bool = True,
@@ -74,7 +71,8 @@ def train(
         The network.
     data
         An object with `train`, `val` and `test`, or a triple of them; val and test may be None. Each is a data set of
-        (inputs, label), where inputs are a tensor, a tuple of arguments or a mapping of keywords.
+        (inputs, label), where inputs are a tensor, a tuple of arguments or a mapping of keywords. An attribute
+        `augment` is a function `(inputs, generator)` that changes a training batch.
     loss
         Function of logits and labels. One with the attribute `takes_model` is called with the network, the inputs and
         the labels, and does its own passes.
@@ -83,14 +81,6 @@ def train(
     task
         By default that of the data's `kind`, or else `Classification()`. Tokens are
         `Classification(class_axis="last")`, and numbers `Regression()`.
-    augment
-        Function `(inputs, generator)` that changes a batch.
-    patience
-        Stop if the metric of `stop_on` has not fallen for this many epochs; without `stop_on`, the validation NLL or
-        else RMSE.
-    evaluate_train
-        Whether to evaluate the training half after each epoch. Without it, the history has neither training accuracy
-        nor learned epochs.
     checkpoint
         File from which a killed run resumes after its latest epoch, with the same result.
     fabric
@@ -99,7 +89,7 @@ def train(
         Whether to show progress.
     settings
         Fields of `RunSettings`: `batch_size`, `optimiser`, `lr`, `momentum`, `weight_decay`, `schedule`, `milestones`,
-        `stop_on` and `seed`.
+        `stop_on`, `patience`, `evaluate_train` and `seed`.
 
     Returns
     -------
@@ -117,10 +107,10 @@ def train(
     ([1, 2, 3, 4, 5], True)
     """
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        halves, task, known = _prepare(data, loss, epochs, task=task, patience=patience, **settings)
+        halves, task, known = _prepare(data, loss, epochs, task=task, **settings)
         run = _Run(fabric or make_fabric(), model, halves, loss, task, known)
-        run.augment, run.progress, run.evaluate_train = augment, progress, evaluate_train
-        return run.run(None if checkpoint is None else Path(checkpoint), patience)
+        run.augment, run.progress = getattr(data, "augment", None), progress
+        return run.run(None if checkpoint is None else Path(checkpoint))
 
 
 def check_options(data: Any, loss: nn.Module | Callable[..., Tensor], epochs: int, **options: Any) -> None:
@@ -140,7 +130,6 @@ def _prepare(
     epochs: int,
     *,
     task: Task | None = None,
-    patience: int | None = None,
     **settings: Any,
 ) -> tuple[Halves, Task, RunSettings]:
     """Return the parts of the data, the task and the settings of a run, all validated."""
@@ -149,8 +138,10 @@ def _prepare(
     loss_name = repr(loss) if isinstance(loss, nn.Module) else getattr(loss, "__qualname__", type(loss).__name__)
     samples = len(halves[0])  # type: ignore[arg-type]
     known = RunSettings(epochs, **settings, loss=loss_name, task=repr(task), samples=samples)
-    if patience is not None and halves[1] is None:
-        raise ValueError(f"patience looks at the validation half, so data must have one, got None with {patience}")
+    if known.patience is not None and halves[1] is None:
+        raise ValueError(
+            f"patience looks at the validation half, so data must have one, got None with {known.patience}"
+        )
     if known.stop_on is not None:
         _check_stop_on(known.stop_on, halves[1], task)
     return halves, task, known
@@ -193,7 +184,7 @@ def make_fabric(device: str | None = None) -> Any:
 
 class _Run:
     augment: Transform | None = None
-    progress = evaluate_train = True
+    progress = True
 
     def __init__(
         self,
@@ -210,9 +201,9 @@ class _Run:
             loss.to(fabric.device)
         self.model, self.optimiser = fabric.setup(model, settings.make_optimiser(model))
 
-    def run(self, checkpoint: Path | None, patience: int | None) -> TrainingResult:
+    def run(self, checkpoint: Path | None) -> TrainingResult:
         history = self.resume(checkpoint)
-        while len(history.epochs) < self.settings.epochs and not _has_stalled(history, patience, self.stop_on):
+        while len(history.epochs) < self.settings.epochs and not _has_stalled(history, self.settings):
             number = len(history.epochs) + 1
             start = perf_counter()
             loss = self.train_epoch(number, checkpoint)
@@ -314,7 +305,7 @@ class _Run:
     def evaluate(self, number: int, loss: float, start: float) -> tuple[Epoch, np.ndarray]:
         """Compute the epoch's metrics, and which training samples are correct."""
         correct = np.zeros(0, dtype=bool)
-        if self.evaluate_train:
+        if self.settings.evaluate_train:
             [right] = self.collect_rows(0, lambda rows: (self.task.correct(rows),))
             correct = right.numpy()
         seconds = perf_counter() - start
@@ -378,13 +369,13 @@ def _check_stop_on(stop_on: StopOn, val: Any, task: Task) -> None:
         raise ValueError(f"{message}, got {rows}")
 
 
-def _has_stalled(history: History, patience: int | None, stop_on: StopOn | None) -> bool:
-    if patience is None or not history.epochs:
+def _has_stalled(history: History, settings: RunSettings) -> bool:
+    if settings.patience is None or not history.epochs:
         return False
     losses = [epoch.rmse if math.isnan(epoch.nll) else epoch.nll for epoch in history.epochs]
-    scores = [epoch.refinement for epoch in history.epochs] if stop_on == "refinement" else losses
+    scores = [epoch.refinement for epoch in history.epochs] if settings.stop_on == "refinement" else losses
     known = [i for i, score in enumerate(scores) if not math.isnan(score)]
-    return bool(known) and len(scores) - 1 - min(known, key=scores.__getitem__) >= patience
+    return bool(known) and len(scores) - 1 - min(known, key=scores.__getitem__) >= settings.patience
 
 
 def _advice(checkpoint: Path | None) -> str:

@@ -39,6 +39,10 @@ class RunSettings:
     milestones: Sequence[float] = (0.5, 0.75)
     stop_on: StopOn | None = None
     """Metric that selects the best epoch; None in older checkpoints."""
+    patience: int | None = None
+    """End if the metric of `stop_on`, or else the validation NLL or RMSE, has not fallen for this many epochs."""
+    evaluate_train: bool = True
+    """Whether to evaluate the training half after each epoch; the history needs it for learned epochs."""
     loss: str = ""
     task: str = ""
     samples: int = 0
@@ -80,7 +84,7 @@ class RunSettings:
 
     def check(self, stored: Mapping[str, Any]) -> None:
         """Reject the settings of another run, naming the differences."""
-        ours, theirs = self.as_state(), with_current_names(stored)
+        ours, theirs = self.as_state(), {"evaluate_train": True, **with_current_names(stored)}
         wrong = [name for name in ours if theirs.get(name) != ours[name]]
         if wrong:
             stored_text, our_text = (", ".join(f"{n} {x.get(n, 'unknown')}" for n in wrong) for x in (theirs, ours))

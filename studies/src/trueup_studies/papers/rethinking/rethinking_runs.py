@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,7 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     data = load_parts(settings)
     how = with_current_names(settings["how"])
-    augment = flip_and_crop if how.pop("augment", False) else None
+    data = replace(data, augment=flip_and_crop if how.pop("augment", False) else None)
     seed, network = settings["seed"], settings["network"]
     model_options = network_options(network, data, **{"seed": seed, **settings["options"]})
     model = channels_last(build_network(network, model_options, normalisation=data.normalisation))
@@ -99,13 +100,13 @@ def work(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
             loss = LOSSES[function](**options)
     how["stop_on"] = settings.get("stop_on")
     curves = how.pop("curves", True)
-    halves = data if curves else (data.train, None, None)
+    parts = data if curves else SimpleNamespace(train=data.train, augment=data.augment)
     fabric = make_fabric(settings.get("device"))
-    how |= {"augment": augment, "fabric": fabric, "seed": seed, "progress": False, "evaluate_train": curves}
+    how |= {"fabric": fabric, "seed": seed, "progress": False, "evaluate_train": curves}
     known = [settings[name] for name in SETTINGS if name in settings]
     try:
         with checkpoint_file(settings, known, len(data.train)) as checkpoint:  # type: ignore[arg-type]
-            result = train(model, halves, loss, settings["epochs"], checkpoint=checkpoint, **how)
+            result = train(model, parts, loss, settings["epochs"], checkpoint=checkpoint, **how)
             with record_warnings() as more:  # warnings of the fits are part of the result
                 row = measure(settings, data, result)
     except (FloatingPointError, TrainingError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -37,6 +38,8 @@ class Data:
     """Mean of a regression's targets, which was subtracted."""
     target_std: float = 1.0
     """Standard deviation; targets · target_std + target_mean are in the original units."""
+    augment: Callable[..., Any] | None = None
+    """Function `(inputs, generator)` that changes a training batch."""
 
 
 def validate_parts(name: str, parts: Parts, classes: int) -> Parts:
