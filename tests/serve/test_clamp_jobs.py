@@ -61,6 +61,20 @@ def test_progress_is_shown_and_a_stopped_fit_is_deleted(client):
     assert finished(client, following, "clamps")["state"] == "done"
 
 
+def test_a_clamp_stops_after_its_time_and_others_are_served_meanwhile():
+    with served(network=ServedNetwork("stripes", network), fit_seconds=0.1) as client:
+        id = client.post("/api/clamps", json={"network": "served", "recipe": "paper"}).json()["id"]
+        seconds = []
+        while (job := client.get(f"/api/clamps/{id}").json())["state"] in ("waiting", "running"):
+            start = time.monotonic()
+            assert client.get("/api/limits").status_code == 200
+            seconds.append(time.monotonic() - start)
+            time.sleep(0.02)
+    assert (job["state"], job["result"]) == ("stopped", None)
+    assert "longer than 0.1 seconds" in job["error"]
+    assert sorted(seconds)[len(seconds) // 2] < 1
+
+
 def test_a_network_that_is_no_image_network_has_no_picture():
     def rows():
         x = torch.randn(100, 3, generator=torch.Generator().manual_seed(0))

@@ -100,6 +100,12 @@ def test_an_unwanted_fit_stops(gate):
         assert job.result is None
 
 
+def test_a_fit_stops_after_its_time(gate):
+    with served(fit_seconds=0.0) as client:
+        job = fitted(client, uploaded(client, of(overconfident()))["id"])
+    assert (job["state"], job["error"]) == ("stopped", "the fit was stopped, since it took longer than 0 seconds")
+
+
 def test_users_at_the_same_time_get_their_own_answers(client):
     pairs = [overconfident(rows=300, classes=3 + seed % 3, seed=seed) for seed in range(20)]
 

@@ -239,7 +239,7 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
     @api.delete("/jobs/{id}", status_code=204, tags=["fit"])
     def stop(id: str) -> None:
         """Stop a fit after its current method, and delete it."""
-        store.remove(id, AuditJob).cancelled = True
+        store.remove(id, AuditJob)
 
     @get_in_turn("/jobs/{id}/curve", "fit")
     def job_curve(id: str, method: Method = None, temperature: Temperature = 1.0, bins: Bins = 15) -> models.Curve:
@@ -294,7 +294,7 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
     @api.delete("/label-shifts/{id}", status_code=204, tags=["decide"])
     def stop_label_shift(id: str) -> None:
         """Delete the estimates, or cancel them."""
-        store.remove(id, LabelShiftJob).cancelled = True
+        store.remove(id, LabelShiftJob)
 
     @api.get("/label-shifts/{id}/calibrator", tags=["take home"], **SAFETENSORS)
     def label_shift_calibrator(id: str) -> Response:
@@ -321,7 +321,7 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
     @api.delete("/clamps/{id}", status_code=204, tags=["clamp"])
     def stop_clamp(id: str) -> None:
         """Stop clamping a network, and delete the result."""
-        store.remove(id, ClampJob).cancelled = True
+        store.remove(id, ClampJob)
 
     @api.post("/jobs/{id}/apply", tags=["fit"])
     def apply(id: str, body: models.ApplyRequest) -> models.Applied:

@@ -33,7 +33,7 @@ class ClampJob(Job):
     recipe: Literal["subspace", "paper", "code"]
     camera: str | None
     """Corruption of all images; None leaves them as they are."""
-    progress: str = ""
+    progress: str = "starting"
 
     def compute(self) -> models.ClampResult:
         """Fit the clamped network, and compare it with the uncalibrated one and with temperature scaling."""
@@ -76,7 +76,7 @@ class ClampJob(Job):
         )
 
     def _report(self, line: str) -> None:
-        self.raise_if_cancelled()
+        self.check()
         self.progress = line
 
     def _load(self) -> tuple[nn.Module, Iterable[Any], Iterable[Any]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Lock
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -37,7 +38,7 @@ class Busy(RuntimeError):
 
 
 class Cancelled(Exception):
-    """The user cancelled the job."""
+    """Nobody waits for the job's result any more, or it takes too long."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -46,28 +47,24 @@ class Job(ABC):
 
     state: Literal["waiting", "running", "done", "failed", "stopped"] = "waiting"
     error: str | None = None
-    cancelled: bool = False
     result: Any = None
+    check: Callable[[], None] = lambda: None
+    """Raises `Cancelled` if the job must stop; called between its steps."""
 
     def run(self) -> None:
         """Compute the result; record any outcome in `state`."""
         try:
-            self.raise_if_cancelled()
+            self.check()
             self.state = "running"
             self.result = self.compute()
             self.state = "done"
-        except Cancelled:
-            self.state = "stopped"
+        except Cancelled as error:
+            self.error, self.state = str(error) or None, "stopped"
         except (ValueError, ImportError) as error:
             self.error, self.state = error_message(error, HINTS), "failed"
         except Exception as error:
             log.exception("a fit failed")
             self.error, self.state = f"{type(error).__name__}: {error}", "failed"
-
-    def raise_if_cancelled(self) -> None:
-        """Raise `Cancelled` if the user cancelled the job."""
-        if self.cancelled:
-            raise Cancelled
 
     @abstractmethod
     def compute(self) -> Any:
@@ -105,7 +102,7 @@ class AuditJob(Job):
         return page.audit
 
     def _step(self, name: str, done: int, total: int) -> None:
-        self.raise_if_cancelled()
+        self.check()
         self.fitting, self.done = name, done
 
     @property
@@ -134,7 +131,7 @@ class LabelShiftJob(Job):
         n_resamples = min(MAX_RESAMPLES, max(MIN_RESAMPLES, RESAMPLED_NUMBERS // max(numbers, 1)))
         options: dict[str, Any] = {"val": self.val.val.pair, "n_resamples": n_resamples, "seed": self.seed}
         prior = estimate_prior(self.new.val.logits, **options)
-        self.raise_if_cancelled()
+        self.check()
         return prior, estimate_performance(self.new.val.logits, **options, shift=prior.moved)
 
 
@@ -161,8 +158,16 @@ class Jobs:
         return name
 
     def _work(self, name: str, job: Job) -> None:
+        seconds, start = self._settings.fit_seconds, monotonic()
+
+        def check() -> None:
+            if name not in self._store:  # it was stopped, or has expired
+                raise Cancelled
+            if monotonic() - start > seconds:
+                raise Cancelled(f"the fit was stopped, since it took longer than {seconds:g} seconds")
+
+        job.check = check
         try:
-            job.cancelled = job.cancelled or name not in self._store  # nobody can request its result any more
             job.run()
             self._store.resize(name, job.size)
         finally:
@@ -171,7 +176,5 @@ class Jobs:
 
     def close(self) -> None:
         """Accept no more jobs, and stop running ones after their current method."""
-        with self._lock:
-            for job in self._open:
-                job.cancelled = True
+        self._store.clear()
         self._pool.shutdown(wait=False, cancel_futures=True)

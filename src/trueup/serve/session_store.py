@@ -66,6 +66,11 @@ class Store:
         with self._lock:
             return self._pop(name, kind).value
 
+    def clear(self) -> None:
+        """Delete all values."""
+        with self._lock:
+            self._entries.clear()
+
     def sweep(self) -> None:
         """Delete expired values."""
         with self._lock:

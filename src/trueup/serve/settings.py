@@ -66,6 +66,8 @@ class Settings(ReaderLimits):
     """Memory for data and results; the least recently used are deleted first."""
     workers: int = 1
     """Number of fits that run at the same time; one fit uses several cores."""
+    fit_seconds: float = 3600.0
+    """Run time after which a fit stops at its next step."""
     waiting: int = 64
     """Number of fits that may wait, and of updates that may wait per monitor."""
     monitors: int = 100

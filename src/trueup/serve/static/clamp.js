@@ -27,7 +27,7 @@ function showPictures({ delta, image }) {
   paint("clamp-image", image, grey);
   paint("clamp-delta", delta, sign);
   paint("clamp-sum", image.map((row, i) => row.map((value, k) => value + delta[i][k])), grey);
-  $("clamp-range").textContent = largest ? `shift δ, up to ${largest.toFixed(2)}` : "shift δ = 0";
+  $("clamp-range").textContent = largest ? `shift δ, up to ${largest.toPrecision(2)}` : "shift δ = 0";
 }
 
 function show(result) {
