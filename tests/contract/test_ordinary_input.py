@@ -103,6 +103,12 @@ REFUSED = {
     "whole-number logits": ((10 * Z).astype(int), Y, ".astype(float)", lambda z, y: (z.astype(float), y)),
     "transposed": (Z.T, Y, "transpose", lambda z, y: (z.T, y)),
     "swapped": (Y, Z, "come first", lambda z, y: (y, z)),
+    "a column of dates": (
+        frame(Z).assign(day=pd.Timestamp("2020-01-01")), Y, "leave out that column", lambda z, y: (z[NAMES], y)
+    ),
+    "a column of truth values": (
+        frame(Z).assign(seen=True), Y, "leave out that column", lambda z, y: (z[NAMES], y)
+    ),
     "log-odds": (np.log(RISK / (1 - RISK)), HAPPENED, "from_log_odds", lambda z, y: (from_log_odds(z), y)),
     "risk": (RISK, HAPPENED, "from_probs", lambda z, y: (from_probs(z), y)),
     "column of risks": (RISK[:, None], HAPPENED, "from_probs", lambda z, y: (from_probs(z), y)),

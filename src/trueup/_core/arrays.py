@@ -659,6 +659,10 @@ def _refuse_missing(count: int, name: str, what: str = "missing") -> None:
 
 def _from_nullable(x: Any, a: np.ndarray, name: str) -> np.ndarray:
     """Convert a pandas object with nullable or mixed columns, if no value is missing."""
+    columns = x.dtypes.items() if hasattr(x, "columns") and hasattr(x.dtypes, "items") else ()
+    for column, kind in columns:
+        if kind.kind in "mMb":  # pandas would make numbers of dates and of True
+            raise InputError(name, _NUMBERS, f"a column {str(column)!r} of {kind}", "leave out that column")
     try:
         numbers: np.ndarray = x.to_numpy(dtype=np.float64, na_value=np.nan)
     except (TypeError, ValueError):
