@@ -18,7 +18,7 @@ pytest.importorskip("sklearn", reason="scikit-learn, which has the digits, is no
 @pytest.fixture
 def trained(folder, command):
     """The folder of a short run on the digits."""
-    pytest.importorskip("lightning", reason="lightning is not installed")
+    pytest.importorskip("lightning_fabric", reason="Lightning Fabric is not installed")
     words = ("--data", "digits", "--network", "mlp", "--epochs", 2, "--lr", 0.05, "--seed", 1)
     return command("train", *words, "-o", "run").stdout
 
@@ -73,7 +73,7 @@ def test_train_goes_on_where_it_was_stopped(folder, trained, command, monkeypatc
 
 @pytest.mark.parametrize(("stop_on", "named"), [("refinement", "refinement"), ("nll", "NLL")])
 def test_train_says_which_epoch_it_kept(folder, command, asked, stop_on, named):
-    pytest.importorskip("lightning", reason="lightning is not installed")
+    pytest.importorskip("lightning_fabric", reason="Lightning Fabric is not installed")
     how = ("--epochs", 6, "--lr", 0.2, "--schedule", "constant")
     words = ("train", "--data", "digits", "--network", "mlp", *how, "--stop-on", stop_on)
     out = command(*words, "-o", "run").stdout
@@ -82,14 +82,14 @@ def test_train_says_which_epoch_it_kept(folder, command, asked, stop_on, named):
     scores = [epoch[stop_on] for epoch in history["epochs"]]
     kept = 1 + int(np.argmin(scores))
     assert history["epoch"] == run["epoch"] == kept < 6
-    assert f"Kept the weights of epoch {kept} of 6 (least {named} on the validation half)" in out.splitlines()
+    assert f"Kept the weights of epoch {kept} of 6 (lowest {named} on the validation half)" in out.splitlines()
     val = trueup.load("run/val.npz")
     assert trueup.metrics.nll(*val) == pytest.approx(history["epochs"][kept - 1]["nll"], abs=1e-6)
     assert asked(*words, "-o", "again")["run"]["epoch"] == kept
 
 
 def test_train_goes_on_where_it_was_killed_as_it_ended(folder, command, monkeypatch):
-    pytest.importorskip("lightning", reason="lightning is not installed")
+    pytest.importorskip("lightning_fabric", reason="Lightning Fabric is not installed")
     words = ("train", "--data", "digits", "--network", "mlp", "--epochs", 1, "--stop-on", "nll", "-o", "run")
     from trueup.io import load_save
 
@@ -114,7 +114,7 @@ def test_train_goes_on_where_it_was_killed_as_it_ended(folder, command, monkeypa
     ],
 )
 def test_train_refuses_options_before_it_writes(folder, command, option, message):
-    pytest.importorskip("lightning", reason="lightning is not installed")
+    pytest.importorskip("lightning_fabric", reason="Lightning Fabric is not installed")
     line = command("train", "--data", "digits", "--network", "mlp", *option, "-o", "run", code=2).stderr
     assert message in line
     assert not (folder / "run").exists()
