@@ -15,13 +15,14 @@ from trueup._core.errors import InputError
 from trueup._core.types import ArrayLike
 from trueup.io.artifacts import is_artifact, load_artifact, save_artifact
 from trueup.io.atomic import StorageOptions, StrPath, atomic_write, require_file
+from trueup.io.frames import Frame
 from trueup.io.prediction_table import source_of_records
 from trueup.io.predictions import Fields, PredictionFile, Predictions, PredictionTable, format_of, open_predictions
 from trueup.io.source import Chunk, file_list, is_address, plain_logits, suffix_of
 
 
 def load(
-    path: StrPath,
+    path: StrPath | Frame,
     *,
     model: Any = None,
     split: str | None = None,
@@ -37,7 +38,7 @@ def load(
     Parameters
     ----------
     path
-        A file, or an address that fsspec opens.
+        A file, an address that fsspec opens, or a data frame: a DuckDB relation, or one of polars, Arrow or pandas.
     model
         Network around which a clamped or repaired network is read; its weights are not in the file.
     split
@@ -73,7 +74,8 @@ def load(
     ...     load(f"{folder}/net.npz", probs=True)
     Predictions(1 rows, 2 classes, numpy float64)
     """
-    if model is not None or (not is_address(path) and is_artifact(path)):
+    is_file = isinstance(path, str | os.PathLike)
+    if is_file and (model is not None or (not is_address(path) and is_artifact(path))):
         if fields or mmap or split is not None:
             raise InputError("the file", "hold predictions, to be read with options", "an artifact", file=path)
         return load_artifact(path, model=model)
@@ -86,7 +88,7 @@ def load(
 
 
 def load_table(
-    path: StrPath,
+    path: StrPath | Frame,
     *,
     sample_weight: str | None = None,
     groups: str | Sequence[str] = (),
@@ -104,7 +106,7 @@ def load_table(
     Parameters
     ----------
     path
-        A file, or an address that fsspec opens.
+        A file, an address that fsspec opens, or a data frame: a DuckDB relation, or one of polars, Arrow or pandas.
     sample_weight
         Column of sample weights.
     groups
@@ -140,7 +142,7 @@ def load_table(
 
 
 def load_logits(
-    path: StrPath,
+    path: StrPath | Frame,
     *,
     logits: str | Sequence[str] = "logits",
     probs: bool | None = None,
@@ -152,7 +154,7 @@ def load_logits(
     Parameters
     ----------
     path
-        A file, or an address that fsspec opens.
+        A file, an address that fsspec opens, or a data frame: a DuckDB relation, or one of polars, Arrow or pandas.
     logits
         Name of the array, or a list of columns.
     probs

@@ -25,6 +25,7 @@ from trueup._core.formatting import format_percent, html_summary
 from trueup._core.types import ArrayLike
 from trueup.io.atomic import StorageOptions, StrPath, errors_name_file, require_file, warn_of_skipped
 from trueup.io.formats import FORMATS
+from trueup.io.frames import Frame, frame_source
 from trueup.io.source import (
     Chunk,
     LabelParser,
@@ -162,7 +163,7 @@ class Fields:
         """Return `sep` and `decimal`, if they were given."""
         options = {name: value for name, value in (("sep", self.sep), ("decimal", self.decimal)) if value is not None}
         if options and suffix_of(path) not in (".csv", ".csv.gz"):
-            raise InputError(next(iter(options)), "be left out for files other than .csv", suffix_of(path))
+            raise InputError(next(iter(options)), "be left out for files other than .csv", suffix_of(path) or path)
         return options
 
     @property
@@ -221,7 +222,7 @@ def from_multilabel(
 
 @contextmanager
 def open_predictions(
-    path: StrPath,
+    path: StrPath | Frame,
     fields: Fields | None = None,
     *,
     storage_options: StorageOptions = None,
@@ -233,7 +234,7 @@ def open_predictions(
     Parameters
     ----------
     path
-        A file, or an address that fsspec opens.
+        A file, an address that fsspec opens, or a data frame.
     fields
         Names of the columns; alternatively give them as `options`.
     storage_options
@@ -258,8 +259,12 @@ def open_predictions(
     ...         {split: file.load(split).logits.shape for split in file.splits}
     {'val': (5, 3), 'test': (5, 3)}
     """
-    name = os.fspath(path)
     fields = fields or Fields(**options)
+    if not isinstance(path, str | os.PathLike):
+        fields.csv_options("the frame")
+        yield PredictionFile(Path("the frame"), "the frame", frame_source(path), fields)
+        return
+    name = os.fspath(path)
     reader, _ = format_of(name)
     with ExitStack() as stack:
         file = Path(name)
