@@ -49,8 +49,9 @@ docs: $(VENV)/.docs
 docs-run: $(VENV)/.ready
 	TRUEUP_DOCS_RUN=1 $(VENV)/bin/python -m pytest docs/tutorials docs/how-to docs/gallery.md
 
-# The pictures of the manual, from the pages that show them, and its screenshots (with Chromium).
+# The notebooks and pictures of the manual, from its pages, and its screenshots (with Chromium).
 pictures: $(VENV)/.ready
+	$(VENV)/bin/python docs/notebooks.py
 	$(VENV)/bin/python docs/pictures.py
 	$(VENV)/bin/python docs/screenshots.py
 

@@ -24,8 +24,8 @@ class ConfidenceHistogram:
     """Numbers of right and wrong predictions in bins of confidence."""
 
     edges: np.ndarray
-    """Edges of the bins; one more than there are bins. If nearly all predictions lie in a narrow range, it is divided
-    into the bins, and the rest of 0 to 1 is one bin on each side."""
+    """Edges of the bins; one more than there are bins. A narrow range with nearly all predictions has narrow bins, and
+    the rest of 0 to 1 is one bin on each side."""
     right: np.ndarray
     """Number of right predictions in each bin, or the sum of their weights."""
     wrong: np.ndarray
