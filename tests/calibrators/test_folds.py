@@ -59,6 +59,17 @@ def test_equal_rows_of_discrete_scores_are_spread(decimals):
     assert merge_copies(z, y, None)[0] is z
 
 
+def test_rounded_predictions_of_an_event_that_hardly_ever_happens_are_no_copies():
+    """A model trained on as many events as non-events predicts far too many; nearly all equal rows agree."""
+    rng = np.random.default_rng(0)
+    odds = rng.normal(size=1000)
+    y = (rng.random(1000) < 1 / (1 + np.exp(5 - odds))).astype(int)
+    p = np.round(1 / (1 + np.exp(-odds)), 1).clip(0.1, 0.9)
+    z = np.log(np.stack([1 - p, p], axis=1))
+    assert 0 < y.sum() < 20
+    assert merge_copies(z, y, None)[0] is z
+
+
 def test_clusters_are_used_instead_of_copies():
     z, y = copies(4)
     fitted = choose(["identity", "temperature"])(z, y, clusters=np.unique(z[:, 0], return_inverse=True)[1])

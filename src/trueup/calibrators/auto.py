@@ -28,8 +28,10 @@ from trueup.calibrators.pool import HeldOut, Mixture, UniformMixture
 
 FEW_ROWS, FEW_ROWS_OF_CLASS = 500, 5
 """With fewer rows in total, or in a tenth of the classes, the candidates have few parameters."""
-HALF_PRIOR_ROWS = 200
-"""From this number of rows on, the pseudo-rows of small problems are halved."""
+WEAK_PRIOR_ROWS = 200
+"""From this number of rows on, the pseudo-rows of "few rows" count less."""
+WEAK_PRIOR = {"few rows": 1 / 2, "few rows, many classes": 1 / 2, "few rows, two classes": 1 / 8}
+"""Factor of the pseudo-rows from that number of rows on."""
 SOME_CLASSES, MANY_CLASSES = 30, 200
 """Above the first number of classes some candidates are left out, above the second also full matrices."""
 CANDIDATES: Mapping[str, tuple[str, ...]] = {
@@ -38,6 +40,9 @@ CANDIDATES: Mapping[str, tuple[str, ...]] = {
         "every row right": "identity bayesian_temperature",
         "the same for all classes": "identity temperature ets diagonal",
         "a class without rows": "identity bayesian_temperature temperature ets diagonal svs sms diagonal_sms",
+        "a class without rows, up to 200 classes": "identity bayesian_temperature temperature ets diagonal svs sms "
+        "diagonal_sms",
+        "a class without rows, more classes": "identity bayesian_temperature temperature ets diagonal svs",
         "few rows, two classes": "identity bayesian_temperature platt beta smoothing_spline venn_abers",
         "few rows": "identity bayesian_temperature bias_corrected_temperature diagonal svs sms "
         "diagonal_sms isotonic_ovr venn_abers",
@@ -63,14 +68,16 @@ Candidates named here are never dropped.
 SMALL_PROBLEM_PRIOR: Mapping[str, Mapping[str, float]] = {
     "every row right": {"bayesian_temperature": 5.0},
     "the same for all classes": {"temperature": 5.0},
-    "a class without rows": {"bayesian_temperature": 3.0},
+    "a class without rows": {"bayesian_temperature": 1.0},
+    "a class without rows, up to 200 classes": {"diagonal": 3.0},
+    "a class without rows, more classes": {"diagonal": 3.0},
     "few rows, two classes": {"bayesian_temperature": 8.0, "smoothing_spline": 5.0, "venn_abers": 2.0},
     "few rows": {"bayesian_temperature": 3.0},
     "few rows, many classes": {"bayesian_temperature": 5.0},
 }
 """`PRIOR_ROWS` for small problems, where held-out losses are too noisy.
 
-From 200 rows on, those of the sizes "few rows…" are halved. With these sizes no candidate is dropped early: if nearly
+From `WEAK_PRIOR_ROWS` on they are multiplied by `WEAK_PRIOR`. With these sizes no candidate is dropped early: if nearly
 all rows are right, step functions look best until they meet an error.
 """
 AFTER_MIXTURE = ("platt", "quadratic", "smoothing_spline", "svs", "sms", "diagonal_sms")
@@ -216,8 +223,8 @@ def auto(
         fits = _candidates(z, y, w, pool)
         parts = k_fold(z, y, n_folds, blocks)
         cautious = SMALL_PROBLEM_PRIOR[pool] if size in SMALL_PROBLEM_PRIOR else None
-        if cautious is not None and size.startswith("few rows") and row_count(z, w) >= HALF_PRIOR_ROWS:
-            cautious = {name: rows / 2 for name, rows in cautious.items()}
+        if cautious is not None and row_count(z, w) >= WEAK_PRIOR_ROWS:
+            cautious = {name: WEAK_PRIOR.get(size, 1.0) * rows for name, rows in cautious.items()}
         trial = _Trial(z, y, w, fits, parts, score, cautious, blocks)
         trial.run(progress)
         chosen = trial.conclude()
@@ -291,7 +298,8 @@ def _problem_size(z: np.ndarray, y: np.ndarray, w: np.ndarray | None, keep_odds:
         rows = rows[~absent.all(axis=0)]  # an option that no row offers needs no map
     classes = len(rows)
     if not rows.all():
-        return "the same for all classes" if keep_odds else "a class without rows"
+        many = ", more classes" if classes > MANY_CLASSES else ", up to 200 classes" if classes > SOME_CLASSES else ""
+        return "the same for all classes" if keep_odds else f"a class without rows{many}"
     if float(rows.sum()) < FEW_ROWS or int((rows < FEW_ROWS_OF_CLASS).sum()) >= classes / 10:
         few = "few rows" if classes <= SOME_CLASSES else "few rows, many classes"
         return "few rows, two classes" if classes == 2 else few

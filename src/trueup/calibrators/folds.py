@@ -9,8 +9,9 @@ import numpy as np
 from trueup._core import native, splits
 from trueup._core.arrays import as_weighted, warn_users
 from trueup._core.clusters import Clusters
+from trueup._core.errors import silence_warnings
 from trueup._core.namespace import NUMPY
-from trueup.calibrators.temperature import inverse_temperature
+from trueup._core.registry import METHODS
 
 _MIN_EXPECTED = 5.0  # expected number of disagreeing labels below which copies cannot be detected.
 _MAX_DISAGREEMENT = 0.1  # ratio of observed to expected disagreement below which equal rows are copies.
@@ -51,7 +52,8 @@ def _find_copies(z: np.ndarray, y: np.ndarray) -> np.ndarray | None:
 
     Labels of two equal rows of discrete scores differ with probability 1 − Σ q², for calibrated probabilities q.
     Labels of copies agree. The sums compare, for each row, the expected and the observed disagreement with the rows
-    equal to it, with q from temperature scaling.
+    equal to it. q comes from a temperature and a bias per class: without the bias, rounded predictions of an event
+    that is much rarer than predicted would be taken for copies.
     """
     hashed = native.hash_rows(z, np.zeros_like(y))
     if hashed is not None and not hashed[1]:
@@ -60,7 +62,8 @@ def _find_copies(z: np.ndarray, y: np.ndarray) -> np.ndarray | None:
     repeated = np.flatnonzero(count[code] > 1)
     if not len(repeated):
         return None
-    q = NUMPY.softmax(inverse_temperature(z, y)[0] * z[repeated].astype(np.float64))
+    with silence_warnings():
+        q = NUMPY.softmax(METHODS["bias_corrected_temperature"](z, y)(z[repeated]).astype(np.float64))
     expected = (1 - (q * q).sum(axis=1)).sum() / 2
     _, sample, copies = np.unique(code * z.shape[1] + y, return_inverse=True, return_counts=True)
     size = count[code[repeated]]
