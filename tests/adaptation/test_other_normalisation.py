@@ -14,6 +14,9 @@ import trueup
 from colour_images import images, white_balance
 from flat_options import adapt_with
 from trueup.adaptation import Repaired
+from trueup.adaptation.batch_norm import share_copy
+from trueup.clamping.calibration_set import CalibrationSet
+from trueup.clamping.network import Network
 
 
 @cache
@@ -40,14 +43,19 @@ def adapted(x: Tensor, kind: str = "group", **options: Any) -> Repaired:
     return adapt_with(trained(kind), [x], normalise=nn.Identity(), augment=None, **options)
 
 
-def entropy(network: nn.Module, x: Tensor) -> float:
+def probabilities(network: nn.Module, x: Tensor) -> Tensor:
     with torch.no_grad():
-        log_p = torch.log_softmax(network(x), dim=1)
-    return float(-(log_p.exp() * log_p).sum(dim=1).mean())
+        return torch.softmax(network(x).double(), dim=1)
+
+
+def divergence(p: Tensor, q: Tensor) -> float:
+    """Kullback–Leibler divergence of one mean prediction from another."""
+    first, second = p.mean(dim=0), q.mean(dim=0)
+    return float((first * (first / second).log()).sum())
 
 
 @pytest.mark.parametrize("kind", ["group", "layer"])
-def test_scales_and_offsets_lower_the_entropy_of_changed_inputs(kind: str, tmp_path: Path) -> None:
+def test_scales_and_offsets_restore_the_class_frequencies_of_the_reference(kind: str, tmp_path: Path) -> None:
     x, home = images(400, 9)[0], images(400, 10)[0]
     repaired = adapted(white_balance(x), kind, entropy=True, reference=[home])
     record = repaired.repair_record
@@ -56,7 +64,9 @@ def test_scales_and_offsets_lower_the_entropy_of_changed_inputs(kind: str, tmp_p
     assert record.shift_p_value is not None
     assert record.shift_p_value < 0.01
     assert record.verdict.startswith("Repaired without labels: predictive entropy lowered by the scales of")
-    assert entropy(repaired, white_balance(x)) < entropy(trained(kind), white_balance(x))
+    before, after = (probabilities(net, white_balance(x)) for net in (trained(kind), repaired))
+    at_home = probabilities(trained(kind), home)
+    assert divergence(after, at_home) < divergence(before, at_home)
     trueup.save(repaired, tmp_path / "adapted.safetensors")
     assert torch.equal(trueup.load(tmp_path / "adapted.safetensors", model=trained(kind))(x), repaired(x))
 
@@ -66,6 +76,17 @@ def test_inputs_like_the_reference_change_nothing() -> None:
     assert repaired.model is trained("group")
     assert repaired.repair_record.parts == ()
     assert "no evidence of an input shift: inputs of the normalisation layers" in repaired.repair_record.verdict
+
+
+def test_other_class_frequencies_alone_change_nothing() -> None:
+    x, y = images(1200, 9)
+    rare = torch.cat([(y < 2).nonzero()[:, 0], (y >= 2).nonzero()[:60, 0]])
+    repaired = adapted(x[rare], entropy=True, reference=[images(400, 10)[0]])
+    assert repaired.repair_record.parts == ()
+    assert "no evidence of an input shift" in repaired.repair_record.verdict
+    record = adapted(white_balance(x[rare]), entropy=True, reference=[images(400, 10)[0]]).repair_record
+    assert record.shift_p_value is not None
+    assert record.shift_p_value < 0.01
 
 
 def test_it_must_be_requested_and_needs_a_reference() -> None:
@@ -85,8 +106,15 @@ def test_a_collapse_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert repaired.repair_record.verdict.startswith("No: ")
 
 
-def test_unreliable_samples_take_no_part() -> None:
-    x, home = images(400, 9)[0], images(400, 10)[0]
-    # At this temperature every prediction is close to uniform.
-    repaired = adapted(white_balance(x), entropy=True, reference=[home], temperature=1000.0)
-    assert all(torch.equal(tensor, trained("group").state_dict()[name]) for name, tensor in repaired.changed.items())
+def test_only_reliable_samples_lower_the_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trueup.adaptation import training
+
+    x, y = images(400, 9)
+    samples = Network(trained("group"), CalibrationSet.read([(white_balance(x), y)], device="cpu"))
+    entropies = []
+    for share in (0.0, 1.0):  # no sample is reliable, or all are
+        monkeypatch.setattr(training, "MAX_ENTROPY", share)
+        lower = training.lower_entropy(samples, training.Start(None, {}), temperature=1.0, home=None, seed=0)
+        p = probabilities(share_copy(samples.model, lower.tensors), white_balance(x))
+        entropies.append(float(torch.special.entr(p).sum(dim=1).mean()))
+    assert entropies[1] < entropies[0] - 0.01

@@ -141,7 +141,12 @@ def test_images_without_colours_have_no_white_balance() -> None:
     grey, coloured = (FAMILIES["affine"](shape) for shape in ((1, 8, 8), (3, 8, 8)))
     assert (grey.diagnosis(), coloured.diagnosis()) == ("brightness and contrast", "white balance")
     assert FAMILIES["affine"]((5,)).diagnosis() == "gain and offset per feature"
-    assert FAMILIES["row_offset"]((64, 1, 1)).diagnosis() == "offset per row"
+
+
+def test_inputs_of_one_position_have_no_maps_of_positions() -> None:
+    assert {name for name in FAMILIES if FAMILIES[name].suits((64, 1, 1))} == {"offset", "affine", "pixel_offset"}
+    assert FAMILIES["affine"]((64, 1, 1)).diagnosis() == "gain and offset per channel"
+    assert FAMILIES["row_offset"].suits((64, 2, 1))
 
 
 def test_every_orientation_is_the_exact_inverse_of_one_of_them() -> None:

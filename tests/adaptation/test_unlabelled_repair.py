@@ -134,11 +134,11 @@ def test_entropy_is_lowered_and_a_collapse_is_refused(monkeypatch: pytest.Monkey
 
     from trueup.adaptation import training as module
 
-    lower = lower_entropy(network, Start(None, changed), temperature=1.0, seed=0)
+    lower = lower_entropy(network, Start(None, changed), temperature=1.0, home=None, seed=0)
     assert not lower.refused
     assert entropy({**changed, **lower.tensors}) < entropy(changed)
     monkeypatch.setattr(module, "ENTROPY_RATE", 0.5)  # one class for all within a few steps
-    collapsed = lower_entropy(network, Start(None, changed), temperature=1.0, seed=0)
+    collapsed = lower_entropy(network, Start(None, changed), temperature=1.0, home=None, seed=0)
     assert not collapsed.tensors
     assert "collapse" in collapsed.refused
     options = {"augment": None, "normalise": nn.Identity(), "parts": ("batch_norm",), "progress": False}

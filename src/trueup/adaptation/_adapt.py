@@ -33,11 +33,12 @@ from trueup.adaptation.context import (
 from trueup.adaptation.forward_selection import N_FOLDS, ForwardSelection, SelectionStep, fit_to_teacher, row_losses
 from trueup.adaptation.input_maps import FAMILIES
 from trueup.adaptation.record import LOWER_ENTROPY, Pipeline, Repaired, assemble, restore_modes
-from trueup.adaptation.training import Start, affine_names, lower_entropy, mean_prediction
+from trueup.adaptation.training import MIN_SHARE, Start, affine_names, lower_entropy, mean_prediction
 from trueup.clamping.fit import warn_at_a_bound
 from trueup.clamping.network import Network
 from trueup.clamping.problem import Loss, paired_gain
 from trueup.clamping.subspace_search import STANDARD_ERRORS
+from trueup.decisions.label_shift import em_prior
 from trueup.models._tensors import as_tensors
 from trueup.models.batches import Reading, unpacked
 
@@ -177,7 +178,8 @@ def _make_candidates(
     if n < MIN_SAMPLES:
         return candidates, f"{n} inputs are too few to estimate statistics; {MIN_SAMPLES} are needed", None
     context.progress("testing for an input shift")
-    shift = input_shift_test(network, augment=context.augment, seed=context.seed, reference=reference)
+    weights = None if reference is None else _reference_weights(network, reference, temperature)
+    shift = input_shift_test(network, augment=context.augment, seed=context.seed, reference=reference, weights=weights)
     kind = "batch-norm statistics" if has_batch_norm else "inputs of the normalisation layers"
     home = f"those of {shift.n_reference:.0f}"
     home = f"{home} reference inputs" if reference is not None else f"the stored ones, counted as {home} inputs"
@@ -199,6 +201,18 @@ def _make_candidates(
         return candidates + _with_lower_entropy(context, candidates[0], reference), "", shift
     candidates += _self_train(context, temperature)
     return candidates + (_with_lower_entropy(context, candidates[-1], reference) if entropy else []), "", shift
+
+
+def _reference_weights(network: Network, reference: Network, temperature: float) -> np.ndarray:
+    """Weigh reference samples as if they had the class frequencies of the new ones, if only these differ.
+
+    With p(x|k) unchanged, p_new(x) = p(x) Σ_k p(k|x) π_k/π⁰_k. The mean prediction is π⁰, and EM estimates π.
+    """
+    p, new = (
+        torch.softmax(samples.plain_logits().double() / temperature, dim=1).numpy() for samples in (reference, network)
+    )
+    old = np.maximum(p.mean(axis=0), MIN_SHARE)
+    return p @ (em_prior(new, old / old.sum()) / old)
 
 
 def _no_other_normalisation(network: Network, reference: Network | None, *, entropy: bool) -> str:

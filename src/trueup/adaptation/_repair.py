@@ -29,7 +29,7 @@ from trueup.adaptation.forward_selection import (
 from trueup.adaptation.input_maps import Orientation
 from trueup.adaptation.last_layer import cross_fit_head, find_head, fit_correction
 from trueup.adaptation.record import Pipeline, Repaired, assemble, restore_modes
-from trueup.adaptation.training import CrossFit, Start, cross_fit_weights, fine_tune
+from trueup.adaptation.training import CrossFit, FineTuning, Start
 from trueup.calibrators.base import Calibrator
 from trueup.clamping.fit import warn_at_a_bound
 from trueup.clamping.problem import Loss
@@ -129,25 +129,26 @@ def _repair(context: RepairContext, method: str) -> Repaired:
         context.notes.append(reason)
         context, method = replace(context, parts=(), families=()), "temperature"
     context = _weigh_classes(context)
-    selection, head, renewable = start_selection(context), _find_head(context), _can_renew(context)
+    context = replace(context, head=_find_head(context))
+    selection, renewable = start_selection(context), _can_renew(context)
     if Orientation.name in context.families:
-        context = _choose_orientation(context, selection, head, renewable)
+        context = _choose_orientation(context, selection, renewable)
     start = selection.folds[0].composition
     select_maps(context, selection)
     selection.stopped = reason or selection.stopped
-    results, weight = _try_batch_norm(context, selection, head) if renewable else (None, 0.0)
-    if weight and context.families and network.cost().equivalents <= context.budget:
-        results, weight = _try_taught_map(context, selection, head, start) or (results, weight)
+    if renewable:
+        _try_batch_norm(context, selection)
+    if selection.weight and context.families and network.cost().equivalents <= context.budget:
+        _try_taught_map(context, selection, start)
     # A map chosen first may block a better solution, so new batch-norm statistics without the map are also compared.
     for composition in [start, Composition([])] if start.parts else [start]:
         if renewable and selection.folds[0].composition.name != composition.name:
             name = f"{composition.name} + batch_norm" if composition.parts else "batch_norm"
-            alone = name, "batch-norm statistics alone"
-            tried = _try_pipeline(context, selection, head, composition, *alone, required=0.0, baseline=0)
-            results, weight = tried or (results, weight)
+            title, folds = "batch-norm statistics alone", _same_map(selection, composition)
+            _try_statistics(context, selection, folds, 1.0, name, title, required=0.0, baseline=0)
     base = selection.steps[selection.current].name
-    ridge = _try_head(context, selection, head, results)
-    tuning = _try_weights(context, selection, base, results)
+    ridge = _try_head(context, selection)
+    tuning = _try_weights(context, selection, base)
     ridge = ridge if tuning is None else None
     if not _holds(selection):
         # The choice among steps can overfit. If the nested choice has no gain, only the temperature is kept.
@@ -155,21 +156,20 @@ def _repair(context: RepairContext, method: str) -> Repaired:
         selection.folds = [FoldState(fold.out, Composition([]), 1.0) for fold in selection.folds]
         first, *others = selection.steps
         selection.steps, selection.current = [first, *(replace(step, kept=False) for step in others)], 0
-        weight, ridge, tuning = 0.0, None, None
-    composition = average_folds(selection)
+        selection.weight, ridge, tuning = 0.0, None, None
+    composition, weight = average_folds(selection), selection.weight
     before, changed, logits = context.before(composition), dict[str, Tensor](), network.plain_logits()
     if before is not None or weight or ridge is not None or tuning is not None:
-        statistics, logits, features = context.forward(composition, weight, head)
+        statistics, logits, features = context.forward(composition, weight)
         changed |= statistics
-        if ridge is not None and features is not None and head is not None:
+        if ridge is not None and features is not None and context.head is not None:
+            head = context.head
             z = logits.double().numpy()
             correction = fit_correction(z, features, labels.numpy(), ridge, weights=context.weights)
             changed[f"{head}.weight"], changed[f"{head}.bias"] = correction.layer(_linear(network.model, head))
         if tuning is not None:
             context.progress("all weights")
-            changed |= fine_tune(
-                network, Start(before, statistics), tuning.rate, tuning.epochs, **_training_options(context)
-            )
+            changed |= _fine_tuning(context).fit(Start(before, statistics), tuning.rate, tuning.epochs)
         if ridge is not None or tuning is not None:
             # Fitted layers are overconfident on the samples of the fit, so held-out logits set the temperature.
             logits = torch.from_numpy(selection.steps[selection.current].logits)
@@ -203,15 +203,13 @@ def _weigh_classes(context: RepairContext) -> RepairContext:
     return replace(context, parts=tuple(part for part in context.parts if part == "input"))
 
 
-def _choose_orientation(
-    context: RepairContext, selection: ForwardSelection, head: str | None, renewable: bool
-) -> RepairContext:
+def _choose_orientation(context: RepairContext, selection: ForwardSelection, renewable: bool) -> RepairContext:
     """Select an orientation; an interpolated one must also beat new batch-norm statistics without it."""
     spent, original = context.network.cost().equivalents, selection.folds
     select_orientation(context, selection)
     parts = selection.folds[0].composition.parts
     if renewable and any(isinstance(part, Orientation) and not part.is_exact for part in parts):
-        pipelines = (_forward_folds(context, folds, 1.0, head)[1] for folds in (original, selection.folds))
+        pipelines = (_forward_folds(context, folds, 1.0)[1] for folds in (original, selection.folds))
         losses = [(selection.weights * row_losses(logits, context.network.labels)).mean() for logits in pipelines]
         if losses[0] < min(losses[1], selection.steps[-1].losses.mean()):
             selection.steps[-1] = replace(selection.steps[-1], kept=False)
@@ -253,74 +251,69 @@ def _can_renew(context: RepairContext) -> bool:
     return "batch_norm" in context.parts and not reason
 
 
-def _try_batch_norm(
-    context: RepairContext, selection: ForwardSelection, head: str | None
-) -> tuple[list[ForwardResult] | None, float]:
+def _try_batch_norm(context: RepairContext, selection: ForwardSelection) -> None:
     """Try new batch-norm statistics behind each fold's map; they need no labels, so all samples are used.
 
     An input shift can also be tested without labels. If the mapped inputs still differ and labels are few, the
     new statistics need only not raise the held-out loss. A gain could not be shown with few labels.
     """
-    network, labels, required = context.network, context.network.labels, STANDARD_ERRORS
-    if len(labels) < MIN_LABELS_FOR_BATCH_NORM and context.weights is None:
+    network, required = context.network, STANDARD_ERRORS
+    if len(network.labels) < MIN_LABELS_FOR_BATCH_NORM and context.weights is None:
         context.progress("testing for an input shift")
         before = context.before(average_folds(selection))
         shift = input_shift_test(network, before, augment=context.augment, seed=context.seed)
         required = 0.0 if shift.p_value < SHIFT_SIGNIFICANCE else required
-    current = selection.steps[selection.current]
+    name = f"{selection.steps[selection.current].name} + batch_norm"
     for weight in BATCH_NORM_WEIGHTS:
         title = f"batch-norm statistics, weight {weight:g}"
         context.progress(title)
-        results, logits = _forward_folds(context, selection.folds, weight, head)
-        name = f"{current.name} + batch_norm"
-        if selection.score_step(name, title, current.size, logits, labels, required=required).kept:
-            return results, weight
-    return None, 0.0
+        if _try_statistics(context, selection, selection.folds, weight, name, title, required=required):
+            return
 
 
-def _try_taught_map(
-    context: RepairContext, selection: ForwardSelection, head: str | None, start: Composition
-) -> tuple[list[ForwardResult], float] | None:
+def _try_taught_map(context: RepairContext, selection: ForwardSelection, start: Composition) -> None:
     """Try an input map fitted to the predictions of the network with new batch-norm statistics.
 
     Probabilities carry more information than labels, so they can fit a map with many parameters. The statistics are
     then estimated again behind the map.
     """
     labels = context.network.labels
-    logits = context.forward(start, 1.0, head).logits
+    logits = context.forward(start, 1.0).logits
     temperature = Loss().temperature(logits, labels)
     targets = torch.softmax(logits.double() / temperature, dim=1)
     composition = fit_to_teacher(context, targets, temperature, start)
-    if not len(composition.theta):
-        return None
-    title = "a map fitted to the predictions with new batch-norm statistics"
-    return _try_pipeline(context, selection, head, composition, "taught map + batch_norm", title)
+    if len(composition.theta):
+        title = "a map fitted to the predictions with new batch-norm statistics"
+        _try_statistics(context, selection, _same_map(selection, composition), 1.0, "taught map + batch_norm", title)
 
 
-def _try_pipeline(
+def _same_map(selection: ForwardSelection, composition: Composition) -> list[FoldState]:
+    """Return folds with one map that was fitted without labels."""
+    return [FoldState(fold.out, composition, 1.0) for fold in selection.folds]
+
+
+def _try_statistics(
     context: RepairContext,
     selection: ForwardSelection,
-    head: str | None,
-    composition: Composition,
+    folds: list[FoldState],
+    weight: float,
     name: str,
     title: str,
     **rule: Any,
-) -> tuple[list[ForwardResult], float] | None:
-    """Score a map with new batch-norm statistics behind it, in place of the current step."""
-    folds = [FoldState(fold.out, composition, 1.0) for fold in selection.folds]
-    results, held_out = _forward_folds(context, folds, 1.0, head)
-    size, labels = len(composition.theta), context.network.labels
-    if not selection.score_step(name, title, size, held_out, labels, **rule).kept:
-        return None
-    selection.folds = folds
-    return results, 1.0
+) -> bool:
+    """Score maps with new batch-norm statistics of a weight behind them, in place of the current step."""
+    (results, logits), size = _forward_folds(context, folds, weight), len(folds[0].composition.theta)
+    kept = selection.score_step(name, title, size, logits, context.network.labels, **rule).kept
+    if kept:
+        selection.folds, selection.results, selection.weight = folds, results, weight
+    return kept
 
 
 def _forward_folds(
-    context: RepairContext, folds: Sequence[FoldState], weight: float, head: str | None
+    context: RepairContext, folds: Sequence[FoldState], weight: float
 ) -> tuple[list[ForwardResult], np.ndarray]:
     """Return a forward pass at the map of each fold, and the held-out logits of every sample."""
-    results = [context.forward(fold.composition, weight, head) for fold in folds]
+    results = [context.forward(fold.composition, weight) for fold in folds]
     labels, logits = context.network.labels, np.empty(results[0].logits.shape)
     for fold, result in zip(folds, results, strict=True):
         temperature = Loss().temperature(result.logits[~fold.out], labels[~fold.out])
@@ -328,14 +321,13 @@ def _forward_folds(
     return results, logits
 
 
-def _try_head(
-    context: RepairContext, selection: ForwardSelection, head: str | None, results: list[ForwardResult] | None
-) -> float | None:
+def _try_head(context: RepairContext, selection: ForwardSelection) -> float | None:
+    head = context.head
     if head is None:
         return None
     labels = context.network.labels
     context.progress("last layer")
-    results = results or [context.forward(fold.composition, 0.0, head) for fold in selection.folds]
+    results = selection.results or [context.forward(fold.composition, 0.0) for fold in selection.folds]
     pairs = zip(selection.folds, results, strict=True)
     folds = [(fold.out.numpy(), z.double().numpy(), x) for fold, (_, z, x) in pairs if x is not None]
     fitted = cross_fit_head(folds, labels.numpy(), context.weights)
@@ -347,13 +339,11 @@ def _try_head(
     return ridge if selection.score_step(f"{current.name} + head", title, size, fitted[ridge], labels).kept else None
 
 
-def _training_options(context: RepairContext) -> dict[str, Any]:
-    return {"augment": context.augment, "weights": context.weights, "seed": context.seed}
+def _fine_tuning(context: RepairContext) -> FineTuning:
+    return FineTuning(context.network, context.augment, context.weights, context.seed)
 
 
-def _try_weights(
-    context: RepairContext, selection: ForwardSelection, base: str, results: list[ForwardResult] | None
-) -> CrossFit | None:
+def _try_weights(context: RepairContext, selection: ForwardSelection, base: str) -> CrossFit | None:
     """Try to fine-tune all weights behind the map and the statistics of each fold, in place of a new last layer."""
     if "weights" not in context.parts:
         return None
@@ -363,12 +353,12 @@ def _try_weights(
         context.notes.append(f"the weights are left as they are: {reason}")
         return None
     context.progress("all weights, held-out")
-    statistics = [result.changed for result in results] if results else [{} for _ in selection.folds]
+    statistics = [result.changed for result in selection.results] or [{} for _ in selection.folds]
     folds = [
         (fold.out, Start(context.before(fold.composition), changed))
         for fold, changed in zip(selection.folds, statistics, strict=True)
     ]
-    tuning = cross_fit_weights(network, folds, **_training_options(context))
+    tuning = _fine_tuning(context).cross_fit(folds)
     size = sum(parameter.numel() for parameter in network.model.parameters())
     title = f"all weights fine-tuned, rate {tuning.rate:g}, {tuning.epochs} epochs"
     step = selection.score_step(f"{base} + weights", title, size, tuning.logits, network.labels)

@@ -136,7 +136,9 @@ def estimate(
     renewed before the layer is applied, so later layers get their final inputs. `numbers` are those of the samples to
     use, possibly repeated; None takes all.
     """
-    model = share_copy(network.model, _clone_tensors(network.model, _STATISTICS))
+    stored = {f"{name}.{leaf}": layer for name, layer in batch_norms(network.model).items() for leaf in _STATISTICS}
+    own = {path: getattr(layer, path.rpartition(".")[2]).detach().clone() for path, layer in stored.items()}
+    model = share_copy(network.model, own)
     layers = batch_norms(model)
     sums = {name: _Sums(layer, weight) for name, layer in layers.items()}
     size = max(MIN_CHUNK, min(CHUNK, CHUNK_NUMBERS // math.prod(network.shape)))
@@ -194,6 +196,7 @@ def shift_test(
     augment: Augment | None = None,
     seed: int = 0,
     reference: Network | None = None,
+    weights: np.ndarray | None = None,
 ) -> ShiftTest:
     """Test whether the inputs of the batch-norm layers differ from the reference, by channel means and mean squares.
 
@@ -201,7 +204,8 @@ def shift_test(
     statistic. m₀ is its mean over the n₀ samples of `reference`. Without reference, m₀ is the stored running mean with
     momentum α over batches of b. It counts as n₀ = b(2 − α)/α samples. The test statistic is the mean of z² over all
     channels and layers. Under the hypothesis it has the law of Σ λ_j χ²₁, with λ the eigenvalues of the columns'
-    correlation matrix; this law is simulated. `before` is a map of the tested samples.
+    correlation matrix; this law is simulated. `before` is a map of the tested samples. `weights` are those of the
+    reference samples, such as undo a difference in class frequencies; n₀ is then (Σ w)²/Σ w².
     """
     rows, names = sample_statistics(network, before, augment=augment, seed=seed)
     n = len(rows)
@@ -211,8 +215,12 @@ def shift_test(
     mean = rows.mean(axis=0)
     if reference is not None:
         others, _ = sample_statistics(reference, augment=augment, seed=seed)
-        home, n_home = others.mean(axis=0), np.full(rows.shape[1], float(len(others)))
-        spread = np.sqrt((spread**2 + others.var(axis=0, ddof=1)) / 2)
+        share = np.ones(len(others)) if weights is None else weights[_tested(reference, seed).numpy()]
+        share = share / share.sum()
+        home, n_effective = share @ others, 1 / float((share**2).sum())
+        n_home = np.full(rows.shape[1], n_effective)
+        variance = share @ (others - home) ** 2 * n_effective / max(n_effective - 1, 1e-9)
+        spread = np.sqrt((spread**2 + variance) / 2)
     else:
         home, n_home = _stored_statistics(network.model, names)
     varies = spread > 1e-9 * np.maximum(np.abs(home), 1e-30)  # constant channels carry no information
@@ -236,6 +244,7 @@ def input_shift_test(
     augment: Augment | None = None,
     seed: int = 0,
     reference: Network | None = None,
+    weights: np.ndarray | None = None,
 ) -> ShiftTest:
     """Run the test for an input shift with and without augmentation, and return the larger p-value.
 
@@ -243,7 +252,8 @@ def input_shift_test(
     would look like a shift. Reference samples get the same augmentation, so one test suffices for them.
     """
     augmentations = [augment] if augment is None or reference is not None else [augment, None]
-    tests = [shift_test(network, before, augment=kind, seed=seed, reference=reference) for kind in augmentations]
+    options: dict[str, Any] = {"seed": seed, "reference": reference, "weights": weights}
+    tests = [shift_test(network, before, augment=kind, **options) for kind in augmentations]
     return max(tests, key=lambda test: test.p_value)
 
 
@@ -258,7 +268,7 @@ def sample_statistics(
     """
     model = share_copy(network.model, {})
     layers = norm_layers(model)
-    index = torch.from_numpy(random_order(len(network.labels), seed)[:MAX_TESTED]).sort().values
+    index = _tested(network, seed)
     inputs = local_subset(network.inputs, index)
     collected: dict[str, list[Tensor]] = {name: [] for name in layers}
 
@@ -284,6 +294,11 @@ def sample_statistics(
     if not names:
         return np.empty((len(index), 0)), ()
     return all_gather_rows(torch.cat([columns[name] for name in names], dim=1)).double().numpy(), names
+
+
+def _tested(network: Network, seed: int) -> Tensor:
+    """Return the numbers of the samples in the test."""
+    return torch.from_numpy(random_order(len(network.labels), seed)[:MAX_TESTED]).sort().values
 
 
 def _n_channels(layer: Any) -> int:
@@ -331,16 +346,6 @@ class _Sums:
         variance = (square - mean.square()).clamp(min=0)
         old, new = 1 - self.weight, self.weight
         return old * self.mean + new * (self.mean + mean), old * self.variance + new * variance
-
-
-def _clone_tensors(model: nn.Module, leaves: Sequence[str]) -> dict[str, Tensor]:
-    """Copy some tensors of the batch-norm layers, by the names of `state_dict`."""
-    return {
-        f"{name}.{leaf}": getattr(layer, leaf).detach().clone()
-        for name, layer in batch_norms(model).items()
-        for leaf in leaves
-        if isinstance(getattr(layer, leaf), Tensor)
-    }
 
 
 class Crop:

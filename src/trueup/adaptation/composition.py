@@ -9,8 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from trueup._core.errors import InputError
-from trueup.adaptation import input_maps
-from trueup.adaptation.input_maps import CONTAINS, FAMILIES, MAP_TYPES, InputMap, Kernel, Matrix, Offset, Shape
+from trueup.adaptation.input_maps import (
+    CONTAINS,
+    FAMILIES,
+    MAP_TYPES,
+    ChannelAffine,
+    ChannelGamma,
+    InputMap,
+    LowRank,
+    Offset,
+    Shape,
+)
 from trueup.clamping.network import Network, extent
 
 Normalise: TypeAlias = Callable[[Tensor], Tensor] | tuple[Sequence[float], Sequence[float]]
@@ -19,6 +28,8 @@ MAX_OUTSIDE = 0.25
 """Largest distance of pixels from [0, 1] without a note."""
 MIN_RANGE = 0.02
 """Smallest range of the pixels without a note."""
+PROBE_SIDE = 7
+"""Largest side of the random images that translate coordinates; it exceeds all kernels."""
 
 
 class Composition(InputMap):
@@ -84,7 +95,7 @@ class Composition(InputMap):
 
         A colour matrix contains affine maps, and a kernel contains both. The richer map starts at the poorer one.
 
-        >>> start = Composition([input_maps.ChannelAffine((3, 4, 4), torch.tensor([1.0, 0, 0, 0, 0, 0]))])
+        >>> start = Composition([ChannelAffine((3, 4, 4), torch.tensor([1.0, 0, 0, 0, 0, 0]))])
         >>> start.extend("colour", (3, 4, 4)).words()
         ['red gain 1.35']
         """
@@ -140,41 +151,19 @@ class PixelSpace(nn.Module):
 
 def _absorb(new: InputMap, inside: Sequence[InputMap]) -> Tensor:
     """Return the coordinates at which a richer family equals these maps in turn."""
-    if isinstance(new, input_maps.ChannelGamma):
+    if isinstance(new, ChannelGamma):
         return inside[0].theta.expand(len(new.theta)).clone()
     channels, theta = new.shape[0], new.theta.clone()
-    if isinstance(new, input_maps.SmoothOffset):
-        theta.view(channels, -1)[:, 0] = inside[0].theta * (Offset.scale / new.scale)
-        return theta
-    if isinstance(new, input_maps.LowRank):
+    if isinstance(new, LowRank | ChannelAffine):  # they contain only offsets, and may have many coordinates
         theta[-channels:] = inside[0].theta * (Offset.scale / new.offset_scale)
         return theta
-    offset, side = torch.zeros(channels), new.side if isinstance(new, Kernel) else 1
-    identity = torch.zeros(channels, channels, side, side)
-    identity[:, :, side // 2, side // 2] = torch.eye(channels)
-    whole = identity.clone()
-    for part in inside:
-        edge = (side - getattr(part, "side", side)) // 2
-        window = whole[:, :, edge : side - edge, edge : side - edge]
-        if isinstance(part, Offset):
-            offset = offset + part.scale * part.theta
-        elif isinstance(part, input_maps.ChannelAffine | Matrix):
-            matrix, part_offset = part.matrix(part.theta)
-            whole = torch.einsum("ij,jkab->ikab", matrix, whole)
-            offset = matrix @ offset + part_offset
-        elif isinstance(part, input_maps.GreyKernel):
-            grey = part.scale * part.theta.reshape(part.side, part.side)
-            window += whole[:, :, side // 2, side // 2, None, None].clone() * grey
-            offset = offset * (1 + grey.sum())
-        elif isinstance(part, Kernel):
-            kernel, part_offset = part.kernel(part.theta)
-            window += kernel
-            offset = offset + part_offset
-    if isinstance(new, Kernel):
-        return new.theta_of(whole - identity, offset)
-    if isinstance(new, Matrix):
-        return new.theta_of(whole[:, :, 0, 0], offset)
-    return torch.cat([torch.zeros(channels), offset / input_maps.ChannelAffine.offset_scale])
+    # The other families are linear in their coordinates, so outputs for small random inputs determine them.
+    shape = channels, *(min(side, PROBE_SIDE) for side in new.shape[1:])
+    x = torch.rand(channels + 1, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    target = Composition([type(part)(shape, part.theta.double()) for part in inside])(x) - x
+    units = torch.eye(len(theta), dtype=x.dtype)
+    slopes = torch.vmap(lambda t: type(new)(shape).apply_map(t, x) - x)(units).reshape(len(theta), -1).T
+    return torch.linalg.lstsq(slopes, target.reshape(-1, 1)).solution[:, 0].to(theta)
 
 
 def pixel_range(network: Network, normalise: Any) -> tuple[Tensor, Tensor]:

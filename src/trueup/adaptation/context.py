@@ -101,8 +101,10 @@ class RepairContext:
     progress: Callable[[str], None]
     weights: np.ndarray | None = None
     """Sample weights that undo a difference in class frequencies; None for equal weights."""
+    head: str | None = None
+    """Name of the last layer; None if it stays."""
     notes: list[str] = field(default_factory=list)
-    _results: dict[tuple[str, bytes, float, str | None], ForwardResult] = field(
+    _results: dict[tuple[str, bytes, float], ForwardResult] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -120,14 +122,14 @@ class RepairContext:
         before = self.before(composition)
         return estimate(self.network, before, weight, augment=self.augment, seed=self.seed, numbers=numbers)
 
-    def forward(self, composition: Composition, weight: float, head: str | None) -> ForwardResult:
+    def forward(self, composition: Composition, weight: float) -> ForwardResult:
         """Run the network behind a map, with statistics of this weight; return logits and the last layer's inputs."""
-        key = composition.name, composition.theta.cpu().numpy().tobytes(), weight, head
+        key = composition.name, composition.theta.cpu().numpy().tobytes(), weight
         if key not in self._results:
             changed = self.estimate(composition, weight) if weight else {}
             while len(self._results) >= N_RESULTS_KEPT:
                 del self._results[next(iter(self._results))]
-            self._results[key] = forward(self.network, self.before(composition), changed, head)
+            self._results[key] = forward(self.network, self.before(composition), changed, self.head)
         return self._results[key]
 
 

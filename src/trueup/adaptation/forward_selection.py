@@ -22,7 +22,7 @@ from torch import Tensor
 
 from trueup._core.splits import fold_mask
 from trueup.adaptation.composition import Composition
-from trueup.adaptation.context import RepairContext
+from trueup.adaptation.context import ForwardResult, RepairContext
 from trueup.adaptation.input_maps import CONTAINS, FAMILIES, Orientation, orientations
 from trueup.adaptation.natural_gradient import SampleGradients, fisher_gradients, logits_through, natural_gradient
 from trueup.clamping.linearized import score_test
@@ -142,6 +142,10 @@ class ForwardSelection:
     """Weights of the samples in all losses."""
     outstanding: set[str] = field(default_factory=set)
     """Families whose score test stood out from those of all rivals."""
+    results: list[ForwardResult] = field(default_factory=list)
+    """Outputs with new batch-norm statistics behind the map of each fold; empty if the stored ones stay."""
+    weight: float = 0.0
+    """Weight of the new batch-norm statistics."""
 
     def score_step(
         self,

@@ -224,11 +224,6 @@ class ChannelAffine(InputMap):
         gain, offset = self._parts(self.theta)
         return channel_words("gain", gain, self.shape, 1.0) + channel_words("offset", offset, self.shape)
 
-    def matrix(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the equivalent colour matrix and offset."""
-        gain, offset = self._parts(theta)
-        return torch.diag(gain), offset
-
     def _parts(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         return torch.exp(self.gain_scale * theta[: self.shape[0]]), self.offset_scale * theta[self.shape[0] :]
 
@@ -295,11 +290,6 @@ class Matrix(InputMap):
         c = self.shape[0]
         eye = torch.eye(c, dtype=theta.dtype, device=theta.device)
         return eye + self.scale * theta[: c * c].reshape(c, c), self.offset_scale * theta[c * c :]
-
-    def theta_of(self, matrix: Tensor, offset: Tensor) -> Tensor:
-        """Return the coordinates of a matrix and an offset."""
-        eye = torch.eye(self.shape[0], dtype=matrix.dtype)
-        return torch.cat([(matrix - eye).flatten() / self.scale, offset / self.offset_scale])
 
     def words(self) -> list[str]:
         """Describe gains, offsets and the largest mixture."""
@@ -435,10 +425,6 @@ class Kernel(InputMap):
             self.scale * theta[: -c or None].reshape(c, c, self.side, self.side),
             self.offset_scale * theta[len(theta) - c :],
         )
-
-    def theta_of(self, kernel: Tensor, offset: Tensor) -> Tensor:
-        """Return the coordinates of a kernel and an offset."""
-        return torch.cat([kernel.flatten() / self.scale, offset / self.offset_scale])
 
     def words(self) -> list[str]:
         """Describe the change of sharpness and of colours."""

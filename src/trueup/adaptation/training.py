@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -28,16 +29,15 @@ PATIENCE = 3
 ENTROPY_RATE = 1e-3
 ENTROPY_BATCH = 100
 ENTROPY_EPOCHS = 3
-"""Number of epochs if the mean prediction before the shift is known; else one."""
+"""Number of epochs; one with new batch-norm statistics, which already undo most of a shift."""
 MEAN_MEMORY = 0.8
 """Weight of earlier batches in the running mean prediction."""
 MAX_ENTROPY = 0.4
 """Samples with a higher entropy, as a share of ln K, are unreliable and do not take part."""
 MAX_DRIFT = 0.05
-"""Largest Kullback–Leibler divergence in nats between mean predictions; above it, predictions collapse to few
-classes."""
-MAX_LOG_RATIO = 1.0
-"""Largest change of ln T that restores the mean entropy."""
+"""Largest growth in nats of the divergence of mean predictions; above it, predictions collapse to few classes."""
+MAX_RATIO = 3.0
+"""Largest factor between temperatures with the same mean entropy."""
 MIN_SHARE = 1e-6
 """Smallest mean prediction of a class in a logarithm."""
 
@@ -69,7 +69,7 @@ class LowerEntropy(NamedTuple):
     tensors: dict[str, Tensor]
     """Scales and offsets by the names of `state_dict`; empty if refused."""
     temperature: float
-    """Temperature with which the mean entropy is as before."""
+    """Temperature at which the mean entropy is as before."""
     refused: str
     """Reason of a refusal."""
 
@@ -88,61 +88,69 @@ def affine_names(model: nn.Module) -> list[str]:
     ]
 
 
-def cross_fit_weights(
-    network: Network,
-    folds: Sequence[tuple[Tensor, Start]],
-    *,
-    augment: Augment | None,
-    weights: np.ndarray | None,
-    seed: int,
-) -> CrossFit:
-    """Fine-tune all weights without each fold in turn, and choose the learning rate and the number of epochs.
+@dataclass(frozen=True)
+class FineTuning:
+    """Fine-tuning of all weights by Adam; batch norm keeps its statistics."""
 
-    The first fold chooses the rate, all folds the number of epochs. A fold is (held-out mask, start of the training).
-    """
-    labels = network.labels
-    share = np.ones(len(labels)) if weights is None else weights
+    network: Network
+    augment: Augment | None
+    weights: np.ndarray | None
+    seed: int
 
-    def held_out(number: int, rate: float, limit: int) -> tuple[float, list[Tensor]]:
-        """Return the lowest held-out loss, and the held-out logits after each epoch."""
-        out, start = folds[number]
-        rows, inputs = out.nonzero()[:, 0], local_subset(network.inputs, out)
-        losses, path = list[float](), list[Tensor]()
-        index = (~out).nonzero()[:, 0]
-        for model in _fine_tuned(network, start, index, rate, limit, augment=augment, weights=weights, seed=seed):
-            z = network.with_model(model).logits(network.laid_out(start.before), inputs=inputs)
-            path.append(z)
-            temperature = Loss().temperature(z, labels[rows])
-            losses.append(float((share[rows] * Loss().rows(z, labels[rows], temperature).numpy()).mean()))
-            if len(losses) - int(np.argmin(losses)) > PATIENCE:
-                break
-        return min(losses), path
+    def cross_fit(self, folds: Sequence[tuple[Tensor, Start]]) -> CrossFit:
+        """Train without each fold in turn, and choose the learning rate and the number of epochs.
 
-    limit = MAX_EPOCHS if len(labels) <= MANY_SAMPLES else MAX_EPOCHS_MANY
-    tried = {rate: held_out(0, rate, limit) for rate in RATES}
-    rate = min(tried, key=lambda rate: tried[rate][0])
-    paths = [tried[rate][1], *(held_out(number, rate, limit)[1] for number in range(1, len(folds)))]
-    masks = [out for out, _ in folds]
-    candidates = [_calibrated(masks, [path[epoch] for path in paths], labels) for epoch in range(min(map(len, paths)))]
-    losses = [float((share * Loss().rows(torch.from_numpy(z), labels, 1.0).numpy()).mean()) for z in candidates]
-    best = int(np.argmin(losses))
-    return CrossFit(rate, best + 1, candidates[best])
+        The first fold chooses the rate, all folds the number of epochs. A fold is (held-out mask, start).
+        """
+        labels = self.network.labels
+        share = np.ones(len(labels)) if self.weights is None else self.weights
+        limit = MAX_EPOCHS if len(labels) <= MANY_SAMPLES else MAX_EPOCHS_MANY
 
+        def held_out(out: Tensor, start: Start, rate: float) -> tuple[float, list[Tensor]]:
+            """Return the lowest held-out loss, and the held-out logits after each epoch."""
+            rows, inputs = out.nonzero()[:, 0], local_subset(self.network.inputs, out)
+            losses, path = list[float](), list[Tensor]()
+            for model in self._epochs(start, (~out).nonzero()[:, 0], rate, limit):
+                z = self.network.with_model(model).logits(self.network.laid_out(start.before), inputs=inputs)
+                path.append(z)
+                temperature = Loss().temperature(z, labels[rows])
+                losses.append(float((share[rows] * Loss().rows(z, labels[rows], temperature).numpy()).mean()))
+                if len(losses) - int(np.argmin(losses)) > PATIENCE:
+                    break
+            return min(losses), path
 
-def fine_tune(
-    network: Network,
-    start: Start,
-    rate: float,
-    epochs: int,
-    *,
-    augment: Augment | None,
-    weights: np.ndarray | None,
-    seed: int,
-) -> dict[str, Tensor]:
-    """Fine-tune all weights on all samples; return them by the names of `state_dict`."""
-    index = torch.arange(len(network.labels))
-    *_, model = _fine_tuned(network, start, index, rate, epochs, augment=augment, weights=weights, seed=seed)
-    return {name: model.get_parameter(name).detach().clone() for name in _weight_names(network.model)}
+        tried = {rate: held_out(*folds[0], rate) for rate in RATES}
+        rate = min(tried, key=lambda rate: tried[rate][0])
+        paths = [tried[rate][1], *(held_out(*fold, rate)[1] for fold in folds[1:])]
+        masks = [out for out, _ in folds]
+        epochs = range(min(map(len, paths)))
+        candidates = [_calibrated(masks, [path[epoch] for path in paths], labels) for epoch in epochs]
+        losses = [float((share * Loss().rows(torch.from_numpy(z), labels, 1.0).numpy()).mean()) for z in candidates]
+        best = int(np.argmin(losses))
+        return CrossFit(rate, best + 1, candidates[best])
+
+    def fit(self, start: Start, rate: float, epochs: int) -> dict[str, Tensor]:
+        """Train on all samples; return the weights by the names of `state_dict`."""
+        *_, model = self._epochs(start, torch.arange(len(self.network.labels)), rate, epochs)
+        return {name: model.get_parameter(name).detach().clone() for name in _weight_names(self.network.model)}
+
+    def _epochs(self, start: Start, index: Tensor, rate: float, epochs: int) -> Iterator[nn.Module]:
+        """Yield the model after each epoch."""
+        samples, trained = _trainable(self.network, start, _weight_names(self.network.model))
+        optimiser = torch.optim.Adam(trained, lr=rate)
+        share = None if self.weights is None else torch.from_numpy(self.weights).float()
+
+        def loss(z: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
+            losses = F.cross_entropy(z, labels, reduction="none")
+            return losses if share is None else share[rows].to(losses) * losses
+
+        for epoch in range(epochs):
+            order = index[torch.from_numpy(random_order(len(index), [self.seed, epoch]))]
+            crop = self.augment
+            crop = Crop(crop.black, 1000 * self.seed + epoch) if isinstance(crop, Crop) else crop
+            before = self.network.laid_out(start.before, crop)
+            _run_epoch(samples, before, trained, optimiser, torch.split(order, FINE_TUNING_BATCH), loss)
+            yield samples.model
 
 
 def lower_entropy(
@@ -151,10 +159,10 @@ def lower_entropy(
     """Lower the entropy of softmax(z/T) by Adam, over the scales and offsets of normalisation.
 
     Samples with a high entropy are left out, since their predictions are unreliable. Confident wrong predictions can
-    make all predictions collapse to few classes. `home` is the mean prediction before the shift. If it is known, its
-    Kullback–Leibler divergence from the new mean prediction is lowered, too, and must fall. If not, the mean prediction
-    may change by `MAX_DRIFT` nats. A lower entropy alone is no evidence that more predictions are right. So the
-    temperature restores the mean entropy.
+    make all predictions collapse to few classes. So the Kullback–Leibler divergence of the mean prediction from `home`
+    is lowered, too. This is the mean prediction before the shift; None takes that of the samples themselves. Nothing
+    changes if the divergence grows by more than `MAX_DRIFT` nats. A lower entropy alone is no evidence that more
+    predictions are right. So the temperature restores the mean entropy.
     Wang et al. (2021), "Tent: fully test-time adaptation by entropy minimization", arXiv:2006.10726. Niu et al. (2023),
     "Towards stable test-time adaptation in dynamic wild world", arXiv:2302.12400. Liang, Hu, Feng (2020), "Do we really
     need to access the source data?", arXiv:2002.08546.
@@ -163,64 +171,31 @@ def lower_entropy(
     if not names:
         return LowerEntropy({}, temperature, "no normalisation layer has scales and offsets")
     samples, trained = _trainable(network, start, names)
-    logits = samples.logits(start.before)
-    first = mean_prediction(logits, temperature)
-    log_home = None if home is None else torch.from_numpy(np.log(np.maximum(home, MIN_SHARE)))
-    running = torch.from_numpy(first)
+    before = samples.logits(start.before)
+    first = mean_prediction(before, temperature)
+    home = first if home is None else home
+    log_home, running = torch.from_numpy(np.log(np.maximum(home, MIN_SHARE))), torch.from_numpy(first)
 
     def loss(z: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
         log_p = torch.log_softmax(z / temperature, dim=1)
         p = log_p.exp()
         entropies = -(p * log_p.masked_fill(torch.isinf(log_p), 0.0)).sum(dim=1)  # masked classes do not count
-        total = torch.where(entropies.detach() < MAX_ENTROPY * np.log(z.shape[1]), entropies, 0.0)
-        if log_home is None:
-            return total
         # The slope of Σ_k m_k ln(m_k/h_k) by m, with m a running mean of the predictions.
         running.mul_(MEAN_MEMORY).add_(p.detach().mean(dim=0).to(running), alpha=1 - MEAN_MEMORY)
-        return total + p @ (running.clamp(min=MIN_SHARE).log() - log_home).to(p)
+        slope = (running.clamp(min=MIN_SHARE).log() - log_home).to(p)
+        return torch.where(entropies.detach() < MAX_ENTROPY * np.log(z.shape[1]), entropies, 0.0) + p @ slope
 
     optimiser = torch.optim.Adam(trained, lr=ENTROPY_RATE)
-    for epoch in range(1 if home is None else ENTROPY_EPOCHS):
+    for epoch in range(1 if start.changed else ENTROPY_EPOCHS):
         order = torch.from_numpy(random_order(len(network.labels), [seed, epoch]))
         _run_epoch(samples, start.before, trained, optimiser, torch.split(order, ENTROPY_BATCH), loss)
-    before, logits = logits, samples.logits(start.before)
-    new = mean_prediction(logits, temperature)
-    if home is None and not (drift := _divergence(new, first)) <= MAX_DRIFT:
-        reason = f"predictions would collapse: the mean prediction would change by {drift:.2f} nats"
-        return LowerEntropy({}, temperature, reason)
-    if home is not None and not _divergence(new, home) < _divergence(first, home):
-        reason = "predictions would collapse: the mean prediction would move away from that of the reference"
+    after = samples.logits(start.before)
+    growth = _divergence(mean_prediction(after, temperature), home) - _divergence(first, home)
+    if not growth <= MAX_DRIFT:
+        reason = f"predictions would collapse: the divergence of the mean prediction would grow by {growth:.2f} nats"
         return LowerEntropy({}, temperature, reason)
     tensors = {name: samples.model.get_parameter(name).detach().clone() for name in names}
-    return LowerEntropy(tensors, _same_entropy(before, temperature, logits), "")
-
-
-def _fine_tuned(
-    network: Network,
-    start: Start,
-    index: Tensor,
-    rate: float,
-    epochs: int,
-    *,
-    augment: Augment | None,
-    weights: np.ndarray | None,
-    seed: int,
-) -> Iterator[nn.Module]:
-    """Yield the model after each epoch; batch norm keeps its statistics."""
-    samples, trained = _trainable(network, start, _weight_names(network.model))
-    optimiser = torch.optim.Adam(trained, lr=rate)
-    share = None if weights is None else torch.from_numpy(weights).float()
-
-    def loss(z: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
-        losses = F.cross_entropy(z, labels, reduction="none")
-        return losses if share is None else share[rows].to(losses) * losses
-
-    for epoch in range(epochs):
-        order = index[torch.from_numpy(random_order(len(index), [seed, epoch]))]
-        drawn = Crop(augment.black, 1000 * seed + epoch) if isinstance(augment, Crop) else augment
-        before = network.laid_out(start.before, drawn)
-        _run_epoch(samples, before, trained, optimiser, torch.split(order, FINE_TUNING_BATCH), loss)
-        yield samples.model
+    return LowerEntropy(tensors, _same_entropy(before, temperature, after), "")
 
 
 def _weight_names(model: nn.Module) -> list[str]:
@@ -291,13 +266,10 @@ def _divergence(p: np.ndarray, q: np.ndarray) -> float:
 def _same_entropy(before: Tensor, temperature: float, after: Tensor) -> float:
     """Return the temperature at which new logits have the mean entropy of the earlier ones at their temperature."""
 
-    def entropy(logits: Tensor, log_t: float) -> float:
-        p = torch.softmax(logits.double() / np.exp(log_t), dim=1)
-        return float(torch.special.entr(p).sum(dim=1).mean())
+    def entropy(logits: Tensor, t: float) -> float:
+        return float(torch.special.entr(torch.softmax(logits.double() / t, dim=1)).sum(dim=1).mean())
 
-    log_t = np.log(temperature)
-    target = entropy(before, log_t)
-    ends = log_t - MAX_LOG_RATIO, log_t + MAX_LOG_RATIO
-    if not entropy(after, ends[0]) < target < entropy(after, ends[1]):
+    target, low, high = entropy(before, temperature), temperature / MAX_RATIO, temperature * MAX_RATIO
+    if not entropy(after, low) < target < entropy(after, high):
         return temperature
-    return float(np.exp(brentq(lambda value: entropy(after, value) - target, *ends, xtol=1e-6)))
+    return float(brentq(lambda t: entropy(after, t) - target, low, high))
