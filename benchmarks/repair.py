@@ -740,9 +740,9 @@ def plan() -> list[Cell]:
     add("resnet20", (*GEOMETRY, *CAMERA), 200, [0])
     for network, n_draws in (("clothes", 20), ("clothes, group norm", 20), ("resnet20", 10)):
         add(network, ["none"], 200, range(n_draws))
-    for n in (1000, 2500):
-        for network in ("vit", *CLOTHES):
-            add(network, FINE_TUNED_COLOURS if network == "vit" else FINE_TUNED, n, [0], compared)
+    for grey_shift, colour_shift in zip(FINE_TUNED, FINE_TUNED_COLOURS, strict=True):
+        for n, network in product((1000, 2500), ("vit", *CLOTHES)):
+            add(network, [colour_shift if network == "vit" else grey_shift], n, [0], compared)
     add("resnet32", (*MIXES, "rotation 15", "upside down", "BGR", "camera"), 200, [0])
     add("resnet20", (*MIXES, "rotation 15", "upside down", "BGR", "camera"), 1000, [0])
     return list(dict.fromkeys(cells))
