@@ -130,6 +130,14 @@ def test_ambiguous_inputs_are_rejected_with_a_remedy_that_works(case, function):
     assert np.isfinite(FUNCTIONS[function](*apply(logits, labels))).all()
 
 
+def test_several_labels_per_row_are_not_taken_for_one_hot_labels():
+    labels = (RNG.random(Z.shape) < 1 / (1 + np.exp(-Z))).astype(int)
+    with pytest.raises(ValueError, match=r"metrics\.evaluate_labels and calibrators\.per_label"):
+        trueup.evaluate(Z, labels)
+    assert np.isfinite(trueup.metrics.evaluate_labels(Z, labels, n_resamples=10).macro["auroc"].value)
+    assert trueup.calibrators.per_label("platt")(Z, labels)(Z).shape == Z.shape
+
+
 @pytest.mark.parametrize(
     ("probs", "remedy", "apply"),
     [

@@ -17,15 +17,12 @@ import warnings
 import weakref
 from functools import lru_cache
 from numbers import Real
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from trueup._core import native
 from trueup._core.errors import Hint, InputError, PaddedOptions
-
-Array: TypeAlias = Any
-"""An array of any kind that the functions here accept."""
 
 MASKED_LOGIT = -1e15
 """A logit, relative to the largest of its row, that replaces −∞ where 0 · ∞ would be NaN. Its square is finite."""
@@ -490,6 +487,8 @@ def _check_labels(y: np.ndarray, z: np.ndarray) -> np.ndarray:
         hint: Any = "soft labels are defined for nll and brier only" if y.shape == z.shape else None
         if y.shape == z.shape and np.isin(y, (0, 1)).all():
             hint = "labels.argmax(axis=1) numbers one-hot labels"
+            if not (y.sum(axis=1) == 1).all():
+                hint = "metrics.evaluate_labels and calibrators.per_label take several labels per row"
         elif y.shape == (n, 1):
             hint = _ONE_COLUMN
         raise InputError("labels", f"have shape ({n},)", shape_of(y), hint)
