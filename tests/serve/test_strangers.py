@@ -199,6 +199,15 @@ def test_whole_numbers_may_have_a_point(client):
     client.delete(f"/api/monitors/{id}")
 
 
+@pytest.mark.parametrize("label", [-1, 2**31, 10**19, 10**400])
+def test_labels_that_no_integer_holds_are_refused(label, client):
+    id = made(client, f"labels {str(label)[:20]}")
+    body = json.dumps({"logits": [[1, 2, 3]], "labels": [label]})
+    answer = client.post(f"/api/monitors/{id}/update", content=body, headers=JSON)
+    assert answer.status_code == 422
+    client.delete(f"/api/monitors/{id}")
+
+
 def test_three_errors_are_named_and_the_others_counted():
     errors = [{"loc": ("body", "logits", n), "msg": "is wrong"} for n in range(10)]
     assert describe_fields(errors, skip=1) == (

@@ -48,6 +48,7 @@ Rows = Annotated[list[Row], Field(min_length=1, fail_fast=True), AfterValidator(
 """One row per prediction; null means an absent option. Validation stops at the first error."""
 Shares = Annotated[list[FiniteFloat], Field(min_length=1, fail_fast=True), AfterValidator(np.asarray)]
 """One probability per row."""
+Label = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 def _kind_of_probs(value: Any) -> str:
@@ -388,7 +389,7 @@ class MonitorRequest(Strict):
 class UpdateRequest(PredictionsRequest):
     """Predictions with their labels, in the order in which they were made."""
 
-    labels: Annotated[list[int], Field(fail_fast=True)] | None = Field(
+    labels: Annotated[list[Label], Field(fail_fast=True)] | None = Field(
         None, description="true classes, 0 to n_classes - 1; with logits or probs"
     )
     correct: Annotated[list[bool | Literal[0, 1]], Field(fail_fast=True)] | None = Field(

@@ -9,6 +9,7 @@ would reject new requests instead, and its `timeout_keep_alive` starts only afte
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import secrets
@@ -75,6 +76,9 @@ def run(
     if settings.token is None and (require_token or not is_loopback(host)):
         settings = replace(settings, token=secrets.token_urlsafe(24))
     os.umask(0o077)
+    gc.set_threshold(
+        50_000, 50, 100
+    )  # the largest JSON body has millions of lists, and collections took most of its time
     if not 0 <= port <= 65535:
         raise ValueError(f"port must lie in 0..65535, got {port}")
     server = make_server(host, port, hosts=hosts, settings=settings, log_level=log_level)
