@@ -7,7 +7,7 @@ NUMBERS := .venv-numbers
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 BUILD := pyproject.toml studies/pyproject.toml constraints.txt setup.py src/trueup/_core/_native.c
 
-.PHONY: demo test test-numbers test-integrations pythons dist lint docs docs-run pictures reliability server-trial studies bench bench-versions bench-bars bench-shards bench-monitor bench-clamping bench-repair bench-decisions bench-training bench-choice bench-clusters bench-coverage clean
+.PHONY: demo test test-numbers test-integrations pythons dist lint docs docs-run pictures reliability server-trial studies bench bench-versions bench-bars bench-shards bench-expressions bench-gate bench-monitor bench-clamping bench-repair bench-decisions bench-training bench-choice bench-clusters bench-coverage clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/trueup demo
@@ -23,7 +23,7 @@ test-numbers: $(NUMBERS)/.ready
 
 # trueup with other libraries: Lightning, transformers, torchmetrics, scikit-learn, ONNX.
 test-integrations: $(VENV)/.integrations
-	$(VENV)/bin/python -m pytest tests/integrations src/trueup/integrations docs/how-to
+	$(VENV)/bin/python -m pytest tests/integrations src/trueup/integrations docs/how-to tests/calibrators/test_expression.py
 
 lint: $(VENV)/.ready
 	$(VENV)/bin/ruff check .
@@ -82,6 +82,16 @@ bench-versions: $(VENV)/.ready
 bench-bars: $(BENCH)/.ready
 	$(BENCH)/bin/python benchmarks/metrics.py $(OPTIONS)
 	$(BENCH)/bin/python benchmarks/calibrators.py $(OPTIONS)
+
+# Expressions of calibrators: agreement with Python on 100,000 rows in DuckDB, SQLite, polars and node; speed in DuckDB.
+bench-expressions: $(VENV)/.integrations
+	$(VENV)/bin/python benchmarks/expressions.py agree
+	$(VENV)/bin/python benchmarks/expressions.py speed
+
+# Error rates of check, and coverage of the intervals of judge_rate; write docs/check-errors.csv, judges-coverage.csv.
+bench-gate: $(VENV)/.ready
+	$(VENV)/bin/python benchmarks/gate.py $(OPTIONS)
+	$(VENV)/bin/python benchmarks/judges.py $(OPTIONS)
 
 bench-shards: $(VENV)/.ready
 	$(VENV)/bin/python benchmarks/shards.py $(OPTIONS)

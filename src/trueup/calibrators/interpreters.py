@@ -1,4 +1,4 @@
-"""Run the steps of an expression: on NumPy arrays, on polars expressions, and on the texts of SQL.
+"""Run the steps of an expression: on NumPy arrays, and on the texts of SQL.
 
 The meaning of the steps is written once, in `_run`, for any kind of number with the four operations. An `Algebra` adds
 what differs: exponential, logarithm, maximum, and the choice of a piece.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
 from typing import Any, Protocol, get_args
@@ -137,6 +137,12 @@ def origins(curve: Step) -> list[float]:
     return [breaks[0], *breaks] if breaks else [0.0]
 
 
+def _padded(pieces: Sequence[Sequence[float]]) -> np.ndarray:
+    """Return the coefficients as an array, padded with zeros: one row per piece."""
+    width = max(map(len, pieces))
+    return np.array([[*piece, *[0.0] * (width - len(piece))] for piece in pieces])
+
+
 class _Arrays:
     """Numbers are float64 arrays (n,); NaN has no result."""
 
@@ -153,12 +159,11 @@ class _Arrays:
         return reduce(np.maximum, x)
 
     def choose(self, x: Any, curve: Step) -> Any:
-        width = max(map(len, curve["coefficients"]))
-        table = np.array([c + [0.0] * (width - len(c)) for c in curve["coefficients"]])
+        table = _padded(curve["coefficients"])
         piece = np.searchsorted(curve["breaks"], x, side="right" if curve["closed"] == "left" else "left")
         u = x - np.take(origins(curve), piece)
         value = table[piece, -1]
-        for power in range(width - 2, -1, -1):
+        for power in range(table.shape[1] - 2, -1, -1):
             value = value * u + table[piece, power]
         return np.where(np.isnan(x), np.nan, value)
 
@@ -179,72 +184,29 @@ def evaluate(expression: Expression, rows: ArrayLike) -> np.ndarray:
     return np.where(valid.all(axis=1, keepdims=True), outputs, np.nan)
 
 
-class _Polars:
-    """Numbers are polars expressions; null has no result."""
-
-    def __init__(self, polars: Any) -> None:
-        self.pl = polars
-
-    def exp(self, x: Any) -> Any:
-        return self.pl.when(x < -LIMIT).then(0.0).otherwise(x.clip(-LIMIT, LIMIT).exp())
-
-    def log(self, x: Any) -> Any:
-        return x.log()
-
-    def at_least(self, x: Any, low: float) -> Any:
-        return x.clip(lower_bound=low)
-
-    def maximum(self, x: Sequence[Any]) -> Any:
-        return self.pl.max_horizontal(x)
-
-    def choose(self, x: Any, curve: Step) -> Any:
-        if not curve["breaks"]:
-            return _polynomial(x, curve["coefficients"][0], 0.0) + x * 0.0
-        side = "right" if curve["closed"] == "left" else "left"
-        piece = self.pl.lit(self.pl.Series(curve["breaks"])).search_sorted(x, side=side)
-        width = max(map(len, curve["coefficients"]))
-        columns = zip(*(c + [0.0] * (width - len(c)) for c in curve["coefficients"]), strict=True)
-        *low, value = [self.pl.lit(self.pl.Series(column)).gather(piece) for column in columns]
-        u = x - self.pl.lit(self.pl.Series(origins(curve))).gather(piece) if width > 1 else x
-        for coefficient in reversed(low):
-            value = value * u + coefficient
-        return self.pl.when(x.is_not_null()).then(value)
-
-    def bind(self, x: list[Any]) -> list[Any]:
-        return x
-
-
 def to_polars(expression: Expression) -> list[Any]:
-    """Return a polars expression for each output."""
+    """Return a polars expression for each output: it evaluates batches with NumPy.
+
+    Native expressions have no names for intermediate results, so they would repeat each as often as it is used.
+    """
     import polars as pl
 
-    def read(name: str) -> Any:
-        x = pl.col(name).cast(pl.Float64)
-        valid = x.is_finite()
-        if expression.low is not None:
-            closed = "none" if expression.open_range else "both"
-            valid = x.is_between(expression.low, expression.high, closed=closed)
-        return pl.when(valid).then(x)
+    rows = pl.struct([pl.col(name).cast(pl.Float64) for name in expression.columns])
 
-    numbers = [read(name) for name in expression.columns]
-    outputs = _run(expression.steps, numbers, _Polars(pl))
-    return [
-        pl.when(_total([n * 0.0 for n in numbers]).is_not_null()).then(x).alias(name)
-        for x, name in zip(outputs, expression.outputs, strict=True)
-    ]
+    def output(number: int, name: str) -> Any:
+        def run(batch: Any) -> Any:
+            return pl.Series(evaluate(expression, batch.struct.unnest().to_numpy())[:, number], nan_to_null=True)
+
+        return rows.map_batches(run, return_dtype=pl.Float64, is_elementwise=True).alias(name)
+
+    return [output(number, name) for number, name in enumerate(expression.outputs)]
 
 
 _MIN_BREAKS_FOR_GRID = 16  # below, a CASE of as many branches is as fast
 _CELLS_PER_BREAK = 16
 _MAX_BREAKS_PER_CELL = 16
 _RANGES_FOR_GRID = (1e-200, 1e200)  # of the breaks: nothing overflows
-
-
-def _grid(breaks: Sequence[float]) -> tuple[float, np.ndarray]:
-    """Return the cells per unit, a power of two, and the cell of each break."""
-    x = np.array(breaks)
-    scale = 2.0 ** math.ceil(math.log2(_CELLS_PER_BREAK * len(x) / (x[-1] - x[0])))
-    return scale, np.floor((x - x[0]) * scale).astype(np.int64)
+_LARGEST = float(np.finfo(np.float64).max)
 
 
 @dataclass(frozen=True)
@@ -283,13 +245,14 @@ def _text(x: Any) -> str:
 
 @dataclass
 class _Query:
-    """Numbers are SQL; each `bind` adds a subquery whose columns name the intermediate results."""
+    """Numbers are SQL; each `bind` adds a common table expression whose columns name the intermediate results."""
 
     dialect: str
     source: str
-    """The FROM clause so far."""
+    """The table, or the last common table expression."""
     columns: int = 0
-    levels: int = 0
+    tables: list[str] = field(default_factory=list)
+    """The common table expressions; nested subqueries would overflow the stack of SQLite's parser."""
 
     def exp(self, x: Any) -> Any:
         low, high = _text(-LIMIT), _text(LIMIT)
@@ -313,7 +276,8 @@ class _Query:
             return value if isinstance(value, _Text) else x * 0.0 + value
         low, high = _RANGES_FOR_GRID
         if self.dialect == "duckdb" and len(breaks) >= _MIN_BREAKS_FOR_GRID and low < breaks[-1] - breaks[0] < high:
-            scale, cells = _grid(breaks)
+            scale = 2.0 ** math.ceil(math.log2(_CELLS_PER_BREAK * len(breaks) / (breaks[-1] - breaks[0])))
+            cells = np.floor((np.array(breaks) - breaks[0]) * scale).astype(np.int64)
             if np.bincount(cells).max() <= _MAX_BREAKS_PER_CELL:
                 return self._look_up(x, curve, scale, cells)
         less, more = ("<", ">=") if curve["closed"] == "left" else ("<=", ">")
@@ -331,38 +295,45 @@ class _Query:
         return _Text(tree(0, len(breaks)))
 
     def _look_up(self, x: Any, curve: Step, scale: float, cells: np.ndarray) -> Any:
-        """Find the piece at x from the number of breaks before its cell, and look up its coefficients in lists.
+        """Find the piece of x in a list by its cell, and look up the coefficients of the piece in lists.
 
         DuckDB spends 0.5 µs per node of a CASE on each 2,048 rows, so that 200 breaks would take 50 ns per row. A cell
-        number never falls as x rises, so only the breaks in the cell of x are compared with x.
+        number never falls as x rises, so x is compared with the breaks in its cell only. A cell that has breaks holds
+        the negative number of the piece before them.
         """
-        breaks, pieces = curve["breaks"], curve["coefficients"]
-        less, crowd = "<" if curve["closed"] == "left" else "<=", int(np.bincount(cells).max())
-        last, width = int(cells[-1]), max(map(len, pieces))
-        padded = [piece + [0.0] * (width - len(piece)) for piece in [*pieces, *pieces[-1:] * crowd]]
-        before = ", ".join(map(str, np.searchsorted(cells, np.arange(last + 1)).tolist()))
-        lists = [", ".join(map(_text, numbers)) for numbers in (breaks, *zip(*padded, strict=True))]
-        lists.append(", ".join(map(_text, [*origins(curve), *breaks[-1:] * crowd])))
-        counts, cuts, *coefficients, starts = self.bind([_Text(f"(SELECT [{each}])") for each in (before, *lists)])
-        ends = f"WHEN {x.sql} <= {_text(breaks[0])} THEN 1 WHEN {x.sql} >= {_text(breaks[-1])} THEN {last + 1}"
-        cell = f"FLOOR(({x.sql} - {_text(breaks[0])}) * {_text(scale)})"
-        (k,) = self.bind([_Text(f"{counts.sql}[CASE {ends} ELSE CAST({cell} AS INTEGER) + 1 END]")])
-        branches = [f"WHEN {x.sql} {less} {cuts.sql}[{k.sql} + {i}] THEN {k.sql} + {i}" for i in range(1, crowd + 1)]
-        (piece,) = self.bind([_Text(f"CASE {' '.join(branches)} ELSE {k.sql} + {crowd + 1} END")])
-        *low, value = [_Text(f"{each.sql}[{piece.sql}]") for each in coefficients]
+        breaks, less, crowd = curve["breaks"], "<" if curve["closed"] == "left" else "<=", int(np.bincount(cells).max())
+        table = _padded(curve["coefficients"])
+        of_cell = 1 + np.searchsorted(cells, np.arange(cells[-1] + 1))
+        of_cell[cells] *= -1
+        numbers = [
+            map(str, of_cell.tolist()),
+            *(map(_text, each) for each in ([*breaks, *[_LARGEST] * crowd], *table.T, origins(curve))),
+        ]
+        lists = self.bind([_Text(f"(SELECT [{', '.join(each)}])") for each in numbers])
+        (pieces_of_cells, cuts, *coefficients, origin) = (each.sql for each in lists)
+        ends = f"WHEN {x.sql} <= {_text(breaks[0])} THEN 1 WHEN {x.sql} >= {_text(breaks[-1])} THEN {len(of_cell)}"
+        cell = f"CASE {ends} ELSE CAST(FLOOR(({x.sql} - {_text(breaks[0])}) * {_text(scale)}) AS INTEGER) + 1 END"
+        (k,) = (each.sql for each in self.bind([_Text(f"{pieces_of_cells}[{cell}]")]))
+        branches = [f"WHEN {x.sql} {less} {cuts}[{i} - {k}] THEN {i} - {k}" for i in range(crowd)]
+        (piece,) = self.bind([_Text(f"CASE WHEN {k} > 0 THEN {k} {' '.join(branches)} ELSE {crowd} - {k} END")])
+        *low, value = [_Text(f"{each}[{piece.sql}]") for each in coefficients]
+        u = x - _Text(f"{origin}[{piece.sql}]")
         for coefficient in reversed(low):
-            value = value * (x - _Text(f"{starts.sql}[{piece.sql}]")) + coefficient
+            value = value * u + coefficient
         return value
 
     def bind(self, x: list[Any]) -> list[Any]:
-        self.levels += 1
         names = [_Text(f"trueup_{self.columns + k}") for k in range(len(x))]
         self.columns += len(x)
         items = ", ".join(f"{value.sql} AS {name.sql}" for value, name in zip(x, names, strict=True))
-        self.source = f"(\nSELECT t{self.levels}.*, {items} FROM {self.source} AS t{self.levels})"
+        table = f"trueup_table_{len(self.tables) + 1}"
+        self.tables.append(f"{table} AS {_KEPT.get(self.dialect, '')}(SELECT t.*, {items} FROM {self.source} AS t)")
+        self.source = table
         return names
 
 
+_KEPT = {"duckdb": "NOT MATERIALIZED ", "sqlite": "MATERIALIZED ", "postgres": "MATERIALIZED "}
+"""SQLite and PostgreSQL would otherwise compute an intermediate result as often as it is used."""
 _DOUBLE = {"sqlite": "REAL", "postgres": "DOUBLE PRECISION", "bigquery": "FLOAT64"}
 
 
@@ -386,7 +357,7 @@ def to_sql(expression: Expression, *, dialect: Dialect, table: str | Sequence[st
     double = _DOUBLE.get(dialect, "DOUBLE")
 
     def read(name: str) -> _Text:
-        x = f"CAST(t1.{_quote(name, dialect)} AS {double})"
+        x = f"CAST(t.{_quote(name, dialect)} AS {double})"
         if expression.low is None:
             return _Text(f"CASE WHEN {x} - {x} = 0 THEN {x} END")  # infinity less itself is no number
         less = "<" if expression.open_range else "<="
@@ -398,4 +369,5 @@ def to_sql(expression: Expression, *, dialect: Dialect, table: str | Sequence[st
     outputs = _run(expression.steps, numbers, query)
     kept = [f"t.{_quote(name, dialect)}" for name in keep]
     items = [f"{_text(x)} AS {_quote(name, dialect)}" for x, name in zip(outputs, expression.outputs, strict=True)]
-    return f"SELECT {', '.join(kept + items)} FROM {query.source} AS t"
+    tables = ",\n".join(query.tables)
+    return f"WITH {tables}\nSELECT {', '.join(kept + items)} FROM {query.source} AS t"
