@@ -326,7 +326,8 @@ def test_wrong_bodies(tmp_path, effort, tell):
     tell(
         "faults",
         f"{len(answers)} requests of 8 MB, two at a time: refused in at most {longest} bytes; others are "
-        f"answered in {np.median(seconds):.2f} s (median), at most {max(seconds):.2f} s; at most {largest / 2**20:,.0f} MB of memory",
+        f"answered in {np.median(seconds):.2f} s (median), at most {max(seconds):.2f} s; "
+        f"at most {largest / 2**20:,.0f} MB of memory",
     )
 
 

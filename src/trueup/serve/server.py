@@ -76,9 +76,7 @@ def run(
     if settings.token is None and (require_token or not is_loopback(host)):
         settings = replace(settings, token=secrets.token_urlsafe(24))
     os.umask(0o077)
-    gc.set_threshold(
-        50_000, 50, 100
-    )  # the largest JSON body has millions of lists, and collections took most of its time
+    gc.set_threshold(50_000, 50, 100)  # collections took most of the time to parse a body of millions of lists
     if not 0 <= port <= 65535:
         raise ValueError(f"port must lie in 0..65535, got {port}")
     server = make_server(host, port, hosts=hosts, settings=settings, log_level=log_level)
