@@ -17,7 +17,7 @@ from trueup._core import arrays, native
 from trueup._core.namespace import NUMPY, Namespace, namespace_of
 from trueup._core.optimize import Certificate
 from trueup._core.row_scores import confidences
-from trueup._core.types import ArrayLike, ArrayT, WeightsLike
+from trueup._core.types import Array, ArrayLike, ArrayT, WeightsLike
 from trueup._core.values import Value
 from trueup.calibrators import expression as e
 
@@ -71,7 +71,7 @@ class Calibrator(Value):
         chunks = native.row_chunks(z.shape[0], z.shape[1], native.CACHE_CHUNK // 2)
         return np.concatenate([self.forward(NUMPY, arrays.take_logits(z, rows)) for rows in chunks])
 
-    def forward(self, xp: Namespace, z: Any, **extra: Any) -> Any:
+    def forward(self, xp: Namespace, z: Array, **extra: Any) -> Array:
         """Map logits (n, classes) of the namespace; composed calibrators call this method of their parts.
 
         Parameters
@@ -99,7 +99,7 @@ class Calibrator(Value):
             mapped = self._saturate(xp, x, mapped, extra)
         return mapped if absent is None else xp.where(absent, -math.inf, mapped)
 
-    def _saturate(self, xp: Namespace, z: Any, mapped: Any, extra: dict[str, Any]) -> Any:
+    def _saturate(self, xp: Namespace, z: Array, mapped: Array, extra: dict[str, Any]) -> Array:
         """Remap rows that overflow: scale their logits down before the map, shift the results below zero."""
         finite = xp.isfinite(z)
         overflown = xp.any(finite, axis=1, keepdims=True) & xp.any(~xp.isfinite(mapped) & finite, axis=1, keepdims=True)
@@ -112,7 +112,7 @@ class Calibrator(Value):
         return xp.where(overflown, xp.astype(xp.where(finite, shifted, out), mapped.dtype), mapped)
 
     @abstractmethod
-    def map(self, xp: Namespace, z: Any) -> Any:
+    def map(self, xp: Namespace, z: Array) -> Array:
         """Map logits in float32 or float64; subclasses implement it.
 
         Parameters
@@ -294,7 +294,7 @@ def if_all_parts(flag: str) -> Any:
     return property(lambda calibrator: all(getattr(part, flag) for part in calibrator.parts()))
 
 
-def _read_padding(xp: Namespace, z: Any) -> Any:
+def _read_padding(xp: Namespace, z: Array) -> Array:
     """Replace finite padding values of absent options by −∞."""
     if (xp.is_numpy and arrays.is_checked(z)) or not z.shape[0] or bool(xp.min(z) > -arrays.MIN_PADDING):
         return z
@@ -316,7 +316,7 @@ class Identity(Calibrator):
     keeps_argmax = True
     sample_invariant = True
 
-    def map(self, xp: Namespace, z: Any) -> Any:
+    def map(self, xp: Namespace, z: Array) -> Array:
         """Return the logits."""
         return z
 
@@ -356,7 +356,7 @@ class ScoreCalibrator(Calibrator):
         """Return whether the predicted class stays; a map of P(class 1) may cross one half."""
         return not self.event
 
-    def score(self, xp: Namespace, z: Any) -> Any:
+    def score(self, xp: Namespace, z: Array) -> Array:
         """Return the scores (n,) in float64: float32 cannot distinguish confidences near one."""
         if self.event:
             self._check_classes(z, 2)
@@ -413,7 +413,7 @@ class TopLabel(ScoreCalibrator):
         return int((self.confidence(z)[:, None] < least).sum())
 
     @abstractmethod
-    def map_confidence(self, xp: Namespace, confidence: Any) -> Any:
+    def map_confidence(self, xp: Namespace, confidence: Array) -> Array:
         """Map confidences (n,)."""
 
     def curve_formula(self, curve: e.Step, *, odds: bool = False) -> e.Formula:
@@ -436,13 +436,13 @@ class TopLabel(ScoreCalibrator):
         limits = (e.clip(self.margin, 1 - self.margin),) if self.margin else ()
         return e.Formula("event_odds" if odds else "event", (e.piecewise(curve), *limits), "event")
 
-    def map(self, xp: Namespace, z: Any) -> Any:
+    def map(self, xp: Namespace, z: Array) -> Array:
         """Set the predicted class, or the event, to its calibrated confidence and share the rest."""
         confidence = xp.clip(self.map_confidence(xp, self.score(xp, z)), self.margin, 1 - self.margin)
         return set_confidence(xp, z, confidence, event=self.event)
 
 
-def set_confidence(xp: Namespace, z: Any, confidence: Any, *, event: bool) -> Any:
+def set_confidence(xp: Namespace, z: Array, confidence: Array, *, event: bool) -> Array:
     """Return log-probabilities with this confidence on the predicted class or, with `event`, on class 1 of two."""
     if not event:
         return set_top_confidence(xp, z, confidence)
@@ -451,7 +451,7 @@ def set_confidence(xp: Namespace, z: Any, confidence: Any, *, event: bool) -> An
     return xp.astype(xp.stack([xp.log1p(-c), xp.log(c)], axis=1), z.dtype)
 
 
-def set_top_confidence(xp: Namespace, z: Any, confidence: Any) -> Any:
+def set_top_confidence(xp: Namespace, z: Array, confidence: Array) -> Array:
     """Return log-probabilities with this confidence on the predicted class, which stays the predicted class.
 
     The other classes share the rest in proportion to their probabilities, each at most the confidence. The excess over
@@ -488,7 +488,7 @@ def set_top_confidence(xp: Namespace, z: Any, confidence: Any) -> Any:
     return xp.put_along_axis(log_shared, best, xp.log(top))
 
 
-def break_ties(xp: Namespace, z: Any, calibrated: Any) -> Any:
+def break_ties(xp: Namespace, z: Array, calibrated: Array) -> Array:
     """Lower other classes by a few units of rounding where rounding made them equal to the predicted class."""
     best = xp.argmax(z, axis=1, keepdims=True)
     top = xp.take_along_axis(calibrated, best, axis=1)
@@ -496,7 +496,7 @@ def break_ties(xp: Namespace, z: Any, calibrated: Any) -> Any:
     return xp.where(z < xp.take_along_axis(z, best, axis=1), xp.minimum(calibrated, below), calibrated)
 
 
-def _cap_masses(xp: Namespace, mass: Any, total: Any, cap: Any) -> Any:
+def _cap_masses(xp: Namespace, mass: Array, total: Array, cap: Array) -> Array:
     """Scale the masses up and cap them so that they still sum to the total."""
     ordered = xp.sort(mass, axis=1)  # ascending: sums start with the smallest terms
     below = xp.flip(xp.cumulative_sum(ordered, axis=1), axis=1)  # sum of all masses up to each rank, largest first

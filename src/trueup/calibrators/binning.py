@@ -25,7 +25,7 @@ from trueup._core.bins import (
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.row_scores import scores_and_outcomes, top_label_tally
 from trueup._core.splits import random_order
-from trueup._core.types import ArrayLike, WeightsLike
+from trueup._core.types import Array, ArrayLike, WeightsLike
 from trueup.calibrators import expression as e
 from trueup.calibrators.base import TopLabel, check_margin, clip_frequencies, row_count, set_confidence
 from trueup.calibrators.curves import (
@@ -284,7 +284,7 @@ class ShrunkenHistogram(Cuts, ClassCurves):
         if not ((self.weights >= 0) & (self.weights <= 1)).all():
             raise ValueError(f"weights must lie in [0, 1], got {self.weights.min():.6g}..{self.weights.max():.6g}")
 
-    def curve(self, xp: Namespace, p: Any) -> Any:
+    def curve(self, xp: Namespace, p: Array) -> Array:
         """Return the mixtures of probability and frequency."""
         index = xp.searchsorted(self.cuts, p)
         weight = xp.take(self.weights, index)
@@ -390,11 +390,11 @@ class ScalingBinning(Edges, TopLabel):
         self.set_parameters(temperature=Temperature(temperature).temperature)
         super().__init__(edges, values)
 
-    def score(self, xp: Namespace, z: Any) -> Any:
+    def score(self, xp: Namespace, z: Array) -> Array:
         """Return the scaled confidence."""
         return super().score(xp, z / self.temperature)
 
-    def map(self, xp: Namespace, z: Any) -> Any:
+    def map(self, xp: Namespace, z: Array) -> Array:
         """Scale, set the predicted class to its bin's mean, and share the rest in the scaled proportions."""
         mapped = self.map_confidence(xp, self.score(xp, z))
         return set_confidence(xp, z / self.temperature, mapped, event=self.event)
@@ -633,7 +633,7 @@ class IMax(Cuts, TopLabel):
         super().__init__(cuts, values)
         self.margin, self.event = check_margin(margin), event
 
-    def score(self, xp: Namespace, z: Any) -> Any:
+    def score(self, xp: Namespace, z: Array) -> Array:
         """Return the log-odds of the confidence, computed from the logits."""
         if self.event:
             self._check_classes(z, 2)
@@ -705,7 +705,7 @@ class IMaxShared(Cuts, ClassCurves):
 
     left_closed = True
 
-    def map(self, xp: Namespace, z: Any) -> Any:
+    def map(self, xp: Namespace, z: Array) -> Array:
         """Return the normalised frequencies."""
         return one_vs_rest(xp, z, lambda odds: self.curve(xp, odds), score=lambda part: _odds(xp, part))
 
@@ -753,13 +753,13 @@ class IMaxShared(Cuts, ClassCurves):
         return cls(cuts, clip_frequencies(values, len(odds) if sample_weight is None else sample_weight.sum()))
 
 
-def _odds(xp: Namespace, z: Any) -> Any:
+def _odds(xp: Namespace, z: Array) -> Array:
     """Return ln p/(1 − p) of every class."""
     log_p, log_rest = log_probs_and_rests(xp, z)
     return xp.clip(log_p - log_rest, -_MAX_ODDS, _MAX_ODDS)
 
 
-def _top_odds(xp: Namespace, z: Any, *, event: bool) -> Any:
+def _top_odds(xp: Namespace, z: Array, *, event: bool) -> Array:
     """Return ln p/(1 − p) of the largest class or, with `event`, of class 1."""
     z = xp.double(z)
     if event:

@@ -21,7 +21,7 @@ from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import FitError
 from trueup._core.registry import METHODS
 from trueup._core.row_scores import event_class, score_rows
-from trueup._core.types import ArrayLike, WeightsLike
+from trueup._core.types import Array, ArrayLike, WeightsLike
 from trueup.calibrators import expression as e
 from trueup.calibrators.base import Calibrator, if_all_parts
 from trueup.calibrators.folds import k_fold, merge_copies
@@ -58,7 +58,7 @@ class Chain(Calibrator):
         """Return the flag of the first step."""
         return bool(self.steps[0].shift_invariant)
 
-    def map(self, xp: Namespace, z: Any) -> Any:
+    def map(self, xp: Namespace, z: Array) -> Array:
         """Apply the steps in order."""
         for step in self.steps:
             z = step.forward(xp, z)
@@ -159,7 +159,7 @@ class OneVsRest(Calibrator):
     def __init__(self, calibrators: Sequence[Calibrator]) -> None:
         self.calibrators = tuple(calibrators)
 
-    def map(self, xp: Namespace, z: Any) -> Any:
+    def map(self, xp: Namespace, z: Array) -> Array:
         """Calibrate each class's log-odds and normalise the probabilities."""
         self._check_classes(z, len(self.calibrators))
         absent = xp.find_absent(z)
@@ -231,13 +231,13 @@ class OneEvent(Calibrator):
     def __init__(self, calibrator: Calibrator, event: int, n_classes: int) -> None:
         self.calibrator, self.event, self.n_classes = calibrator, int(event), int(n_classes)
 
-    def forward(self, xp: Namespace, z: Any, **extra: Any) -> Any:
+    def forward(self, xp: Namespace, z: Array, **extra: Any) -> Array:
         """Map the logits of all classes, or those of the event."""
         if z.ndim == 2 and z.shape[1] == 2 < self.n_classes:
             return self.calibrator.forward(xp, z, **extra)
         return xp.astype(self.map(xp, xp.upcast_half(z), **extra), z.dtype)
 
-    def map(self, xp: Namespace, z: Any, **extra: Any) -> Any:
+    def map(self, xp: Namespace, z: Array, **extra: Any) -> Array:
         """Return the calibrated log-probabilities of the event."""
         self._check_classes(z, self.n_classes)
         others = xp.stack([z[:, k] for k in range(self.n_classes) if k != self.event], axis=1)
@@ -286,14 +286,14 @@ def for_event(fit: Fit | str, event: int | str, *, class_names: Sequence[str] | 
     return fit_event
 
 
-def _log_odds(xp: Namespace, z: Any) -> Any:
+def _log_odds(xp: Namespace, z: Array) -> Array:
     from trueup.calibrators.logistic import log_probs_and_rests
 
     log_p, log_rest = log_probs_and_rests(xp, z)
     return log_p - log_rest
 
 
-def _binary(xp: Namespace, odds: Any) -> Any:
+def _binary(xp: Namespace, odds: Array) -> Array:
     return xp.stack([xp.zeros_like(odds), odds], axis=1)
 
 

@@ -12,7 +12,7 @@ from trueup._core import native
 from trueup._core.arrays import find_absent
 from trueup._core.namespace import Namespace
 from trueup._core.row_scores import class_probs
-from trueup._core.types import ArrayLike
+from trueup._core.types import Array, ArrayLike
 from trueup.calibrators import expression as e
 from trueup.calibrators.base import Calibrator, TopLabel
 
@@ -29,10 +29,10 @@ class Curve(Calibrator):
     values: np.ndarray
 
     @abstractmethod
-    def curve(self, xp: Namespace, p: Any) -> Any:
+    def curve(self, xp: Namespace, p: Array) -> Array:
         """Map probabilities in float64, shape (n,) or (classes, n)."""
 
-    def map_confidence(self, xp: Namespace, confidence: Any) -> Any:
+    def map_confidence(self, xp: Namespace, confidence: Array) -> Array:
         """Map confidences (n,) by the curve."""
         return self.curve(xp, confidence)
 
@@ -66,7 +66,7 @@ class Knots(Curve):
     def __init__(self, knots: ArrayLike, values: ArrayLike) -> None:
         keep_curve(self, "knots", knots, values)
 
-    def curve(self, xp: Namespace, p: Any) -> Any:
+    def curve(self, xp: Namespace, p: Array) -> Array:
         """Interpolate between the knots."""
         return interpolate(xp, p, self.knots, self.values)
 
@@ -84,7 +84,7 @@ class Edges(Curve):
     def __init__(self, edges: ArrayLike, values: ArrayLike) -> None:
         keep_curve(self, "edges", edges, values, extra=-1)
 
-    def curve(self, xp: Namespace, p: Any) -> Any:
+    def curve(self, xp: Namespace, p: Array) -> Array:
         """Return the value of the bin."""
         return xp.take(self.values, xp.searchsorted(self.edges[1:-1], p))
 
@@ -102,7 +102,7 @@ class Cuts(Curve):
     def __init__(self, cuts: ArrayLike, values: ArrayLike) -> None:
         keep_curve(self, "cuts", cuts, values, extra=1)
 
-    def curve(self, xp: Namespace, p: Any) -> Any:
+    def curve(self, xp: Namespace, p: Array) -> Array:
         """Return the value of the bin."""
         return xp.take(self.values, xp.searchsorted(self.cuts, p, right=self.left_closed))
 
@@ -117,7 +117,7 @@ class ClassCurves(Curve):
 
     differentiable = False
 
-    def map(self, xp: Namespace, z: Any) -> Any:
+    def map(self, xp: Namespace, z: Array) -> Array:
         """Apply the curves and normalise the rows."""
         if self.values.ndim == 2:
             self._check_classes(z, self.values.shape[0])
@@ -128,7 +128,7 @@ class ClassCurves(Curve):
         return e.Formula("probs", (e.piecewise(*self.curve_steps(ORDER_WEIGHT)), e.op("normalise")), "probs")
 
 
-def one_vs_rest(xp: Namespace, z: Any, curve: Function, *, score: Function | None = None) -> Any:
+def one_vs_rest(xp: Namespace, z: Array, curve: Function, *, score: Function | None = None) -> Array:
     """Return log-probabilities proportional to curve(p_k) + 1e-9 p_k; the curve maps arrays (classes, rows) in float64.
 
     With `score`, a function of the logits, the curve is applied to that score instead of the probabilities.
@@ -154,7 +154,7 @@ def order_weight(xp: Namespace, dtype: Any) -> float:
     return max(ORDER_WEIGHT, 8 * float(xp.finfo(dtype).eps))
 
 
-def interpolate(xp: Namespace, x: Any, knots: Any, values: Any) -> Any:
+def interpolate(xp: Namespace, x: Array, knots: Array, values: Array) -> Array:
     """Interpolate linearly between the knots, constant outside them; one curve for all x, or one per row of x."""
     if xp.is_numpy:
         curves = [np.interp(*row) for row in zip(x, knots, values, strict=True)] if knots.ndim == 2 else None

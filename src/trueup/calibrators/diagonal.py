@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from trueup._core import native
 from trueup._core.arrays import as_weighted, find_absent
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import Certificate, lbfgs
-from trueup._core.types import ArrayLike, WeightsLike
+from trueup._core.types import Array, ArrayLike, WeightsLike
 from trueup.calibrators import expression as e
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.likelihood import mask_scores
@@ -61,7 +61,7 @@ class Diagonal(Calibrator):
         if np.shape(self.slopes) != self.knots.shape or not (self.slopes > 0).all():
             raise ValueError(f"slopes must be positive, one for each of {len(self.knots)} knots, got {self.slopes}")
 
-    def map(self, xp: Namespace, z: Any) -> Any:
+    def map(self, xp: Namespace, z: Array) -> Array:
         """Apply g, with g = 0 at the first knot."""
         u, knots, slopes = centre_rows(xp, xp.double(z)), self.knots, self.slopes
         number = knots.shape[0]
@@ -112,7 +112,7 @@ class Diagonal(Calibrator):
         return cls(positions, slopes).with_certificate(certificate)
 
 
-def centre_rows(xp: Namespace, z: Any) -> Any:
+def centre_rows(xp: Namespace, z: Array) -> Array:
     """Subtract each row's mean, since a constant shift of a row changes nothing; an absent option becomes 0."""
     # Subtract the largest first: the mean of logits far from zero would lose digits.
     z = xp.fill_absent(z - xp.max(z, axis=1, keepdims=True), xp.find_absent(z))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 
 from trueup._core.arrays import MASKED_LOGIT, as_weighted, count_options
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import FitError, warn_at_bound
-from trueup._core.types import ArrayLike, WeightsLike
+from trueup._core.types import Array, ArrayLike, WeightsLike
 from trueup.calibrators import expression as e
 from trueup.calibrators.base import Calibrator, check_positive
 from trueup.calibrators.temperature import (
@@ -70,7 +70,7 @@ class EnsembleTemperature(Calibrator):
         if not (w.shape == (3,) and bool((w >= 0).all()) and abs(float(w.sum()) - 1) < 1e-9 and float(w[2]) < 1):
             raise ValueError(f"weights must be three, not negative, of sum 1, not all on the uniform, got {w}")
 
-    def map(self, xp: Namespace, z: Any) -> Any:
+    def map(self, xp: Namespace, z: Array) -> Array:
         """Return the log-probabilities of the mixture."""
         x = xp.double(z)
         uniform = xp.zeros_like(x) - xp.log_options(x, x.dtype)

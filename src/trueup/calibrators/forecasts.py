@@ -20,7 +20,7 @@ from trueup._core.optimize import warn_at_bound
 from trueup._core.registry import FORECAST_METHODS
 from trueup._core.splits import cluster_folds, stratified_folds
 from trueup._core.tally import Mean
-from trueup._core.types import ArrayLike, ArrayT, WeightsLike
+from trueup._core.types import Array, ArrayLike, ArrayT, WeightsLike
 from trueup._core.values import Value
 from trueup.metrics.forecasts import LEVELS, GaussianForecast, check_forecast, scaled_pinball
 
@@ -41,7 +41,7 @@ class ForecastMap(Value):
         return match_kind(_cast(mapped, mean), mean)
 
     @abstractmethod
-    def forward(self, xp: Namespace, mean: Any, std: Any) -> Any:
+    def forward(self, xp: Namespace, mean: Array, std: Array) -> Array:
         """Map arrays of the namespace, of any shape."""
 
 
@@ -110,7 +110,7 @@ class Recalibrator(ForecastMap):
     def moments(self) -> tuple[float, float]:
         """Return the mean and the standard deviation of Z."""
 
-    def forward(self, xp: Namespace, mean: Any, std: Any) -> tuple[Any, Any]:
+    def forward(self, xp: Namespace, mean: Array, std: Array) -> tuple[Array, Array]:
         """Return μ + σ·E[Z] and σ·std(Z), for arrays of any shape."""
         if mean.shape != std.shape:
             raise ValueError(f"std must have the shape of mean, {tuple(mean.shape)}, got {tuple(std.shape)}")
@@ -215,7 +215,7 @@ class QuantilesAt(ForecastMap):
     def __init__(self, levels: ArrayLike, z: ArrayLike) -> None:
         self.set_parameters(levels=levels, z=z)
 
-    def forward(self, xp: Namespace, mean: Any, std: Any) -> Any:
+    def forward(self, xp: Namespace, mean: Array, std: Array) -> Array:
         """Return quantiles (…, levels) of forecasts of any shape."""
         m, s = xp.upcast_half(mean)[..., None], xp.upcast_half(std)[..., None]
         return xp.astype(m + s * xp.astype(self.z, m.dtype), mean.dtype)

@@ -23,7 +23,7 @@ from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import FitError
 from trueup._core.registry import METHODS
 from trueup._core.splits import is_significant_gain
-from trueup._core.types import ArrayLike, WeightsLike
+from trueup._core.types import Array, ArrayLike, WeightsLike
 from trueup.calibrators.base import Calibrator, if_all_parts
 from trueup.calibrators.compose import Fit
 from trueup.calibrators.folds import k_fold
@@ -83,7 +83,7 @@ class PerGroup(Calibrator):
         if not ((self.shares >= 0) & (self.shares <= 1)).all():
             raise ValueError(f"shares must lie in [0, 1], got {self.shares}")
 
-    def map(self, xp: Namespace, z: Any, *, groups: ArrayLike | None = None) -> Any:
+    def map(self, xp: Namespace, z: Array, *, groups: ArrayLike | None = None) -> Array:
         """Return the log-probabilities of the row's group; the pooled ones for a group without a map."""
         if groups is None:
             raise InputError("groups", "be given, as to the fit", "none")
@@ -158,7 +158,7 @@ def per_group(fit: Fit | str, *, n_folds: int = 5, strengths: Sequence[float] = 
     return fitted
 
 
-def mix(xp: Namespace, common: Any, of_group: Any, share: Any) -> Any:
+def mix(xp: Namespace, common: Array, of_group: Array, share: Array) -> Array:
     """Return ln((1 − λ) p + λ q), given ln p and ln q."""
     return xp.logaddexp(common + xp.log1p(-share), of_group + xp.log(share))
 
@@ -238,7 +238,7 @@ class PerLabel(Calibrator):
     def __init__(self, calibrator: PerGroup, labels: int) -> None:
         self.calibrator, self.labels = calibrator, labels
 
-    def map(self, xp: Namespace, z: Any) -> Any:
+    def map(self, xp: Namespace, z: Array) -> Array:
         """Calibrate each label's log-odds."""
         self._check_classes(z, self.labels)
         number = {name: k for k, name in enumerate(self.calibrator.names)}

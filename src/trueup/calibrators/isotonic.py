@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self, TypeAlias
+from typing import Self, TypeAlias
 
 import numpy as np
 from scipy.optimize import isotonic_regression
@@ -12,7 +12,7 @@ from trueup._core.arrays import as_logits, as_weighted, find_absent, match_kind,
 from trueup._core.bins import tie_ends
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.row_scores import scores_and_outcomes
-from trueup._core.types import ArrayLike, ArrayT, WeightsLike
+from trueup._core.types import Array, ArrayLike, ArrayT, WeightsLike
 from trueup.calibrators import expression as e
 from trueup.calibrators.base import TopLabel, break_ties, clip_frequencies, row_count
 from trueup.calibrators.curves import PADDING, ClassCurves, Knots, each_class, one_vs_rest, order_weight, pad_curves
@@ -115,7 +115,7 @@ class IsotonicOvR(Knots, ClassCurves):
         super().__init__(knots, values)
         self.set_parameters(temperature=Temperature(temperature).temperature)
 
-    def map(self, xp: Namespace, z: Any) -> Any:
+    def map(self, xp: Namespace, z: Array) -> Array:
         """Apply the curves to the scaled logits' probabilities and normalise."""
         return super().map(xp, z / self.temperature)
 
@@ -232,7 +232,7 @@ class IsotonicPooled(Knots, ClassCurves):
 
     keeps_argmax = True
 
-    def map(self, xp: Namespace, z: Any) -> Any:
+    def map(self, xp: Namespace, z: Array) -> Array:
         """Apply the curve to every class's probability and normalise."""
         return break_ties(xp, z, super().map(xp, z))
 
@@ -392,7 +392,7 @@ class VennAbers(ClassCurves):
         if not ((self.lower >= 0) & (self.lower <= self.upper) & (self.upper <= 1)).all():
             raise ValueError("lower and upper must lie in [0, 1], lower at most upper")
 
-    def map(self, xp: Namespace, z: Any) -> Any:
+    def map(self, xp: Namespace, z: Array) -> Array:
         """Return the normalised single probabilities as log-probabilities."""
         self._check_classes(z, self._classes)
         if self._classes > 2:
@@ -423,12 +423,12 @@ class VennAbers(ClassCurves):
         """Return the number of classes; one curve, that of class 1, serves two classes."""
         return max(2, self.scores.shape[1])
 
-    def curve(self, xp: Namespace, p: Any) -> Any:
+    def curve(self, xp: Namespace, p: Array) -> Array:
         """Return the single probabilities."""
         not_low, high = self._means(xp, p)
         return high / (not_low + high)
 
-    def _means(self, xp: Namespace, p: Any) -> tuple[Any, Any]:
+    def _means(self, xp: Namespace, p: Array) -> tuple[Array, Array]:
         """Return geometric means over the folds of 1 − p₀ and p₁, at probabilities (classes, n)."""
         two = self._classes == 2
         folds = [self._fold(xp, p[1:, :] if two else p, k) for k in range(self.scores.shape[0])]
@@ -438,7 +438,7 @@ class VennAbers(ClassCurves):
         # The brackets of class 0 are the reversed brackets of class 1.
         return (xp.concat([high, not_low]), xp.concat([not_low, high])) if two else (not_low, high)
 
-    def _fold(self, xp: Namespace, p: Any, fold: int) -> tuple[Any, Any]:
+    def _fold(self, xp: Namespace, p: Array, fold: int) -> tuple[Array, Array]:
         """Return 1 − p₀ and p₁ of one fold, at the counts #{c ≤ p} and #{c < p} of its scores."""
         scores, lower, upper = (table[fold, ...] for table in (self.scores, self.lower, self.upper))
         below = xp.searchsorted(scores + _TIE, p)
@@ -507,7 +507,7 @@ def _curves(z: np.ndarray, y: np.ndarray, w: np.ndarray | None) -> list[Curves]:
     return [bracket_curves(*rows) for rows in each_class(z, y, w)]
 
 
-def _two_probs(xp: Namespace, z: Any) -> Any:
+def _two_probs(xp: Namespace, z: Array) -> Array:
     """Return the probabilities of two classes, (2, n), ten times faster than a softmax."""
     odds = z[:, 1] - z[:, 0]
     return xp.sigmoid(xp.stack([-odds, odds]))

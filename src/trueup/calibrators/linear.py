@@ -12,7 +12,7 @@ import numpy as np
 from trueup._core.arrays import as_weighted
 from trueup._core.namespace import Namespace
 from trueup._core.optimize import lbfgs
-from trueup._core.types import ArrayLike, WeightsLike
+from trueup._core.types import Array, ArrayLike, WeightsLike
 from trueup.calibrators import expression as e
 from trueup.calibrators.base import Calibrator, row_count
 from trueup.calibrators.folds import k_fold, merge_copies
@@ -49,14 +49,14 @@ class Linear(Calibrator):
         if shape not in ((classes,), (classes, classes)):
             raise ValueError(f"weight must have shape ({classes},) or ({classes}, {classes}), got {shape}")
 
-    def map(self, xp: Namespace, z: Any) -> Any:
+    def map(self, xp: Namespace, z: Array) -> Array:
         """Apply the weights, a vector or a matrix, and the bias."""
         self._check_classes(z, self.bias.shape[0])
         u = xp.fill_absent(self.features(xp, z), xp.find_absent(z))
         w, b = xp.astype(self.weight, u.dtype), xp.astype(self.bias, u.dtype)
         return (u * w if w.ndim == 1 else u @ w.T) + b
 
-    def features(self, xp: Namespace, z: Any) -> Any:
+    def features(self, xp: Namespace, z: Array) -> Array:
         """Return the features u."""
         return z
 
@@ -283,7 +283,7 @@ class Dirichlet(Linear):
     shift_invariant = True
     sample_invariant = False  # the penalty is chosen on folds
 
-    def features(self, xp: Namespace, z: Any) -> Any:
+    def features(self, xp: Namespace, z: Array) -> Array:
         """Return log-probabilities."""
         return xp.log_softmax(z)
 
@@ -380,7 +380,7 @@ class Structured(Linear):
         super().__init__(weight, bias)
         self.set_parameters(temperature=temperature)
 
-    def features(self, xp: Namespace, z: Any) -> Any:
+    def features(self, xp: Namespace, z: Array) -> Array:
         """Return log-probabilities after temperature scaling."""
         return xp.log_softmax(z / self.temperature)
 

@@ -13,7 +13,7 @@ from trueup._core import native
 from trueup._core.arrays import MASKED_LOGIT, as_weighted, fill_absent, find_absent
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import Certificate, FitError
-from trueup._core.types import ArrayLike, WeightsLike
+from trueup._core.types import Array, ArrayLike, WeightsLike
 from trueup.calibrators import expression as e
 from trueup.calibrators.base import Calibrator
 
@@ -64,7 +64,7 @@ class Platt(Calibrator):
     def __init__(self, slope: ArrayLike, offset: ArrayLike) -> None:
         keep_class_vectors(self, slope=slope, offset=offset)
 
-    def map(self, xp: Namespace, z: Any) -> Any:
+    def map(self, xp: Namespace, z: Array) -> Array:
         """Apply the curves to each class's log-odds and normalise."""
         self._check_classes(z, self.slope.shape[0])
         return log_normalise(xp, self.slope * log_odds(xp, z) + self.offset, z)
@@ -144,7 +144,7 @@ class Quadratic(Calibrator):
         if not (self.low <= self.high).all():
             raise ValueError(f"low must be at most high, got {self.low} and {self.high}")
 
-    def map(self, xp: Namespace, z: Any) -> Any:
+    def map(self, xp: Namespace, z: Array) -> Array:
         """Apply the curves to each class's log-odds and normalise."""
         self._check_classes(z, self.slope.shape[0])
         odds = xp.minimum(xp.maximum(log_odds(xp, z), self.low), self.high)
@@ -226,7 +226,7 @@ class Beta(Calibrator):
         if (self.a < 0).any() or (self.b < 0).any():
             raise ValueError(f"a and b must not be negative, got a = {self.a} and b = {self.b}")
 
-    def map(self, xp: Namespace, z: Any) -> Any:
+    def map(self, xp: Namespace, z: Array) -> Array:
         """Apply the curves to each class's probability and normalise."""
         self._check_classes(z, self.a.shape[0])
         log_p, log_rest = log_probs_and_rests(xp, xp.double(z))
@@ -303,33 +303,35 @@ def odds_formula(*steps: e.Step) -> e.Formula:
     return e.Formula("logits", (e.op("log_odds"), *steps, e.op("sigmoid"), e.op("normalise")), "probs")
 
 
-def log_odds(xp: Namespace, z: Any) -> Any:
+def log_odds(xp: Namespace, z: Array) -> Array:
     """Return the log-odds ln p_k − ln(1 − p_k) in float64; absent options get the mean of the row's others."""
     log_p, log_rest = log_probs_and_rests(xp, xp.double(z))
     return xp.fill_absent(log_p - log_rest, xp.find_absent(z))
 
 
-def log_probs_and_rests(xp: Namespace, z: Any) -> tuple[Any, Any]:
+def log_probs_and_rests(xp: Namespace, z: Array) -> tuple[Array, Array]:
     """Return ln p_k and ln(1 − p_k) of each entry, without cancellation."""
     total, best, rest_of_best = _row_sums(xp, z)
     return _columns(xp, z, xp.arange_like(z.shape[1], best), total, best, rest_of_best)
 
 
-def _row_sums(xp: Namespace, z: Any) -> tuple[Any, Any, Any]:
+def _row_sums(xp: Namespace, z: Array) -> tuple[Array, Array, Array]:
     """Return for each row ln Σ_k exp z_k, the largest class, and ln(1 − p) of that class."""
     best = xp.argmax(z, axis=1, keepdims=True)
     others = xp.logsumexp(xp.put_along_axis(z, best, -math.inf), keepdims=True)
     return xp.logsumexp(z, keepdims=True), best, -xp.softplus(xp.take_along_axis(z, best) - others)
 
 
-def _columns(xp: Namespace, z: Any, classes: Any, total: Any, best: Any, rest_of_best: Any) -> tuple[Any, Any]:
+def _columns(
+    xp: Namespace, z: Array, classes: Array, total: Array, best: Array, rest_of_best: Array
+) -> tuple[Array, Array]:
     log_p = z - total
     # All classes but the best have p ≤ ½. The best's p is clipped, or its unused gradient would be NaN.
     rest = xp.log1p(-xp.clip(xp.exp(log_p), max=0.75))
     return log_p, xp.where(best == classes, rest_of_best, rest)
 
 
-def log_normalise(xp: Namespace, odds: Any, z: Any) -> Any:
+def log_normalise(xp: Namespace, odds: Array, z: Array) -> Array:
     """Return ln of σ(odds_k) / Σ_j σ(odds_j) in the dtype of the logits z."""
     log_q, absent = -xp.softplus(-odds), xp.find_absent(z)
     return xp.astype(xp.log_softmax(log_q if absent is None else xp.where(absent, MASKED_LOGIT, log_q)), z.dtype)

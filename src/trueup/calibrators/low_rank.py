@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from trueup._core.arrays import as_weighted, fill_absent, find_absent, take_weig
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import Certificate, Stage, lbfgs
 from trueup._core.splits import is_significant_gain
-from trueup._core.types import ArrayLike, WeightsLike
+from trueup._core.types import Array, ArrayLike, WeightsLike
 from trueup.calibrators import expression as e
 from trueup.calibrators.base import Calibrator
 from trueup.calibrators.folds import k_fold
@@ -73,7 +73,7 @@ class LowRank(Calibrator):
             shown = ", ".join(map(str, shapes))
             raise ValueError(f"weight and bias must be (K,), left and right (K, rank), got {shown}")
 
-    def map(self, xp: Namespace, z: Any) -> Any:
+    def map(self, xp: Namespace, z: Array) -> Array:
         """Return the scaled log-probabilities plus the low-rank term."""
         self._check_classes(z, self.bias.shape[0])
         u = xp.fill_absent(xp.log_softmax(xp.double(z) / self.temperature), xp.find_absent(z))

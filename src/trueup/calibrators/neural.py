@@ -15,7 +15,7 @@ from trueup._core.arrays import MASKED_LOGIT, as_arrays, as_weighted, find_absen
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.registry import METHODS
 from trueup._core.splits import stratified_folds
-from trueup._core.types import ArrayLike, WeightsLike
+from trueup._core.types import Array, ArrayLike, WeightsLike
 from trueup.calibrators.base import Calibrator, if_all_parts
 from trueup.calibrators.compose import Fit
 from trueup.calibrators.diagonal import centre_rows
@@ -152,7 +152,7 @@ class Residual(FoldNetworks):
             expected = _count_features(self.output.shape[1] - 1)
             raise ValueError(f"first must have {expected} features and a bias for these classes, got {shapes}")
 
-    def map(self, xp: Namespace, z: Any) -> Any:
+    def map(self, xp: Namespace, z: Array) -> Array:
         """Return the mean of the networks' probabilities, as log-probabilities."""
         self._check_classes(z, self.output.shape[1] - 1)
         log_p = xp.log_softmax(xp.double(self.base.forward(xp, z)))
@@ -238,7 +238,7 @@ class Residual(FoldNetworks):
         by_hidden *= hidden
         np.matmul(by_hidden, rows.features.mT, out=gradients[0])
 
-    def _correct(self, xp: Namespace, base: Any, features: Any, network: int) -> Any:
+    def _correct(self, xp: Namespace, base: Array, features: Array, network: int) -> Array:
         """Return the log-probabilities of one network."""
         hidden = _affine(features, self.first[network, ...])
         out = (hidden * xp.sigmoid(hidden)) @ self.output[network, ...].T
@@ -303,7 +303,7 @@ class OrderInvariant(FoldNetworks):
             shapes = ", ".join(map(str, sizes))
             raise ValueError(f"layers must be (m, h, K + 1), (m, g, h + 1) and (m, K − 1, g + 1), got {shapes}")
 
-    def map(self, xp: Namespace, z: Any) -> Any:
+    def map(self, xp: Namespace, z: Array) -> Array:
         """Stretch the gaps; the largest logit becomes 0."""
         self._check_classes(z, self.first.shape[2] - 1)
         ordered, order = xp.top_k(xp.double(z), z.shape[1])
@@ -460,7 +460,7 @@ def _count_features(classes: int) -> int:
     return (classes if classes <= _MANY_CLASSES else 0) + min(_TOP, classes) + 1
 
 
-def _features(xp: Namespace, log_p: Any) -> Any:
+def _features(xp: Namespace, log_p: Array) -> Array:
     clamped = xp.clip(log_p, min=_MIN_FEATURE)
     largest, _ = xp.top_k(clamped, min(_TOP, log_p.shape[1]))
     entropy = -xp.sum(xp.exp(log_p) * clamped, axis=1, keepdims=True)

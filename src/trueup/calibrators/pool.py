@@ -13,7 +13,7 @@ from trueup._core.arrays import MASKED_LOGIT, as_weighted, take_weighted, upcast
 from trueup._core.namespace import Namespace
 from trueup._core.row_scores import score_rows
 from trueup._core.splits import stratified_folds
-from trueup._core.types import ArrayLike, WeightsLike
+from trueup._core.types import Array, ArrayLike, WeightsLike
 from trueup.calibrators import expression as e
 from trueup.calibrators.base import Calibrator, break_ties, check_positive, if_all_parts, row_count
 from trueup.calibrators.temperature import Temperature, brier_inverse_temperature, inverse_temperature, smoothed_loss
@@ -77,7 +77,7 @@ class Mixture(Calibrator):
             return super().__repr__()
         return f"Mixture({len(parts)} temperatures from {min(parts):.4g} to {max(parts):.4g})"
 
-    def map(self, xp: Namespace, z: Any) -> Any:
+    def map(self, xp: Namespace, z: Array) -> Array:
         """Return the log-probabilities of the mixture."""
         parts = [
             xp.clip(xp.log_softmax(xp.double(part.forward(xp, z))), min=MASKED_LOGIT) + xp.log(self.weights[k])
@@ -126,7 +126,7 @@ class UniformMixture(Calibrator):
         self.set_parameters(share=share)
         _check_share(self.share)
 
-    def map(self, xp: Namespace, z: Any) -> Any:
+    def map(self, xp: Namespace, z: Array) -> Array:
         """Return the log-probabilities of the mixture."""
         return _add_uniform(xp, xp.clip(xp.log_softmax(z), min=MASKED_LOGIT), self.share, z)
 
@@ -168,7 +168,7 @@ def _check_share(share: Any) -> None:
         raise ValueError(f"share must be one number in [0, 1), got {share}")
 
 
-def _add_uniform(xp: Namespace, log_p: Any, share: float, z: Any) -> Any:
+def _add_uniform(xp: Namespace, log_p: Array, share: float, z: Array) -> Array:
     """Return ln((1 − ε) p + ε/K), with K the number of options that a row offers."""
     shares = xp.zeros_like(log_p[:, :1]) + share
     return xp.logaddexp(log_p + xp.log1p(-shares), xp.log(shares) - xp.log_options(z, log_p.dtype))

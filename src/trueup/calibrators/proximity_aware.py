@@ -14,7 +14,7 @@ from trueup._core.arrays import as_logits, as_matrix, as_weighted, as_weights, m
 from trueup._core.bins import BINS, EDGE_TOLERANCE, bin_index, equal_mass, equal_width, rounding_error
 from trueup._core.namespace import NUMPY, Namespace, namespace_of
 from trueup._core.row_scores import scores_and_outcomes
-from trueup._core.types import ArrayLike, ArrayT, WeightsLike
+from trueup._core.types import Array, ArrayLike, ArrayT, WeightsLike
 from trueup.calibrators.base import ScoreCalibrator, check_margin, row_count, set_confidence
 from trueup.calibrators.diagonal import centre_rows
 from trueup.metrics.proximity import NEIGHBOURS, Rule, check_neighbours, closeness
@@ -70,7 +70,7 @@ class ProximityInformed(ScoreCalibrator):
         return super().config() | {name: getattr(self, name) for name in shared}
 
     @abstractmethod
-    def map_confidence(self, xp: Namespace, confidence: Any, proximity: Any, eps: float) -> Any:
+    def map_confidence(self, xp: Namespace, confidence: Array, proximity: Array, eps: float) -> Array:
         """Map confidences and proximities (n,) in float64; `eps` is the rounding of the logits."""
 
     def confidence(self, logits: ArrayT, *, features: ArrayLike | None = None) -> ArrayT:
@@ -91,12 +91,12 @@ class ProximityInformed(ScoreCalibrator):
         z = upcast_half(as_logits(logits))
         return match_kind(self._confidence(NUMPY, z, features).astype(z.dtype), logits)
 
-    def map(self, xp: Namespace, z: Any, *, features: ArrayLike | None = None) -> Any:
+    def map(self, xp: Namespace, z: Array, *, features: ArrayLike | None = None) -> Array:
         """Set the predicted class to its calibrated confidence and share the rest."""
         confidence = self._confidence(xp, z, features)
         return xp.astype(set_confidence(xp, xp.double(z), confidence, event=self.event), z.dtype)
 
-    def _confidence(self, xp: Namespace, z: Any, features: Any) -> Any:
+    def _confidence(self, xp: Namespace, z: Array, features: Array) -> Array:
         if self.of_logits != (features is None):
             demand = "be left out, as they were left out of the fit" if self.of_logits else "be given, as to the fit"
             raise ValueError(f"features must {demand}")
@@ -168,7 +168,7 @@ class DensityRatio(ProximityInformed):
             raise ValueError("correct and wrong must have a row between them, got none")
         self.mirrored = mirrored
 
-    def map_confidence(self, xp: Namespace, confidence: Any, proximity: Any, eps: float) -> Any:
+    def map_confidence(self, xp: Namespace, confidence: Array, proximity: Array, eps: float) -> Array:
         """Apply Bayes' rule."""
         right, wrong = (xp.sum(_weights(xp, points)) for points in (self.correct, self.wrong))
         n = right + wrong
@@ -286,7 +286,7 @@ class BinMeanShift(ProximityInformed):
         if np.shape(self.shift) != shape:
             raise ValueError(f"shift must have shape {shape}, proximity by confidence, got {np.shape(self.shift)}")
 
-    def map_confidence(self, xp: Namespace, confidence: Any, proximity: Any, eps: float) -> Any:
+    def map_confidence(self, xp: Namespace, confidence: Array, proximity: Array, eps: float) -> Array:
         """Add the cell's shift."""
         row = xp.searchsorted(self.proximity_edges[1:-1], proximity)
         column = xp.searchsorted(self.edges[1:-1] * (1 + EDGE_TOLERANCE * eps), confidence)
@@ -362,12 +362,12 @@ def _check(
     return z, y, w, x if row_weights is None else x[row_weights > 0]
 
 
-def _weights(xp: Namespace, points: Any) -> Any:
+def _weights(xp: Namespace, points: Array) -> Array:
     """Return the weights of points, a third column; ones without it."""
     return points[:, 2] if points.shape[1] == 3 else xp.ones_like(points[:, 0])
 
 
-def _log_density(xp: Namespace, query: Any, points: Any, mirrored: bool) -> Any:
+def _log_density(xp: Namespace, query: Array, points: Array, mirrored: bool) -> Array:
     """Return ln of the kernel density estimate from points (m, 2), or (m, 3) with weights, at queries (n, 2)."""
     weight = _weights(xp, points)
     share, points = weight / xp.sum(weight), points[:, :2]

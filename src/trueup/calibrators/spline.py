@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from scipy.interpolate import BSpline, CubicSpline
@@ -14,7 +14,7 @@ from trueup._core.bins import tie_ends
 from trueup._core.errors import InputError
 from trueup._core.namespace import Namespace
 from trueup._core.row_scores import scores_and_outcomes
-from trueup._core.types import ArrayLike, WeightsLike
+from trueup._core.types import Array, ArrayLike, WeightsLike
 from trueup.calibrators import expression as e
 from trueup.calibrators.base import Calibrator, TopLabel, check_margin
 from trueup.calibrators.curves import Knots, interpolate, pad_curves
@@ -170,7 +170,7 @@ class SmoothingSpline(Calibrator):
             shapes = f"{tuple(self.knots.shape)} and {tuple(self.values.shape)}"
             raise ValueError(f"knots must rise, (classes, points), with as many finite values, got {shapes}")
 
-    def map(self, xp: Namespace, z: Any) -> Any:
+    def map(self, xp: Namespace, z: Array) -> Array:
         """Apply the curves to each class's log-odds and normalise."""
         self._check_classes(z, self.knots.shape[0])
         odds = xp.transpose(log_odds(xp, z))

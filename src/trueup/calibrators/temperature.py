@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from trueup._core.loss_sums import temperature_sums
 from trueup._core.namespace import NUMPY, Namespace
 from trueup._core.optimize import Certificate, halley, newton, warn_at_bound
 from trueup._core.row_scores import confidences, confidences_and_hits
-from trueup._core.types import ArrayLike, WeightsLike
+from trueup._core.types import Array, ArrayLike, WeightsLike
 from trueup.calibrators import expression as e
 from trueup.calibrators.base import Calibrator, check_positive, row_count
 
@@ -83,7 +83,7 @@ class Temperature(Calibrator):
         self.set_parameters(temperature=temperature)
         check_positive(self.temperature, "temperature")
 
-    def map(self, xp: Namespace, z: Any) -> Any:
+    def map(self, xp: Namespace, z: Array) -> Array:
         """Divide by T."""
         return z / self.temperature
 

@@ -25,7 +25,7 @@ from trueup._core.registry import METHODS, METRICS
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from trueup._core.arrays import Array
+    from trueup._core.types import Array
     from trueup.io.predictions import PredictionFile, PredictionTable
     from trueup.io.shards import Shards
 

@@ -19,10 +19,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from trueup._core.arrays import ROUNDING, Array, as_pair, subtract_one
+from trueup._core.arrays import ROUNDING, as_pair, subtract_one
 from trueup._core.errors import InputError, silence_warnings
 from trueup._core.formatting import format_percent, html_summary
-from trueup._core.types import ArrayLike
+from trueup._core.types import Array, ArrayLike
 from trueup.io.atomic import StorageOptions, StrPath, errors_name_file, require_file, warn_of_skipped
 from trueup.io.formats import FORMATS
 from trueup.io.frames import Frame, frame_source

@@ -19,7 +19,8 @@ from torch.nn import functional
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from trueup._core.arrays import Array, as_logits
+from trueup._core.arrays import as_logits
+from trueup._core.types import Array
 from trueup.convert import ClassAxis
 from trueup.models._tensors import match_kind, to_tensor, upcast_half
 from trueup.models.batches import Arguments, arguments_of, logits_of
