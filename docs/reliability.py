@@ -150,7 +150,7 @@ def describe_machine() -> str:
     import torch
 
     versions = f"{made_from()}, Python {platform.python_version()}, torch {torch.__version__}"
-    return f"This run: {versions}, {platform.system()} on {os.cpu_count()} cores."
+    return f"Made from {versions}, {platform.system()} on {os.cpu_count()} cores."
 
 
 def run(effort: int) -> dict[str, Trial]:
