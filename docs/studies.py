@@ -72,6 +72,25 @@ def difference(run: str, group: str, name: str, figure: str, digits: int = 3) ->
     return f"{float(line['mean']):+.{digits}f}" + {"higher": " ↑", "lower": " ↓", "": ""}[line["mark"]]
 
 
+def beside(run: str, data: str) -> str:
+    """Make a table of our means beside the numbers that a paper prints for its network on the same data."""
+    shown = {
+        "accuracy, %": "accuracy, %", "ece, %": "ECE, %", "temperature": "T", "ece, temperature, %": "ECE after T, %",
+    }  # fmt: skip
+    lines = [line for line in read(TABLES / run / "paper.csv") if line["data"] == data]
+    methods = list(dict.fromkeys(line["method"] for line in lines if line["table"] == "table 1"))
+    rows = ["| loss | " + " | ".join(f"{words} | paper" for words in shown.values()) + " |"]
+    rows.append("|:--|" + "--:|--:|" * len(shown))
+    for method in methods:
+        cells = []
+        for figure in shown:
+            [line] = [x for x in lines if (x["method"], x["figure"]) == (method, figure)]
+            digits = 2 if figure == "temperature" else 1
+            cells += [f"{float(line['ours']):.{digits}f}", line["paper"]]
+        rows.append(f"| {SHORT[method]} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
 def fact(run: str, what: str) -> str:
     """Return one line of a run's summary."""
     return next(line["value"] for line in read(TABLES / run / "run.csv") if line["what"] == what)
@@ -80,7 +99,8 @@ def fact(run: str, what: str) -> str:
 def claims(columns: Sequence[tuple[str, Sequence[tuple[str, str]]]], rows: Sequence[tuple[str, str, int]]) -> str:
     """Make a table of verdicts: rows are (words, claim, digits), columns (heading, pairs of run and data or network).
 
-    A claim about one data set has its mean difference; one about several counts its verdicts.
+    A claim about one data set has its mean difference; one about several counts its verdicts. A dash stands where it
+    was not run, or where the paper does not claim it.
     """
     lines = ["| claim | " + " | ".join(heading for heading, _ in columns) + " |", "|:--|" + ":--|" * len(columns)]
     for words, claim, digits in rows:
@@ -96,7 +116,7 @@ def claims(columns: Sequence[tuple[str, Sequence[tuple[str, str]]]], rows: Seque
             if len(results) == 1:
                 cells.append(f"**{next(iter(verdicts))}** ({float(results[0]['mean']):+.{digits}f})")
             else:
-                cells.append(", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()) or "not run")
+                cells.append(", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()) or "–")
         lines.append(f"| {words} | " + " | ".join(cells) + " |")
     if len(lines) == 2 or any("claim" not in line for line in lines[:1]):
         raise ValueError("no claims")
@@ -142,7 +162,7 @@ def assemble() -> dict[str, str]:
     """Render every template; return name of the page → text."""
     loader = FileSystemLoader(PAPERS)
     environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
-    helpers = (value, count, difference, fact, claims, count_verdicts, costs, rate, seconds)
+    helpers = (value, count, beside, difference, fact, claims, count_verdicts, costs, rate, seconds)
     environment.globals |= {function.__name__: function for function in helpers}
     names = sorted(path.name for path in PAPERS.glob("*.md.j2"))
     return {name.removesuffix(".j2"): environment.get_template(name).render() for name in names}
@@ -187,6 +207,7 @@ def draw_figures(folder: Path) -> list[Path]:
         "Uncalibrated": "uncalibrated", "Temperature Scaling": "temperature scaling",
         "Vector Scaling": "vector scaling", "Matrix Scaling": "matrix scaling",
         "Neural Clamping (FL)": "clamping, mean form",
+        "Neural Clamping (FL), sum form, λ and γ by ECE": "clamping, sum form, λ chosen too",
         "Neural Clamping (FL), sum form": "clamping, sum form",
         "Neural Clamping (CE), sum form": "clamping (CE), sum form",
         "Neural Clamping (FL), converged": "clamping, converged", "Neural Clamping, released code": "clamping, code",
@@ -214,18 +235,20 @@ def draw_figures(folder: Path) -> list[Path]:
     _legend(figure, axes[0])
     drawn["clamping-shift"] = figure
 
-    names = {"digits": "digits", "trec": "trec", "fashion_mnist": "fashion_mnist", "cifar10": "CIFAR-10"}
-    titles = {"digits": "digits", "trec": "TREC", "fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
-    figure, axes = panels(1, 4, height=2.6)
+    names = {"newsgroups20": "20Newsgroups", "digits": "digits", "trec": "trec"}
+    names |= {"fashion_mnist": "fashion_mnist", "cifar10": "CIFAR-10"}
+    titles = {"newsgroups20": "20 newsgroups", "digits": "digits", "trec": "TREC"}
+    titles |= {"fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+    figure, axes = panels(1, len(names), height=2.6)
     figure.set_size_inches(10.0, 2.8)
-    for ax, (data, group) in zip(axes, names.items(), strict=True):
-        for index, (loss, short) in enumerate(SHORT.items()):
+    for index, (ax, (data, group)) in enumerate(zip(axes, names.items(), strict=True)):
+        for number, (loss, short) in enumerate(SHORT.items()):
             raw = _pair(f"rethinking-{data}", "table_1", group, loss, "ECE, %")
             after = _pair(f"rethinking-{data}", "table_2", group, loss, "ECE with TS, %")
-            ax.plot([0, 1], [raw[0], after[0]], **style.line_style(index), label=short)
+            ax.plot([0, 1], [raw[0], after[0]], **style.line_style(number), label=short)
         ax.set_xticks([0, 1], labels=["raw", "after temperature"])
         ax.set(xlim=(-0.2, 1.2), ylim=(0, None))
-        style.set_labels(ax, titles[data], "", "ECE (%)" if data == "digits" else "")
+        style.set_labels(ax, titles[data], "", "" if index else "ECE (%)")
     _legend(figure, axes[0])
     drawn["rethinking-before-after"] = figure
 
