@@ -389,7 +389,8 @@ def _cluster_score_test(gap: np.ndarray, slope_gap: np.ndarray, weight: np.ndarr
     sums = sums / np.maximum(np.sqrt((sums**2).sum(axis=0)), 1e-300)
     squares, total = sums.T @ sums, sums.sum(axis=0)
     rank = int(np.linalg.matrix_rank(squares, tol=1e-9, hermitian=True))
-    clusters, df = len(gap), degrees_of_freedom(weight) + 1 - rank
+    # One degree of freedom less than Hotelling's: skewed sums of ten clusters otherwise reject too often in the tail.
+    clusters, df = len(gap), degrees_of_freedom(weight) - rank
     if not rank or df < 1:
         return math.nan
     statistic = min(float(total @ np.linalg.pinv(squares, rcond=1e-9, hermitian=True) @ total), clusters * (1 - 1e-12))
