@@ -15,7 +15,7 @@ CONSOLE = re.compile(r"\A```python\n(?=>>> )")
 DISPLAYED = re.compile(r"^\$\$\s*(.+?)\s*\$\$$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"(`[^`\n]*`)|\$([^$\n]+)\$")
 TRACES = re.compile(r"\\\||BLANKLINE|>Any<")
-"""What readers should not see: escaped bars, directives of doctest, and a type that says nothing."""
+"""Text that readers should not see: escaped bars, directives of doctest, and a type that says nothing."""
 
 
 PRINTED = re.compile(r'<span class="go">([^<]*)</span>')

@@ -195,7 +195,7 @@ def is_significant_gain(
 
 
 def stratified_order(values: Any, labels: Any, ties: Any) -> Any:
-    """Sort the rows by a value, then by label, then by `ties`: folds taken from it in turn are alike.
+    """Sort the rows by a value, then by label, then by `ties`; folds of every k-th row of this order are alike.
 
     >>> stratified_order([0.3, 0.1, 0.1], [0, 1, 0], [0.0, 0.0, 0.0])
     array([2, 1, 0])

@@ -137,8 +137,8 @@ def estimate(
     use, possibly repeated; None takes all.
     """
     stored = {f"{name}.{leaf}": layer for name, layer in batch_norms(network.model).items() for leaf in _STATISTICS}
-    own = {path: getattr(layer, path.rpartition(".")[2]).detach().clone() for path, layer in stored.items()}
-    model = share_copy(network.model, own)
+    copies = {path: getattr(layer, path.rpartition(".")[2]).detach().clone() for path, layer in stored.items()}
+    model = share_copy(network.model, copies)
     layers = batch_norms(model)
     sums = {name: _Sums(layer, weight) for name, layer in layers.items()}
     size = max(MIN_CHUNK, min(CHUNK, CHUNK_NUMBERS // math.prod(network.shape)))

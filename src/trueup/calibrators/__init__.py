@@ -1,4 +1,4 @@
-"""Calibrators: fitted maps from logits to logits, one method a file; their classes are found here by name."""
+"""Calibrators: fitted maps from logits to logits, and functions that fit and combine them."""
 
 from trueup._core.lazy import attach
 

@@ -710,7 +710,7 @@ class IMaxShared(Cuts, ClassCurves):
         return one_vs_rest(xp, z, lambda odds: self.curve(xp, odds), score=lambda part: _odds(xp, part))
 
     def formula(self, classes: int) -> e.Formula:
-        """Return the bins of the log-odds as steps, beside the probabilities that keep the order."""
+        """Return the bins of the log-odds as steps, mixed with the probabilities, which keep the order."""
         bins = e.op("log_odds"), e.piecewise(*self.curve_steps())
         parts = (bins, (e.op("softmax"),))
         return e.Formula("logits", (e.mix((1.0, ORDER_WEIGHT), parts), e.op("normalise")), "probs")

@@ -379,7 +379,7 @@ class Choice(NamedTuple):
     errors: Mapping[str, float] = {}
     """Standard error of each method's difference from the chosen one."""
     weights: Mapping[str, float] = {}
-    """WeightsLike of the methods in the chosen mixture."""
+    """Weights of the methods in the chosen mixture."""
     loss: float = float("nan")
     """Mean score of the chosen method on held-out rows."""
     detectable: float = float("nan")

@@ -1,4 +1,4 @@
-"""Folds for cross-validation that keep copies of the same sample together."""
+"""Folds for cross-validation that keep all copies of a sample in one fold."""
 
 from __future__ import annotations
 

@@ -524,7 +524,7 @@ def bracket_curves(scores: np.ndarray, positive: np.ndarray, sample_weight: np.n
     >>> low.round(3), high.round(3)
     (array([0.   , 0.   , 0.333, 0.333]), array([0.5  , 0.667, 0.667, 1.   ]))
     """
-    order = np.argsort(scores)  # ties may come in any order: they are counted together
+    order = np.argsort(scores)  # the order of ties does not matter: they form one group
     ordered = scores[order]
     first = np.flatnonzero(np.diff(ordered, prepend=-np.inf) > _TIE)
     w = np.ones(len(ordered)) if sample_weight is None else sample_weight[order]

@@ -81,7 +81,7 @@ class LowRank(Calibrator):
         return xp.astype(u * self.weight + self.bias + centred @ self.right @ self.left.T, z.dtype)
 
     def formula(self, classes: int) -> e.Formula:
-        """Return the map as steps: the log-probabilities beside the centred and clipped ones, then a matrix."""
+        """Return the map as steps: the log-probabilities, a centred and clipped copy of them, then a matrix on both."""
         one = np.eye(len(self.bias))
         both = np.block([[one, -np.ones((len(one), 1))], [one - 1 / len(one), np.zeros((len(one), 1))]])
         clip = e.clip(-_MAX_FEATURE, _MAX_FEATURE)["curves"]

@@ -61,7 +61,7 @@ def monitor(
         require_output(state, ".safetensors")
     promise = {"threshold": settings.threshold, "max_risk": settings.max_risk}
     if len(o.drop_unset(**promise)) == 1:
-        raise ValueError("--threshold and --max-risk state a promise together: give both")
+        raise ValueError("a promise needs both --threshold and --max-risk")
     options = o.set_options(settings, "level", "window", "bins")
     options |= {} if settings.threshold is None else {"promise": promise}
     running = load_artifact(state, "monitor") if state is not None and state.exists() else None

@@ -196,7 +196,7 @@ def require_output(path: Path, *suffixes: str, reads: tuple[Path | None, ...] = 
 
 
 def _pad(rows: list[Row], pad: Callable[[str, int], str]) -> list[Row]:
-    """Pad cells to the width of their column; rich would strip the blank that stands in for a mark."""
+    """Pad cells to the width of their column; rich would strip the blank that replaces a missing mark."""
     columns = []
     for i, column in enumerate(zip(*rows, strict=True)):
         width = max(map(len, column))

@@ -211,7 +211,7 @@ class Classwise(NamedTuple):
 
     @classmethod
     def of(cls, tally: Tally) -> Classwise:
-        """Take each cell's sum of hits as binomial; groups of rows show how the cells vary together."""
+        """Treat each cell's hits as binomial; the spread between groups of rows shows how cells are correlated."""
         # Weighted rows count as (Σw)²/Σw² rows of weight 1.
         unit = tally.effective_rows / tally.accuracy.count if tally.accuracy.count else 1.0
         classes = tally.classes
@@ -226,7 +226,7 @@ class Classwise(NamedTuple):
         shares = unit * np.einsum("gkb,kb->g", tally.gap, np.sign(gap))
         influence = (shares - rows / rows.sum() * shares.sum()) * math.sqrt(groups / max(groups - 1, 1)) / scale
         # A row adds at most Σ_k |e_k − p_k| = 2(1 − p_y), whose square is at most four times its Brier score. Groups
-        # exceed this where rows of a stream repeat, as equal rows share a group.
+        # may exceed this bound if rows of a stream repeat, since equal rows share a group.
         limit = 2 * math.sqrt(max(unit * tally.brier.total, 0.0)) / scale
         observed = float(np.abs(gap).sum() / scale)
         if tally.clusters is not None:  # each group holds whole clusters
@@ -236,7 +236,7 @@ class Classwise(NamedTuple):
             return cls(gap, sigma, scale, influence, math.inf, observed, degrees_of_freedom(rows[some]))
         some = of_cell > 0  # with many classes nearly all cells are empty
         gap, rate, of_cell = gap[some], rate[some], of_cell[some]
-        # Nor has it less noise than calibrated rows: all rows of a few may be right.
+        # The noise is at least that of calibrated rows: among few rows all may be right by chance.
         score = np.clip(confidence[some] / of_cell, 0.0, 1.0)
         sigma = np.sqrt(of_cell * np.maximum(rate * (1 - rate), score * (1 - score)))
         return cls(gap, sigma, scale, influence, limit, observed)
@@ -327,7 +327,7 @@ def coarse_cells(grid: Grid, adaptive: bool) -> np.ndarray:
 
 
 def gather_cells(grid: Grid, adaptive: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Gather the grid into at most eight cells per bin: each cell's bin; and by outcome count, confidence and Σw²."""
+    """Merge the grid into at most eight cells per bin: each cell's bin, and its count, confidence and Σw² by outcome."""
     part = coarse_cells(grid, adaptive)
     size = (int(part.max()) // CELLS_PER_BIN + 1) * CELLS_PER_BIN
     count, confidence, squared = (

@@ -214,11 +214,11 @@ class Moments(NamedTuple):
     """Moments of the mixture of all passes: the mean, the variance between passes and the mean variance within."""
 
     mean: Any
-    """Mean of the features of each class."""
+    """Mean over the passes, shape (n,) or (n, targets)."""
     between: Any
-    """Covariance between the class means."""
+    """Variance of the predicted means between passes."""
     within: Any
-    """Covariance within the classes."""
+    """Mean over the passes of the predicted variance; 0 without a variance head."""
 
     @property
     def variance(self) -> Any:

@@ -36,7 +36,7 @@ class TwoClasses(nn.Module):
 
     @ModelSignature
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the network, and return its output with two logits in the place of one."""
+        """Call the network, and replace the logit of its output by two."""
         output = self.model(*args, **kwargs)
         logits = logits_of(output)
         one = logits[:, None] if logits.ndim == 1 else logits

@@ -207,7 +207,7 @@ class Difference(BaseModel):
 
 
 class ClampRequest(Strict):
-    """What to clamp, and how."""
+    """The network to clamp, and the options of the fit."""
 
     network: Literal["digits", "served"] = Field(
         "digits", description="a small network for digits, or the network that the server was started with"

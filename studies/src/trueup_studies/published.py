@@ -149,8 +149,8 @@ def _compare_group(
         verdict = _verdict(mean, std, value, base.get(figure), bool(settings))
         sign = next((facts["sign"] for unit, facts in UNITS.items() if unit in value.metric), "")
         heading = f"{figure.replace('_', ', ')}, {sign}" if sign else figure.replace("_", ", ")
-        place = value.table, value.dataset, value.model, group, settings
-        yield ComparedNumber(*place, member, figure, heading, mean, std, value.mean, value.std, verdict)
+        row = value.table, value.dataset, value.model, group, settings
+        yield ComparedNumber(*row, member, figure, heading, mean, std, value.mean, value.std, verdict)
 
 
 def _verdict(
