@@ -327,7 +327,7 @@ def coarse_cells(grid: Grid, adaptive: bool) -> np.ndarray:
 
 
 def gather_cells(grid: Grid, adaptive: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Merge the grid into at most eight cells per bin: each cell's bin, and its count, confidence and Σw² by outcome."""
+    """Merge the grid into at most eight cells per bin: the bin of each, and count, confidence and Σw² by outcome."""
     part = coarse_cells(grid, adaptive)
     size = (int(part.max()) // CELLS_PER_BIN + 1) * CELLS_PER_BIN
     count, confidence, squared = (
