@@ -54,8 +54,8 @@ def test_scores_are_those_of_the_calibrators_on_the_test_rows(result):
     assert result.scores.methods == (RAW, "temperature", "svs", "histogram")
     for name in expected.methods:
         assert result.scores[name, "ece"].value == pytest.approx(expected[name, "ece"].value, abs=1e-6)
-        np.testing.assert_allclose(result.predictions[name].logits, {RAW: test, **after}[name].logits, atol=1e-5)
-    assert result.predictions["svs"].logits.dtype == np.float32
+        np.testing.assert_allclose(result.pairs[name][0], {RAW: test, **after}[name].logits, atol=1e-5)
+    assert result.pairs["svs"][0].dtype == np.float32
     assert not result.cross_fitted
     assert result.calibration_rows == 1000
 
@@ -71,7 +71,7 @@ def test_one_file_is_cross_fitted():
     pair = drawn()
     result = report(pair, methods=["vector"], progress=False, n_folds=4).audit
     held_out = cross_fit("vector", n_folds=4)(*pair)
-    np.testing.assert_allclose(result.predictions["vector"].logits, held_out, atol=1e-6)
+    np.testing.assert_allclose(result.pairs["vector"][0], held_out, atol=1e-6)
     # The calibrator delivered has seen all rows.
     np.testing.assert_allclose(
         result.calibrators["vector"](pair.logits), METHODS["vector"](*pair)(pair.logits), atol=1e-6
@@ -332,7 +332,7 @@ def test_every_pair_is_checked_once(monkeypatch, whole):
     if whole:
         Report(result).html()
     assert sorted(scans) == sorted([(300, 4), (200, 4)] * (1 + len(methods)))
-    assert isinstance(result.predictions[RAW].logits, np.ndarray)
+    assert isinstance(result.pairs[RAW][0], np.ndarray)
 
 
 def test_labels_that_are_changed_later_do_no_harm():
@@ -340,7 +340,7 @@ def test_labels_that_are_changed_later_do_no_harm():
     result = report(drawn(), test, methods=["temperature"], progress=False).audit
     before = test.labels.copy()
     test.labels[:] = 10**9
-    np.testing.assert_array_equal(result.predictions["temperature"].labels, before)
+    np.testing.assert_array_equal(result.pairs["temperature"][1], before)
 
 
 def test_an_event_of_several_classes_is_audited_by_its_probability():

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from trueup._core.formatting import Row, format_number
 from trueup.cli import forecasts
 from trueup.cli import options as o
 from trueup.cli.output import (
@@ -163,7 +161,7 @@ def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False,
     At most `MAX_METHODS_SHOWN` methods are in the table, unless `show_all` is set.
     """
     from trueup.metrics.table import default_metrics
-    from trueup.reports.audit import method_title
+    from trueup.reports.audit import best_first, method_title
 
     scores = audit.scores
     many = len(scores.methods) > 2
@@ -178,7 +176,9 @@ def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False,
     table = select_metrics(scores, metrics).table()
     hidden: list[str] = []
     if many:
-        table, hidden = _best_first(table, audit, None if show_all else MAX_METHODS_SHOWN)
+        table = best_first(table, audit)
+        if not show_all:
+            table, hidden = table[: MAX_METHODS_SHOWN + 1], [row[0] for row in table[MAX_METHODS_SHOWN + 1 :]]
     print_table(table)
     legend = f"held-out: cross-validated NLL on the calibration rows. {scores.notes()[0]}" if many else ""
     not_shown = f"Not shown, with a larger held-out loss: {', '.join(hidden)}; --all shows them." if hidden else ""
@@ -188,16 +188,6 @@ def print_audit(audit: Audit, metrics: list[str] | None, *, quiet: bool = False,
     chosen = "" if audit.chosen == "raw" else chosen
     print_remarks(not_shown, legend, chosen, more_rows(method_choice(audit.choice)), audit.verdict(), quiet=quiet)
     print_groups(scores.groups, quiet)
-
-
-def _best_first(table: list[Row], audit: Audit, limit: int | None) -> tuple[list[Row], list[str]]:
-    """Sort a table: the chosen method, the raw network, the others by held-out loss; return the hidden methods too."""
-    losses = {name: loss for name, (loss, _) in audit.losses.items()}
-    rows = {row[0]: row for row in table[1:]}
-    order = sorted(rows, key=lambda name: (name != audit.chosen, name != "raw", losses.get(name, math.inf)))
-    head, *cells = table[0]
-    shown = [[rows[name][0], format_number(losses[name]) if name in losses else "–", *rows[name][1:]] for name in order]
-    return [[head, "held-out", *cells], *shown[:limit]], order[limit:] if limit else []
 
 
 def _make_report(
@@ -235,6 +225,8 @@ def _make_report(
         test_pair = None if test is None else test.pair
         page = make_report(val.pair, test_pair, **options, **about, progress=not quiet)
     if not quiet:
+        if reader.multilabel:
+            print_stderr("warning: each method is one map for all labels; `trueup fit --multilabel` fits one per label")
         for name, reason in page.audit.failures.items():
             print_stderr(f"warning: {name} was left out: {reason}")
         for name, messages in page.audit.warnings.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ import numpy as np
 from trueup._core.arrays import as_arrays, as_weights, trusted_arrays, upcast_half
 from trueup._core.clusters import Clusters, as_clusters
 from trueup._core.errors import InputError, record_warnings
-from trueup._core.formatting import escape, format_p, format_percent
+from trueup._core.formatting import Row, escape, format_number, format_p, format_percent
 from trueup._core.progress import track
 from trueup._core.registry import METHODS
 from trueup._core.row_scores import score_rows
@@ -31,7 +31,6 @@ from trueup.calibrators.compose import (
     standard_error,
     weighted_mean,
 )
-from trueup.io.predictions import Predictions
 from trueup.metrics.table import DEFAULT as TABLE
 from trueup.metrics.table import EVENT_DEFAULT as EVENT_TABLE
 from trueup.metrics.table import Scores, compare, confidence_direction, event_direction
@@ -144,12 +143,6 @@ class Audit:
     clusters: Clusters | None = None
     """Clusters of the scored rows."""
 
-    @cached_property
-    def predictions(self) -> Mapping[str, Predictions]:
-        """Predictions of each method on the scored rows."""
-        labels = self.pairs[RAW][1]
-        return MappingProxyType({name: Predictions(z, labels) for name, (z, _) in self.pairs.items()})
-
     def verdict(self) -> str:
         """Return sentences that compare confidence with accuracy and say what the chosen method improves."""
         scores, chosen = self.scores, self.chosen
@@ -169,7 +162,7 @@ class Audit:
             losses = "from {:.4f} to {:.4f}".format(*(scores[name, "nll"].value for name in (RAW, chosen)))
             return f"{opening} {method_title(chosen)} still lowers its log-loss {losses}."
         if scores.is_event:
-            opening = f"These predictions are miscalibrated: {means}; {event_direction(scores.tests[RAW])}."
+            opening = f"This forecast is miscalibrated: {means}; {event_direction(scores.tests[RAW])}."
         else:
             direction = confidence_direction(scores.tests[RAW])
             if direction.startswith(" and "):
@@ -226,6 +219,15 @@ def describe_audit(audit: Any, fields: Sequence[str], **parts: Any) -> dict[str,
 def mean_metrics(scores: Scores) -> tuple[str, str]:
     """Return the metrics with the mean prediction and the mean outcome."""
     return ("predicted", "observed") if scores.is_event else ("confidence", "accuracy")
+
+
+def best_first(table: Sequence[Row], audit: Audit) -> list[Row]:
+    """Sort a table of methods: the chosen one, the raw network, the others by held-out loss, which is a new column."""
+    losses = {name: loss for name, (loss, _) in audit.losses.items()}
+    (name, *columns), *rows = table
+    rows.sort(key=lambda row: (row[0] != audit.chosen, row[0] != RAW, losses.get(row[0], math.inf)))
+    cells = ([row[0], format_number(losses[row[0]]) if row[0] in losses else "–", *row[1:]] for row in rows)
+    return [[name, "held-out", *columns], *cells]
 
 
 class Rows(NamedTuple):
