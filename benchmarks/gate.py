@@ -60,6 +60,7 @@ WORLDS = (
     World("overconfident, 200 rows", 200, 1.5),
     World("rare event", 2000, 1.3, log_odds=-4.0),
     World("50 clusters of 20 rows", 1000, 1.5, cluster_size=20),
+    World("a handful of rare events", 150, 1.3, log_odds=-4.0),
 )
 
 

@@ -15,6 +15,7 @@ from numbers import Real
 from typing import Any, Literal, TypedDict, Unpack
 from xml.etree import ElementTree
 
+import numpy as np
 from scipy.special import ndtri
 
 from trueup._core.arrays import as_arrays
@@ -47,9 +48,15 @@ _NOT_SHARES = frozenset(("nll", "brier", "entropy", "observed_expected")) | {
 """Metrics that may lie outside [0, 1]."""
 _POINT_LEVEL = 0.02
 """Level of an interval whose low end estimates a metric without bias: noise increases the binned errors' values."""
+_AT_LEAST_MEAN_ERROR = frozenset(("ece", "mce", "rmsce", "aece", "ici"))
+"""Metrics that are never below the error of the mean prediction."""
+_FEW_EVENTS = 50
+"""With fewer events or non-events, a resampled interval may be too short."""
 _POWER = 0.8
 _MAX_GROWTH = 1000.0
 """Largest number of rows that is estimated, as a multiple of the rows at hand."""
+_FEWEST_ROWS = 100
+"""Smallest number of rows that is recommended: with fewer, the estimated growth is noise."""
 _MODEL, _BASELINE = "model", "baseline"
 Outcome = Literal["passed", "failed", "undecided"]
 
@@ -266,7 +273,8 @@ def check(
     values = scored.values(metrics)
 
     def ends(level: float, n_resamples: int = n_resamples) -> Mapping[str, Interval]:
-        return intervals(scored.tally, values, Resampling(level, n_resamples, seed), scored=scored)
+        found = intervals(scored.tally, values, Resampling(level, n_resamples, seed), scored=scored)
+        return found if values.keys().isdisjoint(_AT_LEAST_MEAN_ERROR) else _widened(found, scored, level)
 
     loose = ends(level)
     strict = loose if n_decisions == 1 else ends(strict_level, strict_resamples)
@@ -355,7 +363,24 @@ def _growth(kind: str, limit: float, point: float, loose: Interval, strict: Inte
 
 def _rows(scored: ScoredRows, growth: float) -> int | None:
     """Return the number of rows after growth; None if the growth is undefined or too large to be estimated."""
-    return max(math.ceil(scored.tally.n * growth), scored.tally.n + 1) if growth <= _MAX_GROWTH else None
+    least = max(scored.tally.n + 1, _FEWEST_ROWS)
+    return max(math.ceil(scored.tally.n * growth), least) if growth <= _MAX_GROWTH else None
+
+
+def _widened(found: Mapping[str, Interval], scored: ScoredRows, level: float) -> Mapping[str, Interval]:
+    """With few events, extend intervals to the upper end of the error of the mean prediction."""
+    score, outcome = scored.rows.score, scored.rows.outcome
+    if min(float(outcome.sum()), float((1 - outcome).sum())) >= _FEW_EVENTS:
+        return found
+    one_group = np.zeros(len(score), np.int64)
+    table = evaluate_groups(
+        score, outcome, one_group, level=level, sample_weight=scored.sample_weight, clusters=scored.clusters
+    )
+    high = max((_absolute(row.difference).high for row in table.rows), default=math.nan)
+    return {
+        name: replace(each, high=max(each.high, high)) if name in _AT_LEAST_MEAN_ERROR else each
+        for name, each in found.items()
+    }
 
 
 def _check_groups(scored: ScoredRows, groups: Any, limit: float, level: float, strict_level: float) -> CheckedLimit:
