@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import argparse
 import csv
-import io
 import json
 import math
 import os
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import trueup
+from measured import made_from, table, write_csv
 from trueup import metrics
 from trueup.adaptation import AdaptOptions, Repaired, RepairOptions, adapt, repair
 from trueup.adaptation.batch_norm import Crop, batch_norms, estimate, share_copy
@@ -168,10 +169,8 @@ KINDS = {"none": ("none",), "class frequencies": tuple(MIXES), "geometry and cha
 LABELS = (200, 1000)
 FIRST_DRAW = 200
 """First draw on the page; no rule was chosen on it or on a later one."""
-MARK = "<!-- table of means -->"
-"""Line before and after the table in the page."""
-BARS = "<!-- summary -->"
-"""Line before and after the summary in the page."""
+MARK = "<!-- measured -->"
+"""Line before and after the measured part of the page."""
 
 
 @dataclass(frozen=True)
@@ -585,23 +584,22 @@ def read(path: Path) -> list[Row]:
     return list({(row.network, row.shift, row.method, row.labels, row.draw): row for row in rows}.values())
 
 
-def means(rows: Sequence[Row]) -> str:
-    """The means over draws of every network, number of samples, shift and method, as CSV."""
+def means(rows: Sequence[Row]) -> list[list[str]]:
+    """The means over draws of every network, number of samples, shift and method, headings first."""
     cells: dict[tuple[str, int, str, str], list[Row]] = {}
     for row in sorted(rows, key=lambda row: (row.network, row.labels, list(SHIFTS).index(row.shift), row.draw)):
         if row.draw >= FIRST_DRAW:
             cells.setdefault((row.network, row.labels, row.shift, row.method), []).append(row)
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
     columns = ["network", "samples", "shift", "method", "draws", "nll", "nll_sd", "accuracy", "ece"]
-    table.writerow([*columns, "forward_passes", "seconds", "last_draw_changes"])
-    for key, group in cells.items():
+    lines = [[*columns, "forward_passes", "seconds", "last_draw_changes"]]
+    for (network, labels, shift, method), group in cells.items():
         nll = [row.nll for row in group]
         spread = f"{np.std(nll, ddof=1):.4f}" if len(group) > 1 else ""
         numbers = [f"{np.mean([getattr(row, name) for row in group]):.4f}" for name in ("accuracy", "ece")]
         costs = [f"{np.mean([getattr(row, name) for row in group]):.1f}" for name in ("equivalents", "seconds")]
-        table.writerow([*key, len(group), f"{np.mean(nll):.4f}", spread, *numbers, *costs, group[-1].words])
-    return text.getvalue()
+        names = [network, str(labels), shift, method, str(len(group))]
+        lines.append([*names, f"{np.mean(nll):.4f}", spread, *numbers, *costs, group[-1].words])
+    return lines
 
 
 def _cells(rows: Sequence[Row], methods: Sequence[str]) -> dict[tuple[str, str, int, int], dict[str, Row]]:
@@ -617,25 +615,19 @@ def _cells(rows: Sequence[Row], methods: Sequence[str]) -> dict[tuple[str, str, 
     }
 
 
-def table_of_means(rows: Sequence[Row]) -> str:
-    """One Markdown row per network, number of labels and kind of shift: mean test losses over the cells."""
-    text = [
-        "| network | labels | shifts | temperature | batch norm + temperature | repair | cells |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    cells = _cells(rows, ("repair", *SIMPLE))
-    for network, n in sorted(
-        {(key[0], key[2]) for key in cells}, key=lambda pair: (list(NETWORKS).index(pair[0]), pair[1])
-    ):
-        for kind, shifts in KINDS.items():
-            group = [cell for key, cell in cells.items() if (key[0], key[2]) == (network, n) and key[1] in shifts]
-            if group:
-                losses = [
-                    f"{np.mean([cell[method].nll for cell in group]):.3f}" if method in group[0] else "–"
-                    for method in ("temperature", "batch norm", "repair")
-                ]
-                text.append(f"| {network} | {n:,} | {kind} | {' | '.join(losses)} | {len(group)} |")
-    return "\n".join(text)
+def table_of_means(rows: Sequence[Row]) -> list[list[str]]:
+    """One row per network and kind of shift, at the smallest number of labels: mean test losses over the cells."""
+    text = [["network", "shifts", "untouched", "temperature", "batch norm + temperature", "repair", "cells"]]
+    cells = {key: cell for key, cell in _cells(rows, ("repair", *SIMPLE)).items() if key[2] == LABELS[0]}
+    for network, (kind, shifts) in product(TITLES, KINDS.items()):
+        group = [cell for key, cell in cells.items() if key[0] == network and key[1] in shifts]
+        if group:
+            losses = [
+                f"{np.mean([cell[method].nll for cell in group]):.3f}" if method in group[0] else "–"
+                for method in (*SIMPLE, "repair")
+            ]
+            text.append([TITLES[network], kind, *losses, str(len(group))])
+    return text
 
 
 def summary(rows: Sequence[Row]) -> str:
@@ -699,16 +691,19 @@ def draw_figure(rows: Sequence[Row], path: Path) -> None:
     figure.savefig(path)
 
 
-def write(rows: Sequence[Row], folder: Path) -> None:
-    """Write the means and the figure, and replace the summary and the table in the page."""
-    (folder / "repair.csv").write_text(means(rows), encoding="utf-8")
+def write(rows: Sequence[Row], folder: Path, measured: str) -> None:
+    """Write the means and the figure, and replace the measured part of the page."""
+    write_csv(folder / "repair.csv", means(rows))
     draw_figure(rows, folder / "images/repair.svg")
     page = folder / "repair.md"
-    text = page.read_text(encoding="utf-8")
-    for mark, part in ((MARK, table_of_means(rows)), (BARS, summary(rows))):
-        before, _, after = text.split(mark)
-        text = f"{before}{mark}\n{part}\n{mark}{after}"
-    page.write_text(text, encoding="utf-8")
+    before, _, after = page.read_text(encoding="utf-8").split(MARK)
+    origin = (
+        f"Made from {made_from(measured)} by `make bench-repair`; no number is typed by hand. "
+        "A cell is one network, one shift, one number of labels and one draw of the labelled images."
+    )
+    picture = "![Mean test log-loss under each shift, of temperature scaling, batch norm with temperature, and repair]"
+    parts = [MARK, origin, summary(rows), f"{picture}(images/repair.svg)", table(table_of_means(rows)), MARK]
+    page.write_text(before + "\n\n".join(parts) + after, encoding="utf-8")
 
 
 Cell = tuple[str, str, int, str, int]
@@ -752,6 +747,8 @@ SIMPLE = ("untouched", "temperature", "batch norm")
 FINE_TUNED = ("none", "long tail", "rotation -25", "inverted", "motion blur", "salt and pepper")
 FINE_TUNED_COLOURS = ("none", "long tail", "rotation 15", "BGR", "camera", "salt and pepper")
 """Shifts on which repair is compared with fine-tuning, on grey and on coloured images."""
+TITLES = {"resnet20": "ResNet-20", "clothes": "CNN, batch norm", "clothes, group norm": "CNN, group norm"}
+"""Networks in the table of the page."""
 HAS_BATCH_NORM = ("resnet20", "resnet32", "clothes", "drawn")
 NETWORKS = ("resnet20", "resnet32", "vit", *CLOTHES, "drawn")
 
@@ -775,6 +772,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=math.inf, help="time after which no further row starts")
     parser.add_argument("--store", type=Path, default=Path(__file__).with_name("repair-rows.jsonl"))
     parser.add_argument("--out", type=Path, help="folder of the page")
+    parser.add_argument("--measured", default="HEAD", help="commit of the code that measured the rows")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     draws = range(options.first_draw, options.first_draw + options.draws)
@@ -803,9 +801,9 @@ def main() -> None:
             with options.store.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(row)) + "\n")
     if options.out is not None:
-        write(rows, options.out)
+        write(rows, options.out, options.measured)
     else:
-        print(means(rows))
+        csv.writer(sys.stdout).writerows(means(rows))
 
 
 if __name__ == "__main__":

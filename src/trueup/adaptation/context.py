@@ -57,7 +57,8 @@ class RepairOptions:
         Augmentation of the inputs while batch-norm statistics are estimated. "crop" shifts images by up to an eighth of
         their side, as training commonly does. Pass a function to use the training's own augmentation.
     budget
-        Number of forward passes after which no further input map is tried; later steps take at most 45 more.
+        Number of forward passes, besides those that screen orientations, after which no further input map is tried.
+        Screening takes about 18, and later steps take at most 45 more.
     device
         Device to run the model on; None keeps the model's device.
     """
@@ -68,7 +69,7 @@ class RepairOptions:
     """Families of input maps to try."""
     augment: Augment | Literal["crop"] | None = "crop"
     """Augmentation while batch-norm statistics are estimated."""
-    budget: float = 70.0
+    budget: float = 55.0
     """Number of forward passes after which no further input map is tried."""
     device: Device | None = None
     """Device to run the model on."""
