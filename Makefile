@@ -105,7 +105,7 @@ bench-clamping: $(VENV)/.ready
 
 # TRUEUP_DATA as above; rows are kept in benchmarks/repair-rows.jsonl, so that a run can be stopped and taken up again.
 bench-repair: $(VENV)/.ready
-	$(VENV)/bin/python benchmarks/repair.py --out docs $(OPTIONS)
+	$(VENV)/bin/python benchmarks/repair.py --plan --out docs $(OPTIONS)
 
 # TRUEUP_DATA names the folder of logits; beside MAPIE, TorchCP and NannyML where they are installed.
 bench-decisions: $(VENV)/.ready
