@@ -71,6 +71,17 @@ def test_evaluate_is_the_library(client, pair):
     assert answer == {"verdict": scores.verdict(), **scores.to_dict()}
 
 
+def test_reversed_risks_that_share_a_bin_are_called_miscalibrated(client):
+    rng = np.random.default_rng(0)
+    p = rng.uniform(0.001, 0.06, 20000)
+    logits = np.stack([np.log1p(p - 0.061), np.log(0.061 - p)], axis=1)
+    found = uploaded(client, npz(logits=logits, labels=(rng.random(20000) < p).astype(int)))
+    scores = client.get(f"/api/data/{found['id']}/evaluate").json()
+    assert scores["methods"]["network"]["test"]["p_value"] < 0.001
+    assert "in the wrong order" in str(scores)
+    assert "It is miscalibrated" in str(scores)
+
+
 def test_the_sliders_are_the_library(client, pair):
     id = uploaded(client, of(pair))["id"]
     answer = client.get(f"/api/data/{id}/curve", params={"temperature": 2.5, "bins": 8}).json()
