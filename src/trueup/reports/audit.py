@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -31,6 +31,7 @@ from trueup.calibrators.compose import (
     standard_error,
     weighted_mean,
 )
+from trueup.io.predictions import Predictions
 from trueup.metrics.table import DEFAULT as TABLE
 from trueup.metrics.table import EVENT_DEFAULT as EVENT_TABLE
 from trueup.metrics.table import Scores, compare, confidence_direction, event_direction
@@ -142,6 +143,12 @@ class Audit:
     """Weights of the scored rows, with a mean of 1."""
     clusters: Clusters | None = None
     """Clusters of the scored rows."""
+
+    @cached_property
+    def predictions(self) -> Mapping[str, Predictions]:
+        """Predictions of each method on the scored rows."""
+        labels = self.pairs[RAW][1]
+        return MappingProxyType({name: Predictions(z, labels) for name, (z, _) in self.pairs.items()})
 
     def verdict(self) -> str:
         """Return sentences that compare confidence with accuracy and say what the chosen method improves."""
