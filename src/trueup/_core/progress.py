@@ -32,11 +32,10 @@ def track(
     label: str = "",
     enabled: bool = True,
     note: Callable[[], str] | None = None,
-    remaining: Callable[[], str] | None = None,
 ) -> Iterator[T]:
     """Yield the items and show how many are done: `label 12/40  note  about 30 s left`.
 
-    The remaining time is estimated from the mean time per item; `remaining` gives a better estimate if items differ.
+    The remaining time is estimated from the mean time per item.
 
     On a terminal, or with `TRUEUP_PROGRESS=1`, progress is one line of stderr, shown after two seconds and removed at
     the end. Inside `log_lines`, if stderr is no terminal, a plain line appears every ten seconds. It appears every
@@ -75,7 +74,7 @@ def track(
                 if now >= due:
                     rest = ""
                     if total is not None and done < total:
-                        rest = remaining() if remaining else format_time_left((now - started) / done * (total - done))
+                        rest = format_time_left((now - started) / done * (total - done))
                     show("  ".join(filter(None, (counted(), note() if note else "", rest))))
                     latest, due, drawn = now, now + pause, show is _draw
     finally:

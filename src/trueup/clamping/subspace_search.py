@@ -57,7 +57,6 @@ def subspace(
     frequencies: int = 2,
     penalties: Sequence[float] | None = None,
     n_folds: int = 5,
-    significance: float = SIGNIFICANCE,
     subsample: int = SUBSAMPLE,
     passes: float | None = None,
 ) -> Solution:
@@ -104,10 +103,10 @@ def subspace(
     validation = cross_validate(linear, loss, problem.norm, tried, n_folds=n_folds)
     best = validation.best()
     gain, error = validation.nested_gain()
-    if math.isinf(best) or gain <= STANDARD_ERRORS * error or evidence > significance:
+    if math.isinf(best) or gain <= STANDARD_ERRORS * error or evidence > SIGNIFICANCE:
         why = (
-            f"The mean input gradient is not significant (p = {evidence:.2g}, required {significance:g})."
-            if evidence > significance
+            f"The mean input gradient is not significant (p = {evidence:.2g}, required {SIGNIFICANCE:g})."
+            if evidence > SIGNIFICANCE
             else f"On held-out folds the map changes the loss by {-gain:+.2g} with a standard error of {error:.2g}; "
             f"a decrease by {STANDARD_ERRORS:g} standard errors is required."
         )

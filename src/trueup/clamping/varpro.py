@@ -215,7 +215,6 @@ def descend(
     precondition: np.ndarray | None = None,
     coarse: VarProObjective | None = None,
     check: Callable[[Point], None] | None = None,
-    decrement: float = DECREMENT,
 ) -> Point:
     """Minimise until no step has an expected decrease, or the passes are used up; return the best point.
 
@@ -243,10 +242,10 @@ def descend(
         return math.inf, np.zeros_like(x)  # this ends the coarse search
 
     inverse = None if precondition is None else lambda g: precondition @ g / step_length**2
-    first = None if coarse is None else Stage(coarse_value, 10 * decrement, noise)
+    first = None if coarse is None else Stage(coarse_value, 10 * DECREMENT, noise)
     try:
         lbfgs(
-            Stage(exact, decrement, noise),
+            Stage(exact, DECREMENT, noise),
             start / step_length,
             tolerance=1e-9 * step_length,
             precondition=inverse,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -19,14 +17,10 @@ MIN_COUNT = 1e-12
 _EPS = 1e-10
 
 
-def _penalised(
-    logits: Tensor, labels: Tensor, strength: float, penalty: Callable[[Tensor, Tensor, Tensor], Tensor]
-) -> Tensor:
-    """Add a penalty on confidences, correctness and log-probabilities of the batch to each row's cross-entropy."""
+def _score(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return each row's cross-entropy, confidence with its gradient, correctness and log-probabilities."""
     log_probs = torch.log_softmax(logits, dim=1)
-    confidence, correct = top_label(log_probs, labels)
-    nll = functional.nll_loss(log_probs, labels, reduction="none")
-    return nll + strength * penalty(confidence, correct, log_probs)
+    return functional.nll_loss(log_probs, labels, reduction="none"), *top_label(log_probs, labels), log_probs
 
 
 @per_batch(strength=at_least(0), bandwidth=at_least(MIN_BANDWIDTH))
@@ -63,12 +57,9 @@ def mmce(logits: Tensor, labels: Tensor, *, strength: float = 1.0, bandwidth: fl
     ----------
     Kumar, Sarawagi & Jain (2018), Trainable calibration measures for neural networks from kernel mean embeddings.
     """
-
-    def penalty(confidence: Tensor, correct: Tensor, _: Tensor) -> Tensor:
-        residual = (correct.to(confidence.dtype) - confidence) / len(labels)
-        return _kernel_error(confidence, residual, bandwidth)
-
-    return _penalised(logits, labels, strength, penalty)
+    nll, confidence, correct, _ = _score(logits, labels)
+    residual = (correct.to(confidence.dtype) - confidence) / len(labels)
+    return nll + strength * _kernel_error(confidence, residual, bandwidth)
 
 
 @per_batch(strength=at_least(0), bandwidth=at_least(MIN_BANDWIDTH))
@@ -105,13 +96,10 @@ def mmce_weighted(logits: Tensor, labels: Tensor, *, strength: float = 1.0, band
     ----------
     Kumar, Sarawagi & Jain (2018), Trainable calibration measures for neural networks from kernel mean embeddings.
     """
-
-    def penalty(confidence: Tensor, correct: Tensor, _: Tensor) -> Tensor:
-        right, wrong = correct.sum(), (~correct).sum()
-        residual = torch.where(correct, (1 - confidence) / right.clamp(min=1), -confidence / wrong.clamp(min=1))
-        return _kernel_error(confidence, residual, bandwidth) * (right * wrong > 0)
-
-    return _penalised(logits, labels, strength, penalty)
+    nll, confidence, correct, _ = _score(logits, labels)
+    right, wrong = correct.sum(), (~correct).sum()
+    residual = torch.where(correct, (1 - confidence) / right.clamp(min=1), -confidence / wrong.clamp(min=1))
+    return nll + strength * (_kernel_error(confidence, residual, bandwidth) * (right * wrong > 0))
 
 
 class MMCE(Loss, function=mmce, neutral={"strength": 0.0}):
@@ -174,15 +162,12 @@ def avuc(logits: Tensor, labels: Tensor, *, strength: float = 3.0, threshold: fl
     Krishnan & Tickoo (2020), Improving model calibration with accuracy versus uncertainty optimization,
     arXiv:2012.07923.
     """
-
-    def penalty(confidence: Tensor, correct: Tensor, log_probs: Tensor) -> Tensor:
-        uncertainty = entropy_of(log_probs)
-        certain, squashed = uncertainty <= threshold, torch.tanh(uncertainty)
-        soft = torch.where(correct, confidence, 1 - confidence) * torch.where(certain, 1 - squashed, squashed)
-        good = torch.where(correct == certain, soft, 0.0).sum()
-        return -torch.log(good / (soft.sum() + _EPS) + _EPS)
-
-    return _penalised(logits, labels, strength, penalty)
+    nll, confidence, correct, log_probs = _score(logits, labels)
+    uncertainty = entropy_of(log_probs)
+    certain, squashed = uncertainty <= threshold, torch.tanh(uncertainty)
+    soft = torch.where(correct, confidence, 1 - confidence) * torch.where(certain, 1 - squashed, squashed)
+    good = torch.where(correct == certain, soft, 0.0).sum()
+    return nll - strength * torch.log(good / (soft.sum() + _EPS) + _EPS)
 
 
 class AvUC(Loss, function=avuc, neutral={"strength": 0.0}):
@@ -256,11 +241,8 @@ def dca(logits: Tensor, labels: Tensor, *, strength: float = 10.0) -> Tensor:
     Liang et al. (2020), Improved trainable calibration method for neural networks on medical imaging classification,
     arXiv:2009.04057.
     """
-
-    def penalty(confidence: Tensor, correct: Tensor, _: Tensor) -> Tensor:
-        return (correct.to(confidence.dtype) - confidence).mean().abs()
-
-    return _penalised(logits, labels, strength, penalty)
+    nll, confidence, correct, _ = _score(logits, labels)
+    return nll + strength * (correct.to(confidence.dtype) - confidence).mean().abs()
 
 
 class DCA(Loss, function=dca, neutral={"strength": 0.0}):
@@ -313,11 +295,8 @@ def soft_binned_ece(
     ----------
     Karandikar et al. (2021), Soft calibration objectives for neural networks, arXiv:2108.00106.
     """
-
-    def penalty(confidence: Tensor, correct: Tensor, _: Tensor) -> Tensor:
-        return soft_binned_error(confidence, correct, bins, temperature, order)
-
-    return _penalised(logits, labels, strength, penalty)
+    nll, confidence, correct, _ = _score(logits, labels)
+    return nll + strength * soft_binned_error(confidence, correct, bins, temperature, order)
 
 
 class SoftBinnedECE(Loss, function=soft_binned_ece, neutral={"strength": 0.0}):

@@ -11,13 +11,13 @@ from torch import Tensor
 from trueup._core import arrays
 
 
-def as_tensors(logits: Any, labels: Any, *, min_rows: int = 0) -> tuple[Tensor, Tensor]:
+def as_tensors(logits: Any, labels: Any) -> tuple[Tensor, Tensor]:
     """Check logits (n, classes) and labels (n,), and return them as tensors on the logits' device.
 
     >>> as_tensors([[2.0, 1.0]], [0])
     (tensor([[2., 1.]], dtype=torch.float64), tensor([0]))
     """
-    z, y = arrays.as_pair(logits, labels, min_rows=min_rows)
+    z, y = arrays.as_pair(logits, labels)
     return torch.as_tensor(z), torch.as_tensor(y)
 
 
