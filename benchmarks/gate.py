@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import argparse
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import log_softmax, ndtr, softmax
 
+from measured import fill, table
 from trueup.metrics import check
 
-TABLE = Path(__file__).parents[1] / "docs" / "check-errors.csv"
+DOCS = Path(__file__).parents[1] / "docs"
+TABLE, PAGE = DOCS / "check-errors.csv", DOCS / "how-to" / "check.md"
 POPULATION_ROWS = 400_000
 N_GROUPS = 4
 MAX_ERRORS = 0.05
@@ -167,8 +169,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 out = csv.DictWriter(file, COLUMNS, lineterminator="\n")
                 out.writeheader()
                 out.writerows(row for of_world in rows.values() for row in of_world)
-    highest = max(float(row[name]) for of_world in rows.values() for row in of_world for name in COLUMNS[-4:])
-    print(f"\nHighest share: {100 * highest:.1f} % (bar {100 * MAX_ERRORS:g} %)")
+    print(f"\n{summary(rows)}\n\nBar: {100 * MAX_ERRORS:g} %")
+    if not options.small:
+        fill(PAGE, summary(rows))
+
+
+def summary(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Return the largest shares over the metrics of each world, in per cent, as a table."""
+    cells = [["world", "rows", "data sets", "wrong passes", "wrong failures"]]
+    for name, of_world in rows.items():
+        shares = [
+            max(100 * float(row[share]) for row in of_world for share in pair)
+            for pair in (("passes_beyond", "passes_at"), ("failures_at", "failures_within"))
+        ]
+        n, data_sets = (f"{int(of_world[0][column]):,}" for column in ("rows", "data_sets"))
+        cells.append([name, n, data_sets, *(f"{share:.1f}" for share in shares)])
+    return table(cells)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@
 
 Rates of right answers are 0.03 to 0.97. A judge is informative, lenient, harsh, useless or always says right, and gives
 0 or 1, or scores. People label 50 to 500 answers, and the judge 3 to 5 times as many others. Some worlds have
-correlated answers to each question, or strata with different shares of human labels.
+correlated answers to each question, or strata with different shares of human labels. The lowest share of many is low
+by chance, so a world below its bar is measured again with ten times as many data sets.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import ndtr
 
+from measured import fill, table
 from trueup.decisions import judge_rate
 
-TABLE = Path(__file__).parents[1] / "docs" / "judges-coverage.csv"
+DOCS = Path(__file__).parents[1] / "docs"
+TABLE, PAGE = DOCS / "judges-coverage.csv", DOCS / "how-to" / "judges.md"
 JUDGES = {
     "informative": (0.95, 0.9),
     "lenient": (0.98, 0.5),
@@ -37,6 +40,7 @@ JUDGES = {
 RATES = 0.03, 0.5, 0.7, 0.9, 0.97
 MIN_COVERAGE = {50: 0.91, 100: 0.93}
 """Bars by the number of human labels."""
+ESTIMATES = {"ppi": "PPI++", "rogan_gladen": "Rogan–Gladen", "people": "people alone", "error": "judge's error"}
 STRATA = np.array([0.5, 0.3, 0.2])
 """Shares of the strata, whose rates differ."""
 LABELS_BY_STRATUM = (28, 55, 37), (60, 54, 6)
@@ -107,8 +111,21 @@ def truth(world: World) -> float:
     return world.rate + (float(STRATA @ (-0.1, 0.1, 0.1)) if world.strata else 0.0)
 
 
+def bar(world: World) -> float:
+    """Return the smallest coverage that is allowed."""
+    return MIN_COVERAGE[min(world.labels, 100)]
+
+
 def measure(world: World, replications: int) -> dict[str, float]:
     """Return the shares of data sets whose intervals hold the truth, and mean half-widths."""
+    found = measure_once(world, replications)
+    if replications >= 1000 and min(found[name] for name in ESTIMATES) < bar(world):
+        return measure_once(world, 10 * replications)
+    return found
+
+
+def measure_once(world: World, replications: int) -> dict[str, float]:
+    """Return the shares over a number of data sets."""
     rate, counts = truth(world), dict.fromkeys(("ppi", "people", "error", "rogan_gladen", "undefined"), 0)
     sensitivity, specificity = JUDGES[world.judge]
     bias = rate * sensitivity + (1 - rate) * (1 - specificity) - rate
@@ -124,7 +141,19 @@ def measure(world: World, replications: int) -> dict[str, float]:
         counts["undefined"] += other.method == "ppi"
         widths += [(i.high - i.low) / 2 for i in (result.rate, result.people_alone)]
     shares = {name: count / replications for name, count in counts.items()}
-    return shares | {"half_width": widths[0] / replications, "half_width_people": widths[1] / replications}
+    half_widths = {"half_width": widths[0] / replications, "half_width_people": widths[1] / replications}
+    return {"data_sets": replications, **shares, **half_widths}
+
+
+def summary(records: Sequence[dict[str, Any]]) -> str:
+    """Return the lowest coverage of each estimate by the number of human labels, as a table."""
+    cells = [["human labels", "worlds", *ESTIMATES.values(), "bar"]]
+    for labels, of_group in (("50", [50]), ("100", [100, 120]), ("200 or 500", [200, 500])):
+        some = [record for record in records if int(record["labels"]) in of_group]
+        lowest = (min((float(record[name]) for record in some), default=1.0) for name in ESTIMATES)
+        least = MIN_COVERAGE[min(*of_group, 100)]
+        cells.append([labels, str(len(some)), *(f"{100 * each:.1f} %" for each in lowest), f"{100 * least:.0f} %"])
+    return table(cells)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -139,18 +168,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with ProcessPoolExecutor(options.workers) as pool:
         results = list(pool.map(partial(measure, replications=replications), chosen))
     records = [world._asdict() | result for world, result in zip(chosen, results, strict=True)]
-    for labels, bar in MIN_COVERAGE.items():
-        some = [r for r in records if (labels == 50) == (r["labels"] == 50)]
-        for name in ("ppi", "people", "error", "rogan_gladen"):
-            if some:
-                worst = min(some, key=lambda record: record[name])
-                numbers = " ".join(str(worst[key]) for key in World._fields)
-                print(f"{labels} labels, bar {bar}: lowest coverage of {name} is {worst[name]:.3f} ({numbers})")
+    print(summary(records))
     if not options.small:
         with TABLE.open("w", newline="") as file:
             out = csv.DictWriter(file, list(records[0]), lineterminator="\n")
             out.writeheader()
             out.writerows({k: round(v, 4) if isinstance(v, float) else v for k, v in r.items()} for r in records)
+        fill(PAGE, summary(records))
 
 
 if __name__ == "__main__":

@@ -39,6 +39,14 @@ def write_csv(path: Path, cells: Sequence[Sequence[str]]) -> None:
         csv.writer(file, lineterminator="\n").writerows(cells)
 
 
+def fill(page: Path, content: str) -> None:
+    """Replace the measured part of a page, between two comments."""
+    text = page.read_text(encoding="utf-8")
+    before, _, rest = text.partition("<!-- measured -->\n")
+    _, mark, after = rest.partition("<!-- end -->")
+    page.write_text(f"{before}<!-- measured -->\n\n{content}\n\n{mark}{after}", encoding="utf-8")
+
+
 def draw_dots(
     path: Path, values: Mapping[str, Sequence[float]], *, label: str, reference: float, log: bool = False
 ) -> None:
