@@ -52,7 +52,7 @@ def data_sets() -> Mapping[str, Callable[[], Arrays]]:
         "quantiles_2": lambda: d.make_gaussian_quantiles(n_samples=ROWS, n_features=10, n_classes=2, random_state=0),
         "classes_2": _classification(2, ROWS),
         "noisy_2": _classification(2, ROWS, flip_y=0.3),
-        "rare_2": _classification(2, ROWS, sample_weight=[0.95]),
+        "rare_2": _classification(2, ROWS, weights=[0.95]),
         "iris": lambda: d.load_iris(return_X_y=True),
         "wine": lambda: d.load_wine(return_X_y=True),
         "digits": lambda: d.load_digits(return_X_y=True),
