@@ -102,8 +102,19 @@ class GroupTable:
         shown = [row for row in self.rows if row.stands_out]
         return max(shown, key=lambda row: abs(row.difference.value), default=None)
 
-    def verdict(self) -> str:
-        """Summarise the table in one or two sentences."""
+    def verdict(self, *, event: bool = True) -> str:
+        """Summarise the table in one or two sentences; without an event, outcomes are right predictions.
+
+        Parameters
+        ----------
+        event
+            Whether predictions are probabilities of an event rather than confidences.
+
+        Returns
+        -------
+        str
+            The sentences.
+        """
         if not self.rows:
             return "There are no groups to score."
         if (worst := self.worst) is None:
@@ -112,7 +123,8 @@ class GroupTable:
             text = f"No group is shown to be wrong on average; differences of {range_} would have been detected."
         else:
             happened, predicted = (format_percent(x, 1) for x in (worst.observed, worst.predicted))
-            text = f"The worst group is {worst.name}: {happened} happened where {predicted} were predicted."
+            outcome = "happened" if event else "were right"
+            text = f"The worst group is {worst.name}: {happened} {outcome} where {predicted} were predicted."
         for column, p in self.heterogeneity.items():
             of = f" of {column}" if column else ""
             p_value = f"p {'=' if p > 0.001 else '≤'} {max(p, 0.001):.3f}"
