@@ -63,7 +63,10 @@ def test_long_bodies_are_refused():
     with served(json_bytes=1000, upload_bytes=5000) as client:
         id = client.post("/api/example").json()["id"]
         answer = client.post(f"/api/data/{id}/fit", json={"methods": ["temperature"] * 200})
-        assert (answer.status_code, answer.json()["error"]) == (413, "the request must have at most 1,000 bytes")
+        assert (answer.status_code, answer.json()["error"]) == (
+            413,
+            "the body is too large: at most 1,000 bytes are accepted",
+        )
         answer = upload(client, (b"x" * 1000 for _ in range(6)))
         assert answer.status_code == 413
         assert "too large" in answer.json()["error"]

@@ -104,7 +104,7 @@ def test_limits():
             client.post("/api/monitors", json={"name": "3", "n_classes": 2}), 409
         )
         assert error(client.post("/api/monitors/example"), 409)
-        assert error(update(client, id, stream(100)), 413) == "the request must have at most 2,000 bytes"
+        assert error(update(client, id, stream(100)), 413) == "the body is too large: at most 2,000 bytes are accepted"
         assert "too large" in error(replay(client, id, of(stream(1000))), 413)
         assert replay(client, id, of(stream(80))).status_code == 200  # longer than what is no file may be
         client.delete(f"/api/monitors/{id}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
@@ -332,7 +331,8 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
         if logits.shape[1] != classes:
             raise ValueError(f"logits must have {classes} numbers per row, got shape {logits.shape}")
         after = np.asarray(of.calibrator(logits))
-        rows = [[None if number == -math.inf else number for number in row] for row in after.tolist()]
+        absent: Any = None
+        rows = np.where(np.isneginf(after), absent, after).tolist()
         probs = softmax(after.astype(np.float64), axis=1).tolist()
         return models.Applied(method=of.name, logits=rows, probs=probs, notes=notes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -56,6 +57,9 @@ ERRORS: dict[type[Exception], Callable[[Any], tuple[Any, ...]]] = {
     Exception: lambda error: (500, BROKEN, {**HEADERS, "Connection": "close"}),
 }
 """Exceptions and their answers {"error": one sentence}: status, sentence and optional headers."""
+ROWS = re.compile(r"/api/monitors/([^/]+)/(update|expect|replay)")
+"""Paths that add rows to a monitor, which counts the malformed requests."""
+MALFORMED = (RequestValidationError, ValueError, HTTPException)
 TELEMETRY = ("tracing", "metrics", "logs", "operation_spans", "auto_configure")
 OFFLINE: Any = {"docs_url": None, "redoc_url": None, "telemetry": dict.fromkeys(TELEMETRY, False)}
 """FastAPI's documentation pages load scripts from elsewhere, so we have our own. Its newer versions can send telemetry
@@ -122,6 +126,10 @@ def _status_of(error: RequestValidationError) -> int:
 
 def _respond(answer: Callable[[Any], tuple[Any, ...]], request: Request, error: Exception) -> JSONResponse:
     status, message, *headers = answer(error)
+    adds_rows = ROWS.fullmatch(request.scope["path"])
+    # A status of its own means a body that was cut off, too slow or too large, or no fault of the request.
+    if adds_rows and isinstance(error, MALFORMED) and getattr(error, "status_code", 400) in (400, 408, 413):
+        request.app.state.monitors.count_refused(adds_rows[1])
     routes = request.app.state.routes if status == 405 else ()  # a route knows only its own methods
     if matching := [route for route in routes if route.path_regex.match(request.scope["path"])]:
         same_path = [route for route in matching if route.path == matching[0].path]

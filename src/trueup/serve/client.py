@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -308,10 +307,9 @@ def _lists(values: np.ndarray) -> list[Any]:
         return values.tolist()
     if np.isposinf(values).any() or (values.ndim == 1 and not np.isfinite(values).all()):
         raise ValueError("the rows must be finite")
-    values = np.where(np.isfinite(values), values, np.nan)
-    if not np.isnan(values).any():
-        return values.tolist()
-    return [[None if math.isnan(number) else number for number in row] for row in values.tolist()]
+    absent: Any = None
+    rows: list[Any] = np.where(np.isfinite(values), values, absent).tolist()
+    return rows
 
 
 def _info(answer: dict[str, Any]) -> MonitorInfo:

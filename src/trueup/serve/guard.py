@@ -70,7 +70,7 @@ class Guard:
             rejection.headers["Connection"] = "close"
             await rejection(scope, receive, send_with_headers)
             return
-        await self._app(scope, self._limit_body(receive, scope["path"]), send_with_headers)
+        await self._app(scope, self._limit_body(receive, request), send_with_headers)
 
     def _check_names(self, request: Request) -> JSONResponse | None:
         host, origin = request.headers.get("host", "").lower(), request.headers.get("origin")
@@ -101,15 +101,10 @@ class Guard:
             {"error": "this server requires its token, which it printed when it started"}, 401, challenge
         )
 
-    def _limit_body(self, receive: Receive, path: str) -> Receive:
+    def _limit_body(self, receive: Receive, request: Request) -> Receive:
         settings, now = self._settings, asyncio.get_running_loop().time
-        slow = f"is too slow: at least {MIN_BYTES_PER_SECOND:,} bytes per second are required"
-        if UPLOADS.fullmatch(path):
-            kind, limit, large = "upload", settings.upload_bytes, too_large(settings)
-            stalled = f"stalled for {settings.patience:g} seconds"
-        else:
-            kind, limit, stalled = "request", settings.json_bytes, slow
-            large = f"the request must have at most {limit:,} bytes"
+        limit = settings.upload_bytes if UPLOADS.fullmatch(request.scope["path"]) else settings.json_bytes
+        declared = int(request.headers.get("content-length") or 0)
         received, complete, start = 0, False, now()
 
         async def counted() -> Message:
@@ -121,22 +116,18 @@ class Guard:
                     message = await receive()
             except TimeoutError:
                 late = now() >= start + settings.body_seconds
-                reason = f"took longer than {settings.body_seconds:g} seconds" if late else stalled
-                raise HTTPException(408, f"the {kind} {reason}") from None
+                reason = f"took longer than {settings.body_seconds:g}" if late else f"stalled for {settings.patience:g}"
+                raise HTTPException(408, f"the body {reason} seconds") from None
             complete = not message.get("more_body", False)
             received += len(message.get("body", b""))
-            if received > limit:
-                raise HTTPException(413, large)
+            if max(received, declared) > limit:
+                raise HTTPException(413, f"the body is too large: at most {limit:,} bytes are accepted")
             if not complete and now() - start > settings.patience + received / MIN_BYTES_PER_SECOND:
-                raise HTTPException(408, f"the {kind} {slow}")
+                least = f"at least {MIN_BYTES_PER_SECOND:,} bytes per second are required"
+                raise HTTPException(408, f"the body is too slow: {least}")
             return message
 
         return counted
-
-
-def too_large(settings: Settings) -> str:
-    """Return the error message for a file with too many bytes."""
-    return f"the file is too large: at most {settings.upload_bytes / 2**20:,.0f} MB are accepted"
 
 
 def cookie_name(token: str) -> str:

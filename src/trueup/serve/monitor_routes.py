@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,12 +13,9 @@ from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from trueup._core.errors import error_message
@@ -34,9 +31,6 @@ from trueup.serve.monitors import MonitorSession, MonitorStore, Successor
 from trueup.serve.settings import Settings
 from trueup.serve.temporary import temporary_prefix
 
-MALFORMED = (None, 400, 408, 413)
-"""Statuses of errors that count: None is an error without a status, in the content; the others are those of bodies that
-were cut off, too slow or too large."""
 NewName = Annotated[models.MonitorName, Query(description="name of the new monitor")]
 DeclaredProbs = Annotated[
     bool | None,
@@ -46,7 +40,7 @@ DeclaredProbs = Annotated[
 
 def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget) -> APIRouter:
     """Make all routes of monitors."""
-    router = APIRouter(responses=api.ERRORS, tags=["monitors"], route_class=_Route)
+    router = APIRouter(responses=api.ERRORS, tags=["monitors"])
     receiver = uploads.Receiver(settings, disk)
 
     async def change(
@@ -156,25 +150,6 @@ def routes(monitors: MonitorStore, settings: Settings, disk: uploads.DiskBudget)
         return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     return router
-
-
-class _Route(APIRoute):
-    """A route; if it adds rows, malformed requests are counted, also those that do not fit the schema."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-        if not self.path.endswith(("/update", "/expect", "/replay")):
-            return handle
-
-        async def run(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except (RequestValidationError, ValueError, HTTPException) as error:
-                if getattr(error, "status_code", None) in MALFORMED:
-                    request.app.state.monitors.count_refused(request.path_params["id"])
-                raise
-
-        return run
 
 
 def monitor_info(session: MonitorSession, notes: Sequence[str] = ()) -> models.MonitorInfo:

@@ -32,7 +32,6 @@ from trueup.io.formats import FORMATS
 from trueup.io.predictions import PredictionTable
 from trueup.io.source import file_list, suffix_of
 from trueup.serve import upload_reader
-from trueup.serve.guard import too_large
 from trueup.serve.settings import ReaderLimits, Settings
 from trueup.serve.temporary import temporary_prefix
 from trueup.serve.upload_reader import Arrays, Options
@@ -175,8 +174,6 @@ class Receiver:
         suffix = suffix_of(name)
         if suffix not in FORMATS:
             raise InputError("the suffix", f"be one of {' '.join(FORMATS)}", repr(suffix), file=name)
-        if int(request.headers.get("content-length") or 0) > self._settings.upload_bytes:
-            raise HTTPException(413, too_large(self._settings))
         if self._arriving.locked():
             raise HTTPException(503, "too many files are arriving; please try again in a minute")
         async with self._arriving:
