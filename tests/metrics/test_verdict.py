@@ -177,3 +177,15 @@ def test_every_method_of_a_comparison_has_its_tests():
     reversed_, labels, calibrated = reversed_risks(4000)
     scores = compare(right=(calibrated, labels), reversed=(reversed_, labels))
     assert scores.tests["right"].p_value > 0.05 > scores.tests["reversed"].p_value
+
+
+def test_too_few_rows_of_unequal_weight_are_counted_by_their_information():
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(800, 3))
+    y = (z + rng.gumbel(size=z.shape)).argmax(axis=1)
+    weight = np.full(800, 1e-9)
+    weight[0] = 1
+    verdict = evaluate(z, y, sample_weight=weight, n_resamples=100).verdict()
+    assert (
+        "800 rows of unequal weight carry as much information as about 1 independent row, which is too few" in verdict
+    )

@@ -258,7 +258,12 @@ def intervals(
     def binned_interval(name: str) -> tuple[float, float]:
         """Return the interval of a binned error; larger errors use its low end, so theirs has a smaller tail."""
         bins, low_tail = noisy_bins(name == "aece"), tail / (1 + len(_SMALLER.get(name, ())))
-        return bins.interval("ece" if name == "aece" else name, tail, low_tail)
+        low, high = bins.interval("ece" if name == "aece" else name, tail, low_tail)
+        if name in ("ece", "aece") and sums is None:
+            # Observed gaps are noisier than true ones, so noise adds less to true gaps of equal sign and size.
+            equal_gaps = math.copysign(1.0, bins.gap.sum()) * bins.counts
+            high = max(high, bins.truth("ece", tail, find_last=True, direction=equal_gaps))
+        return low, high
 
     if _lacks_an_outcome(tally):
         ends |= dict.fromkeys(set(_NEED_BOTH).intersection(values), (math.nan, math.nan))

@@ -342,10 +342,13 @@ class Scores(ScoreTable):
         independent = self.tests[name].independent_rows
         if independent >= _enough_rows(self.means[name][0], self.is_event)[0]:
             return ""
-        if self.clusters is None:
+        if self.clusters is None and self.effective_rows is None:
             return f"{count_rows(self.rows)} {'is' if self.rows == 1 else 'are'}"
-        clustered = f"{self.rows:,} rows in {self.clusters:,} clusters ({self.cluster_name})"
-        return f"{clustered} carry as much information as about {independent:,.0f} independent ones, which are"
+        grouped = f" in {self.clusters:,} clusters ({self.cluster_name})" if self.clusters is not None else ""
+        weighted = "" if self.effective_rows is None else " of unequal weight"
+        number = max(round(independent), 1)
+        same = f"{number:,} independent {'row, which is' if number == 1 else 'rows, which are'}"
+        return f"{count_rows(self.rows)}{weighted}{grouped} carry as much information as about {same}"
 
     def _subject(self) -> tuple[dict[str, Any], str]:
         """Return the classes, the bins and the event."""
@@ -470,7 +473,7 @@ def evaluate(
     metric       value     95 % interval
     accuracy    0.5944  [0.5807, 0.6079]
     confidence  0.8207  [0.8161, 0.8253]
-    ece         0.2263  [0.2129, 0.2396]
+    ece         0.2263  [0.2129, 0.2398]
     <BLANKLINE>
     It says 82.1 % on average and is right 59.4 % of the time. It is miscalibrated and overconfident ...
     """
