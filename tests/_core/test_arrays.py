@@ -60,7 +60,7 @@ def test_refusals_name_argument_wish_and_fact(message, logits, labels):
 
 
 def test_at_least_names_the_number_needed():
-    refused("logits must have at least 5 rows, got 3", as_pair, Z, Y, min_rows=5)
+    refused("logits must have at least 5 rows, got 3", as_arrays, Z, Y, min_rows=5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -158,10 +158,12 @@ def test_huge_finite_logits_are_not_mistaken_for_infinite_ones():
 
 
 def test_soft_labels_are_distributions():
-    as_pair(Z, np.full((3, 4), 0.25), soft=True)
-    refused("soft labels must have the logits' shape (3, 4), got (3, 3)", as_pair, Z, np.full((3, 3), 1 / 3), soft=True)
-    refused("soft labels must be distributions", as_pair, Z, np.full((3, 4), 0.3), soft=True)
-    refused("soft labels must be distributions", as_pair, Z, np.tile([1.5, -0.5, 0, 0], (3, 1)), soft=True)
+    as_arrays(Z, np.full((3, 4), 0.25), soft=True)
+    refused(
+        "soft labels must have the logits' shape (3, 4), got (3, 3)", as_arrays, Z, np.full((3, 3), 1 / 3), soft=True
+    )
+    refused("soft labels must be distributions", as_arrays, Z, np.full((3, 4), 0.3), soft=True)
+    refused("soft labels must be distributions", as_arrays, Z, np.tile([1.5, -0.5, 0, 0], (3, 1)), soft=True)
 
 
 class TestFromProbs:

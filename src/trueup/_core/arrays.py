@@ -46,14 +46,11 @@ _NUMBERS = "be an array of real numbers"
 _ONE_COLUMN = "labels.squeeze(1) has one dimension"
 
 
-def as_pair(
-    logits: Any, labels: Any, *, soft: bool = False, min_rows: int = 0, padding: bool = True
-) -> tuple[Any, Any]:
+def as_pair(logits: Any, labels: Any, *, padding: bool = True) -> tuple[Any, Any]:
     """Check a pair of logits (n, classes) and labels (n,). Tensors stay tensors; all else becomes NumPy.
 
-    Integer labels come back as int64. With `soft=True` labels may also be distributions, shape (n, classes). Memory is
-    shared with the input wherever its type allows. `padding=False` leaves padding numbers for a
-    later check. Logits that look like probabilities are rejected (see `as_logits`).
+    Integer labels come back as int64. Memory is shared with the input wherever its type allows. `padding=False` leaves
+    padding numbers for a later check. Logits that look like probabilities are rejected (see `as_logits`).
 
     >>> as_pair([[2.0, 1.0]], [2])
     Traceback (most recent call last):
@@ -61,7 +58,7 @@ def as_pair(
     trueup._core.errors.InputError: labels must lie in 0..1, got 2..2
     """
     array = to_array(logits, "logits")
-    z, y = as_arrays(array, labels, soft=soft, min_rows=min_rows, padding=padding)
+    z, y = as_arrays(array, labels, padding=padding)
     if not is_tensor(logits):
         return z.view(), y.view()
     unchanged = np.may_share_memory(z, array)
@@ -72,6 +69,8 @@ def as_arrays(
     logits: Any, labels: Any, *, soft: bool = False, min_rows: int = 0, padding: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
     """Check a pair as `as_pair` does, and view it as NumPy arrays. A pair checked before is returned unchanged.
+
+    With `soft=True` labels may also be distributions, shape (n, classes).
 
     >>> z, y = as_arrays([[2.0, 1.0]], [0])
     >>> again = as_arrays(z, y)
