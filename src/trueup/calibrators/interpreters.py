@@ -1,7 +1,7 @@
 """Run the steps of an expression: on NumPy arrays, and on the texts of SQL.
 
-The meaning of the steps is written once, in `_run`, for any kind of number with the four operations. An `Algebra` adds
-what differs: exponential, logarithm, maximum, and the choice of a piece.
+The meaning of the steps is written once, in `_run`, for any kind of number with the four operations. `_Arrays` and
+`_Query` add what differs: exponential, logarithm, maximum, the choice of a piece, and names of intermediate results.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -24,29 +24,7 @@ LIMIT = 700.0
 """exp(x) is 0 below −700, and e⁷⁰⁰ above 700, so that no database reports an overflow."""
 
 
-class Algebra(Protocol):
-    """The operations that differ between kinds of numbers."""
-
-    def exp(self, x: Any) -> Any:
-        """Compute the exponential, between its limits."""
-
-    def log(self, x: Any) -> Any:
-        """Compute the logarithm of a positive number."""
-
-    def at_least(self, x: Any, low: float) -> Any:
-        """Raise a number to a lower bound."""
-
-    def maximum(self, x: Sequence[Any]) -> Any:
-        """Return the largest of at least two numbers."""
-
-    def choose(self, x: Any, curve: Step) -> Any:
-        """Evaluate a piecewise polynomial."""
-
-    def bind(self, x: list[Any]) -> list[Any]:
-        """Name intermediate results, so that each is computed once."""
-
-
-def _run(steps: Sequence[Step], x: list[Any], a: Algebra) -> list[Any]:
+def _run(steps: Sequence[Step], x: list[Any], a: _Arrays | _Query) -> list[Any]:
     """Apply the steps to the numbers of a row."""
     for number, step in enumerate(steps):
         x = _STEPS[step["op"]](x if number == 0 else a.bind(x), step, a)
@@ -57,36 +35,36 @@ def _total(x: Sequence[Any]) -> Any:
     return reduce(add, x)
 
 
-def _softmax(x: list[Any], step: Step, a: Algebra) -> list[Any]:
+def _softmax(x: list[Any], step: Step, a: _Arrays | _Query) -> list[Any]:
     (top,) = a.bind([a.maximum(x)])
     return _normalise(a.bind([a.exp(v - top) for v in x]), step, a)
 
 
-def _normalise(x: list[Any], step: Step, a: Algebra) -> list[Any]:
+def _normalise(x: list[Any], step: Step, a: _Arrays | _Query) -> list[Any]:
     (total,) = a.bind([_total(x)])
     return [v / total for v in x]
 
 
-def _log_sums(groups: list[list[Any]], a: Algebra) -> list[Any]:
+def _log_sums(groups: list[list[Any]], a: _Arrays | _Query) -> list[Any]:
     """Return the logarithm of the summed exponentials of each group of numbers."""
     tops = a.bind([a.maximum(group) for group in groups])
     parts = [a.bind([a.exp(v - top) for v in group]) for group, top in zip(groups, tops, strict=True)]
     return [top + a.log(_total(part)) for top, part in zip(tops, parts, strict=True)]
 
 
-def _log_odds(x: list[Any], step: Step, a: Algebra) -> list[Any]:
+def _log_odds(x: list[Any], step: Step, a: _Arrays | _Query) -> list[Any]:
     if len(x) == 2:
         return [x[0] - x[1], x[1] - x[0]]
     return [v - rest for v, rest in zip(x, _log_sums([x[:k] + x[k + 1 :] for k in range(len(x))], a), strict=True)]
 
 
-def _log_sigmoid(x: list[Any], step: Step, a: Algebra) -> list[Any]:
+def _log_sigmoid(x: list[Any], step: Step, a: _Arrays | _Query) -> list[Any]:
     # With t = exp(−|x|), ln σ(x) = min(x, 0) − ln(1 + t).
     sizes = a.bind([a.maximum([v, -v]) for v in x])
     return [(v - size) * 0.5 - a.log(a.exp(-size) + 1.0) for v, size in zip(x, sizes, strict=True)]
 
 
-def _matrix(x: list[Any], step: Step, a: Algebra) -> list[Any]:
+def _matrix(x: list[Any], step: Step, a: _Arrays | _Query) -> list[Any]:
     def row(weights: Sequence[float], bias: float) -> Any:
         total = _total([v if w == 1 else v * w for v, w in zip(x, weights, strict=True) if w] or [x[0] * 0.0])
         return total + bias if bias else total
@@ -94,19 +72,19 @@ def _matrix(x: list[Any], step: Step, a: Algebra) -> list[Any]:
     return [row(weights, bias) for weights, bias in zip(step["weight"], step["bias"], strict=True)]
 
 
-def _piecewise(x: list[Any], step: Step, a: Algebra) -> list[Any]:
+def _piecewise(x: list[Any], step: Step, a: _Arrays | _Query) -> list[Any]:
     curves = step["curves"] * len(x) if len(step["curves"]) == 1 else step["curves"]
     return [a.choose(v, curve) for v, curve in zip(x, curves, strict=True)]
 
 
-def _mix(x: list[Any], step: Step, a: Algebra) -> list[Any]:
+def _mix(x: list[Any], step: Step, a: _Arrays | _Query) -> list[Any]:
     branches = [_run(branch, x, a) for branch in step["branches"]]
     return [
         _total([v * w for v, w in zip(values, step["weights"], strict=True)]) for values in zip(*branches, strict=True)
     ]
 
 
-_STEPS: dict[str, Callable[[list[Any], Step, Algebra], list[Any]]] = {
+_STEPS: dict[str, Callable[[list[Any], Step, Any], list[Any]]] = {
     "log": lambda x, step, a: [a.log(v) for v in a.bind([a.at_least(v, step["floor"]) for v in x])],
     "log_odds": _log_odds,
     "log_sigmoid": _log_sigmoid,
@@ -209,23 +187,21 @@ _RANGES_FOR_GRID = (1e-200, 1e200)  # of the breaks: nothing overflows
 _LARGEST = float(np.finfo(np.float64).max)
 
 
+def _operator(sign: str) -> Callable[[_Text, Any], _Text]:
+    """Return the method of an operator."""
+    return lambda one, other: _Text(f"({one.sql} {sign} {_text(other)})")
+
+
 @dataclass(frozen=True)
 class _Text:
     """A number as SQL."""
 
     sql: str
 
-    def __add__(self, other: _Text | float) -> _Text:
-        return _Text(f"({self.sql} + {_text(other)})")
-
-    def __sub__(self, other: _Text | float) -> _Text:
-        return _Text(f"({self.sql} - {_text(other)})")
-
-    def __mul__(self, other: _Text | float) -> _Text:
-        return _Text(f"({self.sql} * {_text(other)})")
-
-    def __truediv__(self, other: _Text | float) -> _Text:
-        return _Text(f"({self.sql} / {_text(other)})")
+    __add__ = _operator("+")
+    __sub__ = _operator("-")
+    __mul__ = _operator("*")
+    __truediv__ = _operator("/")
 
     def __rtruediv__(self, other: float) -> _Text:
         return _Text(f"({_text(other)} / {self.sql})")
