@@ -28,7 +28,7 @@ class Certificate:
 
 _NEARLY = 1000
 """A gradient within this many tolerances counts as converged if no further step helps."""
-_HUGE = 1e10
+_HUGE = 1e10  # gradient norm from which an error suggests that the numbers are too large
 _TOO_LARGE = "; are some of the numbers too large?"
 
 

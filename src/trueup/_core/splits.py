@@ -94,7 +94,7 @@ def row_uniform(logits: Any, seed: int = 0) -> np.ndarray:
     return (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53
 
 
-_FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x27D4EB2F165667C5)
+_FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x27D4EB2F165667C5)  # odd multipliers of the hash
 
 
 def _quick_hash(logits: Any, labels: Any) -> np.ndarray:

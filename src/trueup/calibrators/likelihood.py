@@ -16,7 +16,7 @@ from trueup._core.namespace import NUMPY
 from trueup._core.optimize import Certificate, Objective, Stage, lbfgs
 from trueup._core.row_scores import log_sum_exp
 
-_SMALL_PROBLEM = 1 << 23
+_SMALL_PROBLEM = 1 << 23  # number of logits up to which the fit is computed in float64 and kept in memory.
 _CURVATURE_NUMBERS = 1 << 19  # number of logits from which the curvature is computed.
 _FTOL, _MATRIX_FTOL = 1e-10, 1e-12  # predicted gain in mean loss at which a search stops.
 _COARSE_FTOL = 1e-9  # the same for the search in float32 before the search in float64.

@@ -20,11 +20,11 @@ from trueup.calibrators.linear import Structured
 
 PENALTIES = (4.0, 1.0, 0.25, 0.0625)
 """Multiples of K/n from which held-out rows choose the matrix's penalty, strongest first."""
-_FEW_ROWS = 50
+_FEW_ROWS = 50  # with fewer rows the result is structured vector scaling.
 _MAX_FEATURE = 20.0  # bound of centred log-probabilities; beyond it they carry no further information.
 _START = 0.01  # initial size of the factors, since both gradients vanish at zero.
 _PATH_FTOL, _FTOL = 1e-4, 1e-5  # precision of the mean loss on the path of penalties and in the final fit.
-_FLOAT32_NOISE = 1e-8
+_FLOAT32_NOISE = 1e-8  # relative rounding of a mean over many rows in float32.
 
 
 class LowRank(Calibrator):

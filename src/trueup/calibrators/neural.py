@@ -22,7 +22,7 @@ from trueup.calibrators.diagonal import centre_rows
 from trueup.calibrators.folds import k_fold
 from trueup.calibrators.temperature import Temperature
 
-_HIDDEN = 32
+_HIDDEN = 32  # units of a hidden layer.
 _TOP = 6  # number of a row's largest log-probabilities that are features.
 _MANY_CLASSES = 50  # up to this number of classes, every class's log-probability is a feature too.
 _MIN_FEATURE, _MIN_LOGIT = -20.0, -80.0
@@ -30,7 +30,7 @@ _MIN_FEATURE, _MIN_LOGIT = -20.0, -80.0
 _MIN_SLOPE = 1e-3  # smallest slope as a fraction of 1/T, so that rounding never makes ordered logits equal.
 _NEUTRAL = math.log(math.expm1(1 - _MIN_SLOPE))
 """Input of softplus at which a slope is 1/T: _MIN_SLOPE + softplus(_NEUTRAL) = 1."""
-_FEW_ROWS = 500
+_FEW_ROWS = 500  # with fewer rows no network is trained.
 _MAX_NUMBERS = 1 << 23  # beyond this number of training values in all folds, only every k-th row is used.
 _MAX_EPOCHS = 1000  # training stops earlier, when the held-out loss no longer improves.
 _BATCH, _MAX_STEPS = 256, 40  # rows per step, and the largest number of steps per epoch.

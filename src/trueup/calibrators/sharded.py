@@ -29,7 +29,7 @@ from trueup.calibrators.temperature import Temperature, inverse_temperature, sca
 from trueup.io.predictions import Predictions, PredictionTable, take_rows
 from trueup.io.shards import NUMBERS, BadShard, NoRows, Shards, map_shards, warn_of_bad_shards
 
-_FTOL = 1e-12
+_FTOL = 1e-12  # predicted gain in mean loss at which a search stops.
 _SAMPLE_ROWS = 20_000  # approximate number of rows, from all shards, at which a search starts.
 _SAMPLE_SHARDS = 32  # number of shards whose first rows form the sample, unless all are read.
 

@@ -44,7 +44,7 @@ MIN_BRIER_RATIO, MAX_BRIER_RATIO = 1e-3, 1e2
 """Range of T in the Brier score's search, as multiples of the logits' own scale."""
 _MAX_DEPTH = 1e3  # logits are clipped this many median gaps (between the two largest of a row) below the largest
 _MIN_SUBSAMPLE, _MIN_SUBSAMPLE_WIDE, _WIDE = 500, 100, 4096  # rows of the first search; the second from 4096 classes on
-_SUBSAMPLE = 2000
+_SUBSAMPLE = 2000  # rows of the first search in float64, and of the Brier score
 _COARSE_STEP, _FINE_STEP = 5e-2, 1e-4  # relative Newton steps at which a search stops: the error is about the square
 _COARSE_CUBIC_STEP, _FINE_CUBIC_STEP = 0.1, 2e-4  # the same for Halley's steps: the error is about the cube
 

@@ -22,12 +22,12 @@ from trueup.io.artifacts import pack, unpack
 from trueup.models.calibrated import Calibrated, device_of
 from trueup.models.freezing import unwrap
 
-_TABLES = ("candidates", "gammas")
+_TABLES = ("candidates", "gammas")  # fields of the record that are mappings; files hold them as lists of pairs
 _KINDS: Mapping[str, type[Shift]] = {"Shift": Shift, "Affine": Affine}
 WEIGHTS = "weights"
 """Header entry of the fingerprint; files of older versions have none."""
-_MAX_LISTED = 4
-_PROJECTIONS = 4
+_MAX_LISTED = 4  # differences of a model that an error lists
+_PROJECTIONS = 4  # random projections of the weights in a fingerprint
 _TOLERANCE = 0.02  # projections of different weights differ by about 1; half precision changes them by 0.001
 
 

@@ -16,7 +16,7 @@ from trueup.models._distributed import all_reduce_sum
 
 MAX_DIRECTIONS = 16
 """Largest number of directions besides the entropy gradient; each costs a forward pass over the subsample."""
-_ROUNDS = 12
+_ROUNDS = 12  # rounds of subspace iteration for the principal directions
 
 
 @dataclass(frozen=True)

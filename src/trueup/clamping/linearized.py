@@ -22,7 +22,7 @@ STEP = 0.02
 
 N_RESAMPLES = 2000
 """Number of sign flips; the smallest p-value is its reciprocal."""
-_AT_ONCE = 100
+_AT_ONCE = 100  # sign flips that are drawn at a time
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ Norm: TypeAlias = Literal["l2sq", "l2"]
 PenaltyWeight: TypeAlias = float | Literal["auto", "R1", "R2"]
 InputMap: TypeAlias = Literal["shift", "affine"]
 Start: TypeAlias = str | Callable[[Network], Tensor]
-_SEEDS = 1 << 63
+_SEEDS = 1 << 63  # number of seeds that generators of torch and NumPy both accept
 _STARTS = ("zero", "random", "data")
 
 

@@ -50,7 +50,7 @@ from trueup.losses._focal import focal_loss
 from trueup.models._distributed import all_reduce_sum, raise_on_all_ranks, rank, world_size
 from trueup.models.batches import Batch
 
-_CLAMP = 1e-7
+_CLAMP = 1e-7  # distance of p_y from 0 and 1 in the released code
 SCALES = (0.25, 0.5, 0.75, 1.0)
 """Default grid of factors for the closed form's δ."""
 

@@ -14,7 +14,7 @@ MIN_BANDWIDTH = 0.01
 """Smallest bandwidth for which exp(½/bandwidth) is finite in single precision."""
 MIN_COUNT = 1e-12
 """Smallest soft count of a bin; avoids division by zero."""
-_EPS = 1e-10
+_EPS = 1e-10  # keeps quotients and logarithms finite, as in the authors' code
 
 
 def _score(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

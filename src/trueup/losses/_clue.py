@@ -23,6 +23,7 @@ Measure: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 DEFAULT_ALPHA = {"batch": 0.5, "group": 0.5, "sample": 0.9}
 """Level → weight of the task's own loss; larger where the square is biased."""
 GROUP_SIZE = 16
+"""Smallest number of samples in a group at level "group"."""
 
 
 def clue(

@@ -30,8 +30,8 @@ Seed: TypeAlias = int | Sequence[int] | np.random.Generator
 Network = TypeVar("Network", bound=nn.Module)
 
 MEMORY = 2**25  # bytes of repeated input that go through a network at once; activations take a multiple
-VARIANCE_FLOOR = 1e-6
-WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+VARIANCE_FLOOR = 1e-6  # added to a predicted variance, which stays positive
+WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # layers that dropout may be inserted before
 Halves: TypeAlias = tuple[Callable[..., Any], Callable[..., Any]]
 HALVES = (("trunk", "head"), ("forward_features", "forward_head"))  # ours, and timm's
 

@@ -22,6 +22,7 @@ from trueup.io.formats import FORMATS
 from trueup.io.source import Plan
 
 ENDINGS = (".jpeg", ".jpg", ".png", ".bmp", ".webp")
+"""Suffixes of the pictures that are read."""
 SHORT, CROP = 256, 224
 """Pixels of the shorter side after scaling, and of each side of the center crop."""
 

@@ -23,6 +23,7 @@ from trueup.models.corruptions import CORRUPTIONS, corrupt, corruptions_for
 Predict: TypeAlias = nn.Module | Callable[[Tensor], Any]
 
 SEVERITIES = (0, 1, 2, 3, 4, 5)
+"""Severities of a corruption; 0 changes nothing."""
 SCORES: tuple[ranking.Score, ...] = ("entropy", "confidence")
 """Uncertainties from logits; "confidence" means 1 − confidence."""
 
