@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import log_softmax, logit, ndtr, softmax
 
+from measured import made_from, table
 from trueup import compare, from_probs
 from trueup.metrics import Bins
 from trueup.metrics.events import EVENT_METRICS, Points, log_odds
@@ -190,44 +191,55 @@ def total(blocks: Sequence[Counts]) -> Counts:
     return {name: tuple(sum(block.get(name, (0, 0))[i] for block in blocks) for i in (0, 1)) for name in names}
 
 
-def page(counts: Mapping[str, Counts], replications: int, n_resamples: int) -> str:
+def page(counts: Mapping[str, Counts], data_sets: int, n_resamples: int) -> str:
     """Lay out the measured rates as a page of one table."""
-    error = {rate: 2 * math.sqrt(rate * (1 - rate) / replications) for rate in (MIN_COVERAGE, MAX_REJECTIONS)}
+    error = {rate: 2 * math.sqrt(rate * (1 - rate) / data_sets) for rate in (MIN_COVERAGE, MAX_REJECTIONS)}
     low, high = MIN_COVERAGE - error[MIN_COVERAGE], MAX_REJECTIONS + error[MAX_REJECTIONS]
     rows: dict[str, dict[str, str]] = {}
+    missed: dict[str, list[str]] = {}
     for world, counted in counts.items():
         for name, (hits, n) in counted.items():
             rate = hits / n
             off = rate < low if name.startswith("interval") else rate > high
             rows.setdefault(name, {})[world] = f"{100 * rate:.1f}{'*' if off else ''}"
+            if off:
+                missed.setdefault(world, []).append(name)
     ordered = sorted(rows, key=lambda row: ("interval", "test", "difference").index(row.split()[0]))
-    table = [f"| | {' | '.join(counts)} |", f"|---|{'---|' * len(counts)}"]
-    table += [f"| {row} | {' | '.join(rows[row].get(name, '') for name in counts)} |" for row in ordered]
+    cells = [["", *(str(k + 1) for k in range(len(counts)))]]
+    cells += [[row, *(rows[row].get(name, "") for name in counts)] for row in ordered]
     few = [world.name for world in WORLDS if world.mean < -2 and world.n * 0.03 < MIN_EVENTS]
+    enough = {world: names for world, names in missed.items() if world not in few}
     return TEXT.format(
-        replications=f"{replications:,}",
+        origin=made_from(),
+        data_sets=f"{data_sets:,}",
         resamples=f"{n_resamples:,}",
         low=100 * low,
         high=100 * high,
         zero=ALMOST_ZERO,
-        few=", ".join(few),
-        table="\n".join(table),
+        few="; ".join(few) or "none",
+        conclusion="; ".join(f"{world} ({', '.join(names)})" for world, names in enough.items()) or "none",
+        worlds="\n".join(f"{k + 1}. {name}" for k, name in enumerate(counts)),
+        table=table(cells),
     )
 
 
 TEXT = """# Coverage of intervals and level of tests
 
-`make bench-coverage` measured this table with at least {replications} data sets per world and {resamples} resamples.
-Each data set has two methods with equal true metrics, and rows of intervals and tests count both.
-An *interval* row shows how often the 95 % interval of `evaluate` held the true value, in per cent.
-Errors of calibrated data are zero: they count as covered if the interval starts at {zero} or below.
-A *test* row shows how often a test at 5 % rejected calibrated data; "verdict" is the combination of all tests.
-A *difference* row shows how often `compare` called two methods with equal true metrics different.
+Made from {origin} by `make bench-coverage`, with at least {data_sets} simulated data sets per world and {resamples}
+resamples. No number is typed by hand. The worlds are:
 
-A star marks a coverage below {low:.1f} % or a rejection above {high:.1f} %.
-These are the bars of 93 % and 7 % with two Monte-Carlo errors.
-T 1.25 means that the log-odds or logits of the predictions are 1.25 times too large.
-Fewer than ten events are expected in: {few}.
+{worlds}
+
+T 1.25 means that the log-odds or logits of the predictions are 1.25 times too large. Each data set has two methods with
+equal true metrics. Rows of intervals and tests count both methods.
+
+- An *interval* row shows how often the 95 % interval of `evaluate` held the true value, in per cent. Errors of
+  calibrated data are zero: they count as covered if the interval starts at {zero} or below.
+- A *test* row shows how often a test at 5 % rejected calibrated data. "verdict" is the combination of all tests.
+- A *difference* row shows how often `compare` called two methods with equal true metrics different.
+
+A star marks a coverage below {low:.1f} % or a rejection above {high:.1f} %: 93 % and 7 % with two Monte-Carlo errors.
+Stars outside worlds with fewer than ten expected events: {conclusion}. Fewer than ten events are expected in: {few}.
 
 {table}
 """
@@ -262,10 +274,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     blocks_wanted = options.replications // BLOCK
     records = [record for record in stored(options.store, options.resamples) if record["block"] < blocks_wanted]
     blocks = {world.name: [r["counts"] for r in records if r["world"] == world.name] for world in WORLDS}
-    replications = BLOCK * min(len(each) for each in blocks.values())
-    if replications:
+    if data_sets := BLOCK * min(len(each) for each in blocks.values()):
         counts = {name: total(each) for name, each in blocks.items()}
-        PAGE.write_text(page(counts, replications, options.resamples), encoding="utf-8")
+        PAGE.write_text(page(counts, data_sets, options.resamples), encoding="utf-8")
 
 
 def stored(path: Path, n_resamples: int) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ ORIGIN = re.compile(r"\bMade from trueup (\d+(?:\.\d+)+)(?:, commit ([0-9a-f]{7,
 MEASURED = {
     "benchmarks.md": "make bench",
     "choice.md": "make bench-choice",
+    "coverage.md": "make bench-coverage",
     "versions.md": "make bench-versions",
     "repair.md": "make bench-repair",
     "reliability.md": "make reliability",

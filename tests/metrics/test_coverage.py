@@ -19,7 +19,7 @@ def coverage(monkeypatch):
 def test_a_world_is_measured(coverage, world):
     world = coverage.WORLDS[world]
     counts = coverage.measure(world, range(2), coverage.true_values(world), n_resamples=30)
-    assert counts["interval of nll"][1] == 2
+    assert counts["interval of nll"][1] == 4  # two methods of two data sets
     assert ("test verdict" in counts) == (world.temperature == 1)
     assert "difference in ece" in counts
 
@@ -61,4 +61,6 @@ def test_the_page_marks_what_misses_the_bar(coverage):
     page = coverage.page(counts, 100, 1000)
     assert "| interval of ece | 50.0* | 95.0 |" in page
     assert "| test verdict | 50.0* |  |" in page
-    assert "100 data sets" in page
+    assert "100 simulated data sets" in page
+    assert "1. one\n2. two" in page
+    assert "expected events: one (interval of ece, test verdict)" in page
