@@ -23,11 +23,13 @@ from typing import Any
 
 import numpy as np
 
+from measured import fill, table, write_csv
 from trueup import METHODS, fit
 from trueup.calibrators.expression import Expression
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "how-to" / "expressions.md"
+AGREEMENT, SPEED = DOCS / "expressions-agreement.csv", DOCS / "expressions-speed.csv"
 NO_EXPRESSION = {"venn_abers", "venn_abers_cross", "bin_mean_shift", "density_ratio", "order_invariant"}
 """Methods without an expression."""
 SLOW = {"auto", "residual", "diagonal_sms", "sms_cv"}
@@ -227,11 +229,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
         records = speed(10_000 if options.small else 10_000_000)
         print(f"Bar: a share of {MIN_SPEED:.2f} of the speed of reading")
     if not options.small:
-        table = DOCS / ("expressions-agreement.csv" if options.what == "agree" else "expressions-speed.csv")
-        with table.open("w", newline="") as file:
-            out = csv.DictWriter(file, list(records[0]), lineterminator="\n")
-            out.writeheader()
-            out.writerows({k: f"{v:.3g}" if isinstance(v, float) else v for k, v in r.items()} for r in records)
+        path = AGREEMENT if options.what == "agree" else SPEED
+        numbers = [[f"{v:.3g}" if isinstance(v, float) else str(v) for v in record.values()] for record in records]
+        write_csv(path, [list(records[0]), *numbers])
+        fill(PAGE, summary())
+
+
+def summary() -> str:
+    """Return the stored measurements as two tables."""
+    parts = []
+    if AGREEMENT.exists():
+        records = _read(AGREEMENT)
+        engines = [name for name in records[0] if name not in ("method", "classes", "rows")]
+        cells = [["", *engines], ["largest difference"]]
+        cells[1] += [f"{max(float(record[engine]) for record in records):.1e}" for engine in engines]
+        methods, rows = len({record["method"] for record in records}), int(records[0]["rows"])
+        parts += [f"Difference from the calibrator, over {methods} methods with {rows:,} rows each:", table(cells)]
+    if SPEED.exists():
+        records = _read(SPEED)
+        cells = [["rows from", "result", "reading", "reading and calibrating", "share of the speed"]]
+        for r in records:
+            share = f"{float(r['share']):.2f}"
+            cells.append([r["source"], r["result"], f"{r['read']} s", f"{r['read_and_calibrate']} s", share])
+        rows, breaks = int(records[0]["rows"]), records[0]["breaks"]
+        head = f"DuckDB, CPU time for {rows:,} rows and an isotonic calibrator with {breaks} breaks:"
+        parts += [head, table(cells)]
+    return "\n\n".join(parts)
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Expressions of calibrators: SQL, polars, JavaScript and Python give what the calibrator gives."""
 
+import csv
 import importlib
 import math
 import shutil
@@ -173,3 +174,24 @@ def test_the_benchmark_runs(bench, what, capsys):
         records = bench.speed(5000)
         assert {record["source"] for record in records} == {"csv", "parquet"}
         assert all(record["share"] > 0 for record in records)
+
+
+def test_the_stored_measurements_keep_their_bars_and_are_on_the_page(bench):
+    with bench.AGREEMENT.open(newline="") as file:
+        records = list(csv.DictReader(file))
+    assert {record["method"] for record in records} >= {
+        "temperature",
+        "platt",
+        "beta",
+        "isotonic",
+        "histogram",
+        "spline",
+    }
+    for record in records:
+        assert int(record["rows"]) == 100_000
+        assert max(float(record[engine]) for engine in ("python", *bench.ENGINES)) <= bench.MAX_DIFFERENCE
+    with bench.SPEED.open(newline="") as file:
+        speeds = {(record["source"], record["result"]): float(record["share"]) for record in csv.DictReader(file)}
+    for read in (("csv", "average"), ("csv", "numpy"), ("parquet", "numpy")):
+        assert speeds[read] >= bench.MIN_SPEED
+    assert bench.summary() in bench.PAGE.read_text(encoding="utf-8")

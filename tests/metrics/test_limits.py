@@ -1,5 +1,6 @@
 """Limits on metrics: what is shown to be kept, what is shown to be broken, and what these rows cannot tell."""
 
+import csv
 import importlib
 import json
 import subprocess
@@ -275,3 +276,15 @@ def test_the_benchmark_runs():
     )
     assert done.returncode == 0, done.stderr
     assert "| overconfident, 200 rows | all at once |" in done.stdout
+
+
+def test_the_stored_simulation_keeps_its_bar_and_is_on_the_page(gate):
+    rows = {}
+    with gate.TABLE.open(newline="") as file:
+        for row in csv.DictReader(file):
+            rows.setdefault(row["world"], []).append(row)
+    assert set(rows) == {world.name for world in gate.WORLDS}
+    for row in (row for of_world in rows.values() for row in of_world):
+        assert int(row["data_sets"]) >= 2000
+        assert max(float(row[share]) for share in gate.COLUMNS[-4:]) <= gate.MAX_ERRORS, row
+    assert gate.summary(rows) in gate.PAGE.read_text(encoding="utf-8")
