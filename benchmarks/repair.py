@@ -686,7 +686,7 @@ def draw_figure(rows: Sequence[Row], path: Path) -> None:
     ax.axvline(next(iter(cells.values()))["repair"].baseline, color="0.6", linewidth=0.8, zorder=0)
     ax.set_yticks(range(len(shifts)), shifts)
     ax.invert_yaxis()
-    ax.set_xlabel("Mean test log-loss (nats), ResNet-20, 200 labels; grey line: images without a shift")
+    ax.set_xlabel("Mean test log-loss (nats), ResNet-20, 200 labels\ngrey line: images without a shift")
     ax.legend()
     figure.savefig(path)
 

@@ -362,7 +362,7 @@ def test_a_pixel_without_a_number_is_an_error_about_inputs() -> None:
             call(Trained(), loader(x, y), progress=False)
 
 
-@pytest.mark.parametrize("name", ["image", "pixel_values", "inputs"])
+@pytest.mark.parametrize("name", ["image", "pixel_values", "inputs", "features"])
 def test_usual_names_reach_a_network_with_one_argument(name: str) -> None:
     class Single(Trained):
         def forward(self, features: Tensor) -> Tensor:

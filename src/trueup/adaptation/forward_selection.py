@@ -63,7 +63,7 @@ MAX_RIVAL_GAIN = 0.6
 ORIENTATION_SAMPLES = (80, 400)
 """Largest numbers of samples on which all orientations and the best ones are tried."""
 N_FINALISTS = 3
-ORIENTATION_SIGNIFICANCE = 0.01
+ORIENTATION_SIGNIFICANCE = 0.05
 """Level of the test of the best orientation, before correction for the number tried."""
 BATCH_NORM_FAMILIES = ("offset", "affine")
 """Families whose effect new batch-norm statistics mostly have already."""
@@ -214,19 +214,17 @@ def select_orientation(context: RepairContext, selection: ForwardSelection) -> N
     required = float(norm.isf(ORIENTATION_SIGNIFICANCE / len(candidates)))
     selection.stopped = "no orientation has signal"
     if gain > required * error:
-        _start_at(context, selection, Composition([best]), required)
+        _start_at(context, selection, Composition([best]))
 
 
-def _start_at(context: RepairContext, selection: ForwardSelection, composition: Composition, required: float) -> None:
+def _start_at(context: RepairContext, selection: ForwardSelection, composition: Composition) -> None:
     """Score a map without fitted parameters by its own temperatures, and continue from it if it is kept."""
     labels, z = context.network.labels, logits_through(context.network, context.space(composition))
     folds, logits = [], np.zeros(z.shape)
     for fold in selection.folds:
         folds.append(FoldState(fold.out, composition, Loss().temperature(z[~fold.out], labels[~fold.out])))
         logits[fold.out.numpy()] = z[fold.out].double().numpy() / folds[-1].temperature
-    if selection.score_step(
-        composition.name, ", ".join(composition.words()), 0, logits, labels, required=required
-    ).kept:
+    if selection.score_step(composition.name, ", ".join(composition.words()), 0, logits, labels).kept:
         selection.folds = folds
 
 

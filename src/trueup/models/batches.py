@@ -93,13 +93,14 @@ def batches(
 
 
 def _positional(model: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """Pass a named input by position if the model has one argument, of another name; other entries are dropped."""
-    name = next((name for name in INPUTS if name in kwargs), None)
-    if model is None or name is None:
+    """Pass a named input by position if the model has one argument; other entries are dropped."""
+    if model is None or not kwargs:
         return args, kwargs
     parameters = list(inspect.signature(model.forward).parameters.values())
-    is_single = len(parameters) == 1 and parameters[0].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return ((kwargs[name],), {}) if is_single and parameters[0].name not in kwargs else (args, kwargs)
+    if len(parameters) != 1 or parameters[0].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        return args, kwargs
+    name = next((name for name in (parameters[0].name, *INPUTS) if name in kwargs), None)
+    return (args, kwargs) if name is None else ((kwargs[name],), {})
 
 
 @contextmanager
