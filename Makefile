@@ -7,7 +7,7 @@ NUMBERS := .venv-numbers
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 BUILD := pyproject.toml studies/pyproject.toml constraints.txt setup.py src/trueup/_core/_native.c
 
-.PHONY: demo test test-numbers test-integrations pythons dist lint docs docs-run pictures reliability server-trial studies bench bench-versions bench-bars bench-shards bench-expressions bench-gate bench-monitor bench-clamping bench-repair bench-decisions bench-training bench-choice bench-clusters bench-coverage clean
+.PHONY: demo test test-numbers test-integrations test-spark pythons dist lint docs docs-run pictures reliability server-trial studies bench bench-versions bench-bars bench-shards bench-expressions bench-gate bench-monitor bench-clamping bench-repair bench-decisions bench-training bench-choice bench-clusters bench-coverage clean
 
 demo: $(VENV)/.ready
 	$(VENV)/bin/trueup demo
@@ -21,9 +21,14 @@ test-numbers: $(NUMBERS)/.ready
 	$(NUMBERS)/bin/python -m pytest $(NUMBERS_PACKAGES:%=tests/%) $(NUMBERS_PACKAGES:%=src/trueup/%) src/trueup/convert.py \
 	  tests/contract tests/cli tests/test_package.py --ignore=tests/cli/test_commands.py
 
-# trueup with other libraries: Lightning, transformers, torchmetrics, scikit-learn, ONNX.
+# trueup with other libraries: boosting, data frames, trackers, Lightning, transformers, torchmetrics, scikit-learn, ONNX.
 test-integrations: $(VENV)/.integrations
-	$(VENV)/bin/python -m pytest tests/integrations src/trueup/integrations docs/how-to tests/calibrators/test_expression.py
+	$(VENV)/bin/python -m pytest tests/integrations src/trueup/integrations docs/how-to tests/calibrators/test_expression.py \
+	  --ignore=tests/integrations/test_spark.py --ignore=tests/integrations/test_ray.py --ignore=docs/how-to/spark.md
+
+# Spark in local mode, which needs Java, with a million rows; and Ray Data. What is missing is skipped with a reason.
+test-spark: $(VENV)/.spark
+	TRUEUP_LONG=1 $(VENV)/bin/python -m pytest tests/integrations/test_spark.py tests/integrations/test_ray.py docs/how-to/spark.md
 
 lint: $(VENV)/.ready
 	$(VENV)/bin/ruff check .
@@ -140,6 +145,10 @@ $(NUMBERS)/.ready: $(BUILD)
 
 $(VENV)/.integrations: $(VENV)/.ready
 	$(VENV)/bin/pip install $(PIP_FLAGS) -e '.[integrations]'
+	touch $@
+
+$(VENV)/.spark: $(VENV)/.ready
+	$(VENV)/bin/pip install $(PIP_FLAGS) -e '.[spark]'
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.ready

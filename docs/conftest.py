@@ -9,10 +9,21 @@ import pytest
 LONG = {"camera.md": "it takes minutes: make docs-run"}
 """Pages of `make docs-run`, which sets TRUEUP_DOCS_RUN."""
 
-NEEDED = {"lightning.md": "lightning", "transformers.md": "transformers"}
-"""Pages of `make test-integrations`, with the library that they need."""
+NEEDED = {
+    "boosted-trees.md": "xgboost",
+    "data-frames.md": "polars",
+    "lightning.md": "lightning",
+    "mlflow.md": "mlflow",
+    "spark.md": "pyspark",
+    "trackers.md": "wandb",
+    "transformers.md": "transformers",
+}
+"""Pages of `make test-integrations` and `make test-spark`, with the library that they need."""
 
 WARNINGS = {
+    "mlflow.md": ["ignore"],  # its advice on integer columns, and deprecations of itself
+    "spark.md": ["ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"],
+    "trackers.md": ["ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"],
     "lightning.md": ["ignore"],  # its advice on workers and loggers
     "onnx.md": ["ignore:.*LeafSpec:FutureWarning", "ignore::DeprecationWarning"],  # torch's exporter, of itself
     "forest.md": ["ignore:.*exact zeros among"],
@@ -41,3 +52,6 @@ def pytest_collection_modifyitems(items):
 def _folder(monkeypatch, tmp_path):
     """Run each page in a temporary folder, because it writes pictures and files."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # its database takes half a minute to make
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "mlruns"))
+    monkeypatch.setenv("WANDB_SILENT", "true")

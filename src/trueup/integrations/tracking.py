@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Any, TypeAlias
 
 from trueup._core import __version__
-from trueup._core.formatting import format_p
+from trueup._core.formatting import format_percent
 from trueup.metrics.table import Scores
 from trueup.reports.style import label
 
-__all__ = ["flat_scores", "model_card"]
+__all__ = ["flat_scores", "log_scores", "model_card"]
+
+Run: TypeAlias = Any
+"""A run of a tracker with `log` and `summary`, such as `wandb.init()` returns."""
 
 
 def flat_scores(scores: Scores, *, prefix: str = "") -> dict[str, float]:
@@ -47,6 +51,26 @@ def flat_scores(scores: Scores, *, prefix: str = "") -> dict[str, float]:
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
+def log_scores(run: Run, scores: Scores, *, prefix: str = "", **options: Any) -> None:
+    """Log a table to a run of Weights & Biases: its numbers, and the verdict in the run's summary.
+
+    Parameters
+    ----------
+    run
+        The run that `wandb.init()` returned.
+    scores
+        The table of `trueup.evaluate` or `trueup.compare`.
+    prefix
+        First part of every name, such as ``"val/"``.
+    **options
+        Options of `run.log`, such as `step`.
+    """
+    run.log(flat_scores(scores, prefix=prefix), **options)
+    for method in scores.methods:
+        name = "verdict" if len(scores.methods) == 1 else f"{method}/verdict"
+        run.summary[f"{prefix}{name}"] = scores.verdict(method)
+
+
 def model_card(scores: Scores, *, data: str | None = None, heading: str = "## Calibration") -> str:
     """Write the section of a model card on calibration, in Markdown.
 
@@ -62,7 +86,7 @@ def model_card(scores: Scores, *, data: str | None = None, heading: str = "## Ca
     Returns
     -------
     str
-        The verdict, a table with intervals and the test of calibration.
+        The verdict with the test of calibration, and a table with intervals.
 
     Examples
     --------
@@ -74,26 +98,26 @@ def model_card(scores: Scores, *, data: str | None = None, heading: str = "## Ca
     >>> print(model_card(evaluate(3 * z, y, metrics=["ece", "nll"]), data="5,000 simulated rows"))
     ## Calibration
     <BLANKLINE>
-    This network is ...
+    It says 82.1 % on average and is right 59.4 % of the time. It is miscalibrated and overconfident
+    (a calibrated network would show an ECE of 0.0116; 7 tests, corrected p ≤ 0.001).
     <BLANKLINE>
     | metric | value | 95 % interval |
     |---|---|---|
-    | ECE | 0.2218 | 0.2097 to 0.2341 |
-    | NLL (nats) | 1.2494 | 1.2022 to 1.2966 |
+    | ECE | 0.2263 | 0.2129 to 0.2396 |
+    | NLL (nats) | 1.2148 | 1.1695 to 1.2617 |
     <BLANKLINE>
-    Measured on 5,000 simulated rows (5,000 rows, 3 classes) with trueup ...; test of calibration: p ≤ 0.001.
+    Measured on 5,000 simulated rows (5,000 rows, 3 classes) with trueup ...
     """
     several, parts = len(scores.methods) > 1, [heading]
     for method in scores.methods:
         parts += [f"### {method}"] if several else []
         parts.append(scores.verdict(method))
-        table = [f"| metric | value | {scores.level:.4g} interval |", "|---|---|---|"]
+        table = [f"| metric | value | {format_percent(scores.level)} interval |", "|---|---|---|"]
         for metric, i in scores.values[method].items():
             digits = scores.digits(metric)
             numbers = [f"{x:.{digits}f}" if math.isfinite(x) else "–" for x in (i.value, i.low, i.high)]
             table.append(f"| {label(metric)} | {numbers[0]} | {numbers[1]} to {numbers[2]} |")
         parts.append("\n".join(table))
-        parts.append(f"Test of calibration: {format_p(scores.tests[method].p_value)}.")
     rows = f"{scores.rows:,} rows, {scores.n_classes:,} classes"
     source = f"{data} ({rows})" if data else rows
     return "\n\n".join([*parts, f"Measured on {source} with trueup {__version__}."])

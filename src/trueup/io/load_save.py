@@ -74,8 +74,7 @@ def load(
     ...     load(f"{folder}/net.npz", probs=True)
     Predictions(1 rows, 2 classes, numpy float64)
     """
-    is_file = isinstance(path, str | os.PathLike)
-    if is_file and (model is not None or (not is_address(path) and is_artifact(path))):
+    if isinstance(path, str | os.PathLike) and (model is not None or (not is_address(path) and is_artifact(path))):
         if fields or mmap or split is not None:
             raise InputError("the file", "hold predictions, to be read with options", "an artifact", file=path)
         return load_artifact(path, model=model)
