@@ -220,13 +220,6 @@ def test_a_shell_can_be_taught_to_complete():
     assert "complete -o default -F _trueup_completion trueup" in done.stdout
 
 
-def test_without_the_extra_one_line_says_how_to_get_it():
-    code = "import sys; sys.modules['typer'] = None; from trueup.cli import main; main()"
-    done = run("-c", code)
-    assert done.returncode == 2
-    assert done.stderr == "trueup: typer is not installed: pip install 'trueup[cli]'\n"
-
-
 @pytest.mark.parametrize("classes", [2, 10])
 def test_a_report_loads_only_what_it_needs(classes, tmp_path):
     rng = np.random.default_rng(0)

@@ -20,11 +20,6 @@ def main() -> None:
         from trueup.cli.verbs import app
 
         app(prog_name="trueup")
-    except ModuleNotFoundError as error:
-        if error.name not in ("typer", "rich", "click"):
-            raise
-        sys.stderr.write(f"trueup: {error.name} is not installed: pip install 'trueup[cli]'\n")
-        sys.exit(2)
     except KeyboardInterrupt:  # before the verb starts; a running verb reports its own
         sys.stderr.write("trueup: interrupted\n")
         sys.exit(130)

@@ -6,7 +6,6 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from trueup._core.registry import LOSSES, METHODS, METRICS
@@ -67,22 +66,14 @@ def summary(function: Any) -> str:
     >>> summary(METHODS["temperature"])
     'Divide the logits by one number: q = softmax(z/T).'
     """
-    if isinstance(function, partial):
-        function = function.func
     if inspect.isclass(function) and hasattr(function, "function"):
         function = function.function  # for a loss, the function with the formula has the best summary
     if inspect.ismethod(function):
         class_summary = _first_sentence(function.__self__.__doc__)
         if function.__name__ == "fit":
             return class_summary
-        return f"{class_summary} {_first_sentence(_without_title(function))}"
+        return f"{class_summary} {_first_sentence(function.__doc__)}"
     return _first_sentence(function.__doc__)
-
-
-def _without_title(fit: Any) -> str:
-    """Return the docstring of a fit without its title: the docstring begins "Title: what it does"."""
-    title, colon, text = (fit.__doc__ or "").partition(": ")
-    return text[:1].upper() + text[1:] if colon and "." not in title else fit.__doc__ or ""
 
 
 def _first_sentence(text: str | None) -> str:
