@@ -36,7 +36,7 @@ SLOW = {"auto", "residual", "diagonal_sms", "sms_cv"}
 """Methods whose fit takes long; their parts are those of other methods."""
 MAX_DIFFERENCE = 1e-12
 MIN_SPEED = 1 / 3
-"""Of reading and calibrating rows, as a share of the speed of reading them."""
+"""Smallest speed of reading and calibrating rows, as a share of the speed of reading them."""
 
 
 def sample(rows: int, classes: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -61,8 +61,8 @@ def in_sqlite(expression: Expression, rows: np.ndarray) -> np.ndarray:
         numbered = ((i, *row) for i, row in enumerate(rows.tolist()))
         database.executemany(f"INSERT INTO predictions VALUES ({marks})", numbered)
         query = expression.to_sql(dialect="sqlite", keep=["number"])
-        found = database.execute(f"SELECT * FROM ({query}) ORDER BY number").fetchall()
-    return np.array(found, dtype=np.float64)[:, 1:]
+        results = database.execute(f"SELECT * FROM ({query}) ORDER BY number").fetchall()
+    return np.array(results, dtype=np.float64)[:, 1:]
 
 
 def in_duckdb(expression: Expression, rows: np.ndarray) -> np.ndarray:
@@ -75,8 +75,8 @@ def in_duckdb(expression: Expression, rows: np.ndarray) -> np.ndarray:
     with duckdb.connect() as database:
         database.register("predictions", pa.table(table))
         query = expression.to_sql(dialect="duckdb", keep=["number"])
-        found = database.execute(f"SELECT * FROM ({query}) ORDER BY number").fetchnumpy()
-    return np.stack([np.ma.filled(found[name], np.nan) for name in expression.outputs], axis=1)
+        results = database.execute(f"SELECT * FROM ({query}) ORDER BY number").fetchnumpy()
+    return np.stack([np.ma.filled(results[name], np.nan) for name in expression.outputs], axis=1)
 
 
 def in_polars(expression: Expression, rows: np.ndarray) -> np.ndarray:
@@ -84,8 +84,8 @@ def in_polars(expression: Expression, rows: np.ndarray) -> np.ndarray:
     import polars as pl
 
     frame = pl.DataFrame(dict(zip(expression.columns, rows.T, strict=True)))
-    found = frame.select(expression.to_polars())
-    return np.stack([found[name].fill_null(float("nan")).to_numpy() for name in expression.outputs], axis=1)
+    results = frame.select(expression.to_polars())
+    return np.stack([results[name].fill_null(float("nan")).to_numpy() for name in expression.outputs], axis=1)
 
 
 def in_node(expression: Expression, rows: np.ndarray) -> np.ndarray:
@@ -117,13 +117,13 @@ ENGINES: dict[str, Callable[[Expression, np.ndarray], np.ndarray]] = {
 }
 
 
-def wanted(calibrator: Any, expression: Expression, z: np.ndarray) -> np.ndarray:
+def expected_results(calibrator: Any, expression: Expression, z: np.ndarray) -> np.ndarray:
     """Return what the calibrator itself gives for logits of all classes."""
     if expression.outputs == ("confidence_calibrated",):
-        *before, last = getattr(calibrator, "steps", [calibrator])
+        *before, final = getattr(calibrator, "steps", [calibrator])
         for part in before:
             z = part(z)
-        return last.confidence(z)[:, None]
+        return final.confidence(z)[:, None]
     p = softmax(calibrator(z))
     return p[:, 1:] if len(expression.outputs) == 1 else p
 
@@ -139,24 +139,19 @@ def fitted(classes: int, rows: int = 1000) -> Iterator[tuple[str, Any]]:
 def cases(calibrator: Any, z: np.ndarray) -> Iterator[tuple[Expression, np.ndarray, np.ndarray]]:
     """Return expressions in logits, probabilities and the score of an event, with rows and the calibrator's results."""
     p, classes = softmax(z), z.shape[1]
-    for columns, kind, rows in ((classes, "logits", z), (classes, "probs", p), (1, "logits", None), (1, "probs", None)):
-        names = [f"z{k}" for k in range(columns)]
-        if columns == 1:
-            if classes > 2:
-                continue
-            odds = z[:, 1:] - z[:, :1]
-            rows = odds if kind == "logits" else p[:, 1:]
+    kinds = [("logits", z, z), ("probs", p, np.log(p))]
+    if classes == 2:
+        odds, risk = z[:, 1:] - z[:, :1], p[:, 1:]
+        kinds += [("logits", odds, np.hstack([0 * odds, odds])), ("probs", risk, np.log(np.hstack([1 - risk, risk])))]
+    for kind, rows, logits in kinds:
         try:
-            expression = calibrator.to_expression(names, input=kind)
+            expression = calibrator.to_expression([f"z{k}" for k in range(rows.shape[1])], input=kind)
         except ValueError:  # a calibrator of the predicted class needs the columns of all classes
-            if columns == 1:
+            if rows.shape[1] == 1:
                 continue
             raise
-        if expression.outputs == ("z0_calibrated",) or columns > 1:
-            given = z if kind == "logits" and columns > 1 else np.log(rows) if columns > 1 else None
-            if given is None:
-                given = np.concatenate([0 * rows, rows], 1) if kind == "logits" else np.log(np.hstack([1 - rows, rows]))
-            yield expression, rows, wanted(calibrator, expression, given)
+        if rows.shape[1] > 1 or expression.outputs == ("z0_calibrated",):
+            yield expression, rows, expected_results(calibrator, expression, logits)
 
 
 def agree(rows: int, engines: Sequence[str]) -> list[dict[str, Any]]:
@@ -168,8 +163,8 @@ def agree(rows: int, engines: Sequence[str]) -> list[dict[str, Any]]:
             record: dict[str, Any] = {"method": name, "classes": classes, "rows": rows}
             for expression, x, expected in cases(calibrator, z):
                 for engine in ("python", *engines):
-                    found = expression(x) if engine == "python" else ENGINES[engine](expression, x)
-                    difference = float(np.abs(found - expected).max())
+                    results = expression(x) if engine == "python" else ENGINES[engine](expression, x)
+                    difference = float(np.abs(results - expected).max())
                     record[engine] = max(record.get(engine, 0.0), difference)
             records.append(record)
             print(record, flush=True)

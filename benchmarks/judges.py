@@ -118,10 +118,10 @@ def bar(world: World) -> float:
 
 def measure(world: World, replications: int) -> dict[str, float]:
     """Return the shares of data sets whose intervals hold the truth, and mean half-widths."""
-    found = measure_once(world, replications)
-    if replications >= 1000 and min(found[name] for name in ESTIMATES) < bar(world):
+    shares = measure_once(world, replications)
+    if replications >= 1000 and min(shares[name] for name in ESTIMATES) < bar(world):
         return measure_once(world, 10 * replications)
-    return found
+    return shares
 
 
 def measure_once(world: World, replications: int) -> dict[str, float]:

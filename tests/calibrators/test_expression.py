@@ -49,8 +49,10 @@ def test_every_kind_of_chain_on_logits_probabilities_and_scores(bench, run, clas
         for expression, rows, expected in bench.cases(calibrator, z):
             chain = len(expression.columns), *(step["op"] for step in expression.steps)
             if chain not in tried:
-                found = run(expression, rows)
-                np.testing.assert_allclose(found, expected, atol=1e-12, rtol=0, err_msg=f"{name} {expression.columns}")
+                results = run(expression, rows)
+                np.testing.assert_allclose(
+                    results, expected, atol=1e-12, rtol=0, err_msg=f"{name} {expression.columns}"
+                )
                 tried.add(chain)
     assert len(tried) >= 15
 
@@ -60,21 +62,21 @@ def test_extreme_logits(bench, run):
     for method in ("temperature", "vector", "dirichlet", "beta"):
         calibrator = fit(*bench.sample(500, 3), method)
         expression = calibrator.to_expression(["a", "b", "c"])
-        np.testing.assert_allclose(run(expression, z), bench.wanted(calibrator, expression, z), atol=1e-12)
+        np.testing.assert_allclose(run(expression, z), bench.expected_results(calibrator, expression, z), atol=1e-12)
 
 
 def test_rows_without_a_valid_number_stay_and_have_no_result(bench, run):
     calibrator = fit(*bench.sample(3000, 2), "isotonic")
     bad = np.array([[math.nan], [math.inf], [-math.inf], [-0.1], [1.1]])
     rows = np.concatenate([bad, [[0.3], [0.0], [1.0]], bad])
-    found = run(calibrator.to_expression("score", input="probs"), rows)
-    assert np.isnan(found[:5]).all()
-    assert np.isnan(found[8:]).all()
-    assert np.isfinite(found[5:8]).all()
+    results = run(calibrator.to_expression("score", input="probs"), rows)
+    assert np.isnan(results[:5]).all()
+    assert np.isnan(results[8:]).all()
+    assert np.isfinite(results[5:8]).all()
     two = np.array([[1.0, math.nan], [math.inf, 0.0], [2.0, 0.0]])
-    found = run(Temperature(2.0).to_expression(["a", "b"]), two)
-    assert np.isnan(found[:2]).all()
-    np.testing.assert_allclose(found[2], bench.softmax(np.array([[1.0, 0.0]]))[0], atol=1e-15)
+    results = run(Temperature(2.0).to_expression(["a", "b"]), two)
+    assert np.isnan(results[:2]).all()
+    np.testing.assert_allclose(results[2], bench.softmax(np.array([[1.0, 0.0]]))[0], atol=1e-15)
 
 
 def steps_and_lines():
@@ -160,8 +162,8 @@ def test_a_text_in_a_column_has_no_result():
     with sqlite3.connect(":memory:") as database:
         database.execute("CREATE TABLE predictions (id INTEGER, score)")
         database.executemany("INSERT INTO predictions VALUES (?, ?)", [(1, "0.5"), (2, None), (3, 2)])
-        found = database.execute(query).fetchall()
-    assert found == [(1, pytest.approx(0.5)), (2, None), (3, None)]
+        results = database.execute(query).fetchall()
+    assert results == [(1, pytest.approx(0.5)), (2, None), (3, None)]
 
 
 @pytest.mark.parametrize("what", ["agree", "speed"])

@@ -276,8 +276,8 @@ def check(
     values = scored.values(metrics)
 
     def ends(level: float, n_resamples: int = n_resamples) -> Mapping[str, Interval]:
-        found = intervals(scored.tally, values, Resampling(level, n_resamples, seed), scored=scored)
-        return found if values.keys().isdisjoint(_AT_LEAST_MEAN_ERROR) else _widened(found, scored, level)
+        by_metric = intervals(scored.tally, values, Resampling(level, n_resamples, seed), scored=scored)
+        return by_metric if values.keys().isdisjoint(_AT_LEAST_MEAN_ERROR) else _widened(by_metric, scored, level)
 
     loose = ends(level)
     strict = loose if n_decisions == 1 else ends(strict_level, strict_resamples)
@@ -373,11 +373,11 @@ def _rows(scored: ScoredRows, growth: float) -> int | None:
     return max(math.ceil(scored.tally.n * growth), least) if growth <= _MAX_GROWTH else None
 
 
-def _widened(found: Mapping[str, Interval], scored: ScoredRows, level: float) -> Mapping[str, Interval]:
+def _widened(by_metric: Mapping[str, Interval], scored: ScoredRows, level: float) -> Mapping[str, Interval]:
     """With few events, extend intervals to the upper end of the error of the mean prediction."""
     score, outcome = scored.rows.score, scored.rows.outcome
     if min(float(outcome.sum()), float((1 - outcome).sum())) >= _FEW_EVENTS:
-        return found
+        return by_metric
     one_group = np.zeros(len(score), np.int64)
     table = evaluate_groups(
         score, outcome, one_group, level=level, sample_weight=scored.sample_weight, clusters=scored.clusters
@@ -385,7 +385,7 @@ def _widened(found: Mapping[str, Interval], scored: ScoredRows, level: float) ->
     high = max((_absolute(row.difference).high for row in table.rows), default=math.nan)
     return {
         name: replace(each, high=max(each.high, high)) if name in _AT_LEAST_MEAN_ERROR else each
-        for name, each in found.items()
+        for name, each in by_metric.items()
     }
 
 
