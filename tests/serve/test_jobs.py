@@ -2,6 +2,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 from serving import finished, fitted, of, overconfident, served, upload, uploaded
 
@@ -117,6 +118,27 @@ def test_users_at_the_same_time_get_their_own_answers(client):
         answers = list(users.map(ask, pairs))
     assert answers == pytest.approx([metrics.ece(*pair) for pair in pairs], abs=1e-12)
     assert len(set(answers)) == 20
+
+
+def test_many_slow_answers_leave_the_server_to_others(monkeypatch):
+    from trueup.serve import diagrams
+
+    real = diagrams.curve
+
+    def slow(*pair, **options):
+        time.sleep(0.3)
+        return real(*pair, **options)
+
+    monkeypatch.setattr(diagrams, "curve", slow)
+    with served() as client, ThreadPoolExecutor(100) as users:
+        id = uploaded(client, of(overconfident()))["id"]
+        answers = [users.submit(client.get, f"/api/data/{id}/curve") for _ in range(100)]
+        time.sleep(0.5)
+        start = time.monotonic()
+        assert httpx.get(client.base_url.join("/api/limits"), trust_env=False, timeout=60).status_code == 200
+        seconds = time.monotonic() - start
+        assert {answer.result().status_code for answer in answers} == {200}
+    assert seconds < 2
 
 
 def test_memory_is_bounded(monkeypatch):

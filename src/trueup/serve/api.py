@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from asyncio import Semaphore
+from collections.abc import Callable, Coroutine, Mapping
 from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Semaphore
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
@@ -33,7 +33,8 @@ from trueup.serve.settings import Settings
 from trueup.serve.temporary import temporary_prefix
 from trueup.serve.uploads import UnlabelledData, Upload, UploadedData
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+T = TypeVar("T")
 Responses = dict[int | str, dict[str, Any]]
 
 CONCURRENT_ANSWERS = 4
@@ -127,18 +128,15 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
     api = APIRouter(prefix="/api", responses=ERRORS)
     receiver, answering = uploads.Receiver(settings, disk), Semaphore(CONCURRENT_ANSWERS)
 
-    def get_in_turn(path: str, tag: str, **options: Any) -> Callable[[F], F]:
-        """Add a route over all rows, of which only a few run at the same time."""
+    def in_turn(route: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+        """Run a route over all rows in a thread; only a few run at the same time, and others occupy no thread."""
 
-        def add(route: F) -> F:
-            @wraps(route)
-            def run(*args: Any, **arguments: Any) -> Any:
-                with answering:
-                    return route(*args, **arguments)
+        @wraps(route)
+        async def run(*args: P.args, **arguments: P.kwargs) -> T:
+            async with answering:
+                return await run_in_threadpool(route, *args, **arguments)
 
-            return api.get(path, tags=[tag], **options)(run)  # type: ignore[return-value]
-
-        return add
+        return run
 
     def keep(data: Upload) -> models.DataInfo:
         return models.DataInfo(id=store.put(data, data.size), **data.info())
@@ -204,14 +202,16 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
         """Delete a file now."""
         store.remove(id, Upload)
 
-    @get_in_turn("/data/{id}/evaluate", "data")
+    @api.get("/data/{id}/evaluate", tags=["data"])
+    @in_turn
     def evaluate(id: str, metric: Metrics = None, bins: Bins = 15) -> dict[str, Any]:
         """Score the uncalibrated network, with intervals and a test of calibration."""
         table = store.get(id, UploadedData).test_or_val
         result = metric_table.evaluate(*table, metrics=metric or metric_table.DEFAULT, bins=bins, **table.options())
         return {"verdict": result.verdict(), **result.to_dict()}
 
-    @get_in_turn("/data/{id}/curve", "data")
+    @api.get("/data/{id}/curve", tags=["data"])
+    @in_turn
     def data_curve(id: str, temperature: Temperature = 1.0, bins: Bins = 15) -> models.Curve:
         """Compute the reliability diagram of the network with its logits divided by a temperature."""
         table = store.get(id, UploadedData).test_or_val
@@ -240,14 +240,16 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
         """Stop a fit after its current method, and delete it."""
         store.remove(id, AuditJob)
 
-    @get_in_turn("/jobs/{id}/curve", "fit")
+    @api.get("/jobs/{id}/curve", tags=["fit"])
+    @in_turn
     def job_curve(id: str, method: Method = None, temperature: Temperature = 1.0, bins: Bins = 15) -> models.Curve:
         """Compute the reliability diagram of a fitted method on the test rows."""
         of = fitted(id, method)
         options: Any = {"temperature": temperature, "bins": bins, "clusters": of.result.clusters}
         return diagrams.curve(of.predictions, method=of.name, **options)
 
-    @get_in_turn("/jobs/{id}/compare", "fit")
+    @api.get("/jobs/{id}/compare", tags=["fit"])
+    @in_turn
     def compare(id: str, first: str = RAW, second: Method = None, bins: Bins = 15) -> models.Difference:
         """Compare two methods on the same rows: diagrams, metrics and paired changes."""
         both = [fitted(id, first), fitted(id, second)]
@@ -256,19 +258,22 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
         pairs = {of.name: of.predictions for of in both}
         return diagrams.side_by_side(pairs, bins=bins, clusters=both[0].result.clusters)
 
-    @get_in_turn("/jobs/{id}/groups", "fit")
+    @api.get("/jobs/{id}/groups", tags=["fit"])
+    @in_turn
     def groups(id: str) -> models.GroupsInfo:
         """Compare predicted and observed rates per group, before and after calibration."""
         return diagrams.groups(fitted(id).result)
 
-    @get_in_turn("/jobs/{id}/promise", "decide")
+    @api.get("/jobs/{id}/promise", tags=["decide"])
+    @in_turn
     def promise(id: str, method: Method = None, level: Level = 0.95) -> models.Promises:
         """Find the confidence threshold for each allowed error rate."""
         of = fitted(id, method)
         options: Any = {"cross_fitted": of.result.cross_fitted, "clusters": of.result.clusters}
         return diagrams.promises(of.predictions, method=of.name, level=level, **options)
 
-    @get_in_turn("/jobs/{id}/sets", "decide")
+    @api.get("/jobs/{id}/sets", tags=["decide"])
+    @in_turn
     def prediction_sets(
         id: str, method: Method = None, score: Score = "aps", coverage: Coverage = 0.9
     ) -> models.SetsInfo:
@@ -322,8 +327,9 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
         """Stop clamping a network, and delete the result."""
         store.remove(id, ClampJob)
 
-    @api.post("/jobs/{id}/apply", tags=["fit"])
-    def apply(id: str, body: models.ApplyRequest) -> models.Applied:
+    @api.post("/jobs/{id}/apply", tags=["fit"], response_model=models.Applied)
+    @in_turn
+    def apply(id: str, body: models.ApplyRequest) -> Response:
         """Calibrate logits, probabilities or stated confidences."""
         of = fitted(id, body.method)
         classes = of.job.val.n_classes
@@ -334,9 +340,11 @@ def routes(store: Store, jobs: Jobs, settings: Settings, disk: uploads.DiskBudge
         absent: Any = None
         rows = np.where(np.isneginf(after), absent, after).tolist()
         probs = softmax(after.astype(np.float64), axis=1).tolist()
-        return models.Applied(method=of.name, logits=rows, probs=probs, notes=notes)
+        answer = models.Applied(method=of.name, logits=rows, probs=probs, notes=notes)
+        return Response(answer.model_dump_json(), media_type="application/json")
 
-    @get_in_turn("/jobs/{id}/report", "take home", **file_route("text/html"))
+    @api.get("/jobs/{id}/report", tags=["take home"], **file_route("text/html"))
+    @in_turn
     def report(id: str) -> Response:
         """Download the report as one HTML file that works offline."""
         from trueup.reports.page import Report
