@@ -125,8 +125,8 @@ def _recalibration(
 
 PENALTIES = tuple(10.0**power for power in range(2, -5, -1))
 """Weights of the curve's roughness that cross-validation tries, largest first."""
-_INNER_KNOTS = 12  # largest number of knots between the two ends
-_MIN_GAP = 1e-3  # smallest distance between knots, as a fraction of their range
+_INNER_KNOTS = 12  # largest number of knots between the two ends.
+_MIN_GAP = 1e-3  # smallest distance between knots, as a fraction of their range.
 _GRID = 128  # number of points at which a fitted spline is stored; the curve is linear between them.
 
 
