@@ -288,7 +288,8 @@ def draw_figures(folder: Path) -> list[Path]:
         severities = sorted({int(line["group"].split()[-1]) for line in lines})
         for index, method in enumerate(("cross-entropy", "cross-entropy of 5 passes", "focal loss", chosen)):
             ece = [_pair(f"clue-{data}", "shift", f"{data}, severity {s}", method, "ECE, %")[0] for s in severities]
-            ax.plot(severities, ece, **style.line_style(index), label=method.replace("of 5", "of the mean of 5"))
+            words = "CLUE, chosen on validation" if method == chosen else method.replace("of 5", "of the mean of 5")
+            ax.plot(severities, ece, **style.line_style(index), label=words)
         style.set_labels(ax, titles[data], "Severity of the shift", "ECE (%)")
         ax.set_xticks(severities)
     _legend(figure, axes[0], columns=2)
