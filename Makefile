@@ -24,11 +24,12 @@ test-numbers: $(NUMBERS)/.ready
 # trueup with other libraries: boosting, data frames, trackers, Lightning, transformers, torchmetrics, scikit-learn, ONNX.
 test-integrations: $(VENV)/.integrations
 	$(VENV)/bin/python -m pytest tests/integrations src/trueup/integrations docs/how-to tests/calibrators/test_expression.py \
-	  --ignore=tests/integrations/test_spark.py --ignore=tests/integrations/test_ray.py --ignore=docs/how-to/spark.md
+	  --ignore=tests/integrations/test_spark.py --ignore=tests/integrations/test_ray.py \
+	  --ignore=docs/how-to/spark.md --ignore=docs/how-to/ray.md
 
 # Spark in local mode, which needs Java, with a million rows; and Ray Data. What is missing is skipped with a reason.
 test-spark: $(VENV)/.spark
-	TRUEUP_LONG=1 $(VENV)/bin/python -m pytest tests/integrations/test_spark.py tests/integrations/test_ray.py docs/how-to/spark.md
+	TRUEUP_LONG=1 $(VENV)/bin/python -m pytest tests/integrations/test_spark.py tests/integrations/test_ray.py docs/how-to/spark.md docs/how-to/ray.md
 
 lint: $(VENV)/.ready
 	$(VENV)/bin/ruff check .

@@ -14,6 +14,7 @@ NEEDED = {
     "data-frames.md": "polars",
     "lightning.md": "lightning",
     "mlflow.md": "mlflow",
+    "ray.md": "ray",
     "spark.md": "pyspark",
     "trackers.md": "wandb",
     "transformers.md": "transformers",
@@ -22,6 +23,7 @@ NEEDED = {
 
 WARNINGS = {
     "mlflow.md": ["ignore"],  # its advice on integer columns, and deprecations of itself
+    "ray.md": ["ignore"],  # its advice on devices and versions
     "spark.md": ["ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"],
     "trackers.md": ["ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"],
     "lightning.md": ["ignore"],  # its advice on workers and loggers

@@ -87,7 +87,7 @@ def test_a_model_of_scikit_learn_is_asked_for_probabilities(pair):
 
     features = pd.DataFrame(pair.logits, columns=["x", "y", "z"])
     classifier = LogisticRegression().fit(features, NAMES[pair.labels])
-    mlflow.sklearn.save_model(classifier, "net", serialization_format="cloudpickle")
+    mlflow.sklearn.save_model(classifier, "net", serialization_format="cloudpickle", pip_requirements=["scikit-learn"])
     data = features.assign(label=NAMES[pair.labels])
     metrics = evaluate("net", data=data, evaluator_config={"report": False, "metrics": ["nll"]}).metrics
     expected = trueup.metrics.nll(from_probs(classifier.predict_proba(features)), pair.labels)
