@@ -111,7 +111,8 @@ def adapt(
     normalise
         Function from pixels in [0, 1] to the network's inputs, or (mean, std); see `repair`.
     reference
-        Unlabelled inputs from before the change. The test then compares with them, not with the stored statistics.
+        Unlabelled inputs from before the change. The test then compares with them, not with the stored statistics. They
+        are weighted to the estimated class frequencies of the new inputs, so other frequencies alone are no shift.
     labelled
         A few labelled batches of the changed inputs. They choose among the candidate corrections.
     options
