@@ -126,10 +126,13 @@ def test_names_are_those_of_the_code():
             parts = name.split(".")[1:]
             found = trueup
             for depth, part in enumerate(parts):
-                if not hasattr(found, part):
-                    found = import_module(".".join(["trueup", *parts[: depth + 1]]))
-                else:
-                    found = getattr(found, part)
+                try:
+                    module = ".".join(["trueup", *parts[: depth + 1]])
+                    found = getattr(found, part) if hasattr(found, part) else import_module(module)
+                except ImportError as error:
+                    if " needs " not in str(error):
+                        raise
+                    break  # the other library is not installed
         methods = set(re.findall(r"METHODS\[\"(\w+)\"\]", text))
         assert methods <= set(trueup.METHODS), page
 
