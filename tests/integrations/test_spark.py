@@ -16,6 +16,7 @@ import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 
 from trueup import METHODS, evaluate, from_probs  # noqa: E402
+from trueup.calibrators import Identity  # noqa: E402
 from trueup.integrations import spark  # noqa: E402
 from trueup.io.shards import BadShard  # noqa: E402
 from trueup.metrics.sharded import evaluate_shards  # noqa: E402
@@ -98,7 +99,7 @@ def test_exact_zeros_are_raised_by_the_same_number_in_every_partition(session):
     with pytest.warns(UserWarning, match="exact zeros"):
         shards = spark.shards(frame, probs=True)
     assert_same_table(shards, table_of_votes(p, y))
-    identity = METHODS["identity"](p, y)
+    identity = Identity()
     with pytest.raises(Exception, match="floor must replace exact zeros"):
         spark.apply(identity, frame, probs=True).toPandas()
     rows = spark.apply(identity, frame, probs=True, floor=0.01).toPandas()
