@@ -56,5 +56,4 @@ def _folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # its database takes half a minute to make
     monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "mlruns"))
-    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "300")  # a busy machine starts it slowly
     monkeypatch.setenv("WANDB_SILENT", "true")

@@ -24,7 +24,6 @@ pytestmark = pytest.mark.filterwarnings(
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    os.environ["RAY_raylet_start_wait_time_s"] = "300"  # noqa: SIM112; a busy machine starts it slowly
     ray.init(num_cpus=2, include_dashboard=False, logging_level="error", log_to_driver=False)
     ray.data.DataContext.get_current().enable_progress_bars = False
     yield
