@@ -264,6 +264,16 @@ def test_a_handful_of_events_does_not_pass(rows, limit):
     assert outcome(z, happened, maximum={"ece": 4 / rows}) == "passed"
 
 
+def test_an_auroc_does_not_pass_with_a_handful_of_events():
+    stated = np.concatenate([np.full(100, 0.01), np.full(6, 0.9)])
+    z, happened = np.log(np.stack([1 - stated, stated], axis=1)), np.repeat([0, 1], [100, 6])
+    result = check(z, happened, minimum={"auroc": 0.7})
+    assert result.outcome == "undecided"
+    assert "auroc ≥ 0.7 cannot be tested with these rows" in result.verdict()
+    assert outcome(np.repeat(z, 4, axis=0), np.repeat(happened, 4), minimum={"auroc": 0.7}) == "passed"
+    assert outcome(-z, happened, minimum={"auroc": 0.7}) == "failed"
+
+
 def test_few_rows_are_not_told_that_a_few_more_suffice(calibrated):
     z, y = (each[:5] for each in calibrated)
     needed = check(z, y, maximum={"ece": 0.05}).limits[0].rows_needed

@@ -3,7 +3,7 @@
 A limit is kept if the whole interval lies on its good side, and broken if the whole interval lies on its bad side. Each
 decision rests on one end of a two-sided interval, so at 95 % it is wrong in 2.5 % of cases. All limits must be kept to
 pass, which needs no correction. One broken limit is enough to fail, so the ends that can fail are Bonferroni's.
-A binned error passes with half the nominal tail, because its intervals are too short in simulation.
+A binned error or an AUROC passes with half the nominal tail, because its intervals are too short in simulation.
 """
 
 from __future__ import annotations
@@ -49,8 +49,10 @@ _NOT_SHARES = frozenset(("nll", "brier", "entropy", "observed_expected")) | {
 """Metrics that may lie outside [0, 1]."""
 _POINT_LEVEL = 0.02
 """Level of an interval whose low end estimates a metric without bias: noise increases the binned errors' values."""
-_BINNED = frozenset(("ece", "mce", "rmsce", "average_ce", "aece", "sce"))
-"""Binned errors: the upper ends of their intervals are too low in up to twice the nominal share of data sets."""
+_CAUTIOUS = frozenset(("ece", "mce", "rmsce", "average_ce", "aece", "sce", "auroc"))
+"""Metrics whose intervals wrongly keep a limit in more than the nominal share of data sets, in simulation."""
+_MIN_EVENTS_FOR_AUROC = 20
+"""Smallest number of events, and of non-events, for which an AUROC can pass."""
 _AT_LEAST_MEAN_ERROR = frozenset(("ece", "mce", "rmsce", "aece", "ici"))
 """Metrics that are never below the error of the mean prediction."""
 _FEW_EVENTS = 50
@@ -281,9 +283,11 @@ def check(
 
     loose = ends(level)
     strict = loose if n_decisions == 1 else ends(strict_level, strict_resamples)
-    if binned := _BINNED & values.keys():
+    if some := _CAUTIOUS & values.keys():
         cautious = ends(1 - (1 - level) / 2, 2 * n_resamples)
-        loose = {**loose, **{metric: cautious[metric] for metric in binned}}
+        loose = {**loose, **{metric: cautious[metric] for metric in some}}
+        if "auroc" in some and _rarer_outcomes(scored) < _MIN_EVENTS_FOR_AUROC:
+            loose["auroc"] = replace(loose["auroc"], low=math.nan, high=math.nan)
     points = cache(partial(ends, _POINT_LEVEL))
     checked = []
     for metric, kind, limit in limits:
@@ -373,11 +377,17 @@ def _rows(scored: ScoredRows, growth: float) -> int | None:
     return max(math.ceil(scored.tally.n * growth), least) if growth <= _MAX_GROWTH else None
 
 
+def _rarer_outcomes(scored: ScoredRows) -> float:
+    """Return the number of events or of non-events, whichever is smaller."""
+    outcome = scored.rows.outcome
+    return min(float(outcome.sum()), float((1 - outcome).sum()))
+
+
 def _widened(by_metric: Mapping[str, Interval], scored: ScoredRows, level: float) -> Mapping[str, Interval]:
     """With few events, extend intervals to the upper end of the error of the mean prediction."""
-    score, outcome = scored.rows.score, scored.rows.outcome
-    if min(float(outcome.sum()), float((1 - outcome).sum())) >= _FEW_EVENTS:
+    if _rarer_outcomes(scored) >= _FEW_EVENTS:
         return by_metric
+    score, outcome = scored.rows.score, scored.rows.outcome
     one_group = np.zeros(len(score), np.int64)
     table = evaluate_groups(
         score, outcome, one_group, level=level, sample_weight=scored.sample_weight, clusters=scored.clusters
