@@ -17,7 +17,6 @@ MEASURED = {
     "versions.md": "make bench-versions",
     "repair.md": "make bench-repair",
     "reliability.md": "make reliability",
-    "coverage.md": "make bench-coverage",
 }
 """Pages that a measurement writes, and its command."""
 OLDER = {"benchmarks.md"}
