@@ -4,7 +4,7 @@ A calibrator, a recalibrator, a prediction-set rule or a threshold is stored as 
 names such as `steps.0.weight`. The header has everything else, and {"tensor": name} in place of an array:
 
     {"schema": 2, "kind": "calibrator", "content": {"value": {"class": "Vector", "config": {"scale": {"tensor":
-     "scale"}, …}}}, "class_names": null, "n_classes": 10, "versions": {"trueup": "0.2.0"}, "summary": …, "sha256": …}
+     "scale"}, …}}}, "class_names": null, "n_classes": 10, "versions": {"trueup": "0.3.0"}, "summary": …, "sha256": …}
 
 Monitors and networks have a module with `to_artifact(value)` and `from_artifact(content, arrays, model)` instead.
 `ARTIFACTS` lists the kinds, and loading looks classes up there: a file cannot import anything by name. Files of schema
