@@ -130,7 +130,7 @@ bench-clusters: $(VENV)/.ready
 
 # Coverage of the intervals and level of the tests of evaluate and compare in twelve worlds; writes docs/coverage.md.
 bench-coverage: $(VENV)/.ready
-	$(VENV)/bin/python benchmarks/coverage.py $(OPTIONS)
+	$(VENV)/bin/python benchmarks/interval_coverage.py $(OPTIONS)
 
 $(VENV)/.ready: $(BUILD)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)

@@ -635,7 +635,7 @@ def summary(rows: Sequence[Row]) -> str:
     cells = _cells(rows, ("repair", *SIMPLE))
     ours = {key: cell["repair"] for key, cell in cells.items()}
     others = {key: [cell[method] for method in SIMPLE if method in cell] for key, cell in cells.items()}
-    worse = [key for key in cells if any(other.gain < -2 * other.error for other in others[key])]
+    worse = [key for key in cells if any(other.gain < -2 * other.error - ROUNDING for other in others[key])]
     excess = [ours[key].nll - min(other.nll for other in others[key]) for key in cells]
     regret, difference = np.mean(np.maximum(excess, 0)), np.mean(excess)
     clean = [row for key, row in ours.items() if key[1] == "none"]
@@ -648,18 +648,20 @@ def summary(rows: Sequence[Row]) -> str:
         f"- The largest cost was {max(row.equivalents for row in ours.values()):.0f} forward passes over the samples.",
     ]
     for method, name in (("fine-tuning", "tuned fine-tuning of all weights"), ("last layer", "the last layer alone")):
-        compared = _cells(rows, ("repair", method)).values()
-        for with_weights in (False, True):
-            mine = "repair + weights" if with_weights else "repair"
-            pairs = [(cell[mine], cell[method]) for cell in compared if mine in cell]
-            won = sum(_beats(a, b) for a, b in pairs)
-            lower = sum(a.nll <= b.nll for a, b in pairs)
-            call = '`repair` with `parts=(…, "weights")`' if with_weights else "`repair`"
+        compared = _cells(rows, ("repair", method))
+        for mine, call in (("repair", "`repair`"), ("repair + weights", '`repair` with `parts=(…, "weights")`')):
+            pairs = [(key[2], cell[mine], cell[method]) for key, cell in compared.items() if mine in cell]
             if pairs:
-                means = ", ".join(f"{np.mean([pair[i].nll for pair in pairs]):.3f}" for i in (0, 1))
+                shares = [
+                    f"{sum(_beats(a, b) for _, a, b in group)} of {len(group)} cells with {n:,} labels"
+                    for n in sorted({pair[0] for pair in pairs})
+                    if (group := [pair for pair in pairs if pair[0] == n])
+                ]
+                means = ", ".join(f"{np.mean([pair[i].nll for pair in pairs]):.3f}" for i in (1, 2))
+                lower = sum(a.nll <= b.nll for _, a, b in pairs)
                 text.append(
-                    f"- {call} won or tied against {name} in {won} of {len(pairs)} cells, and had the lower loss in "
-                    f"{lower} (means {means})."
+                    f"- {call} won or tied against {name} in {', '.join(shares)}. It had the lower loss in {lower} of "
+                    f"{len(pairs)} (means {means})."
                 )
     return "\n".join(text)
 
@@ -747,6 +749,8 @@ SIMPLE = ("untouched", "temperature", "batch norm")
 FINE_TUNED = ("none", "long tail", "rotation -25", "inverted", "motion blur", "salt and pepper")
 FINE_TUNED_COLOURS = ("none", "long tail", "rotation 15", "BGR", "camera", "salt and pepper")
 """Shifts on which repair is compared with fine-tuning, on grey and on coloured images."""
+ROUNDING = 1e-6
+"""Difference of losses that rounding makes."""
 TITLES = {"resnet20": "ResNet-20", "clothes": "CNN, batch norm", "clothes, group norm": "CNN, group norm"}
 """Networks in the table of the page."""
 HAS_BATCH_NORM = ("resnet20", "resnet32", "clothes", "drawn")

@@ -12,7 +12,7 @@ import trueup
 @pytest.fixture
 def coverage(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    return importlib.import_module("coverage")
+    return importlib.import_module("interval_coverage")
 
 
 @pytest.mark.parametrize("world", [0, 6, 9, 11])

@@ -1,8 +1,8 @@
 """Coverage of the intervals and level of the tests of `evaluate` and `compare`, by simulation in twelve worlds.
 
-    python benchmarks/coverage.py                      1,000 data sets per world, written to docs/coverage.md
-    python benchmarks/coverage.py --replications 200   fewer data sets
-    python benchmarks/coverage.py --small              a smoke run of seconds, printed only
+    python benchmarks/interval_coverage.py                      1,000 data sets per world, written to docs/coverage.md
+    python benchmarks/interval_coverage.py --replications 200   fewer data sets
+    python benchmarks/interval_coverage.py --small              a smoke run of seconds, printed only
 
 Counts are kept in --store after every 50 data sets, so that a run can be stopped and continued.
 
