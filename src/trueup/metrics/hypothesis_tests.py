@@ -15,7 +15,7 @@ from trueup._core.arrays import as_arrays, as_weights, check_share
 from trueup._core.bins import BINNED_ERRORS, BINS
 from trueup._core.clusters import ClustersLike, as_clusters, degrees_of_freedom, t_quantile, z_of_t
 from trueup._core.errors import InputError
-from trueup._core.row_scores import log_sum_exp, scores_and_outcomes
+from trueup._core.row_scores import scores_and_outcomes
 from trueup._core.tally import ClusterSums, Tally
 from trueup._core.types import ArrayLike, WeightsLike
 from trueup.metrics.events import Points, kuiper_of, log_odds
@@ -338,7 +338,7 @@ _NULL_CELLS = 128
 """Number of cells in which the null distribution of score statistics is simulated."""
 _MIN_VARIANCE = 20
 """Smallest Σ p(1 − p), in independent rows, for score tests of a class or with clusters."""
-_MAX_CLASS_PROBS = 1 << 22
+_MAX_CLASS_PROBS = 1 << 21
 """Largest number of probabilities in the tests by class; more are limited to the most frequent classes."""
 
 
@@ -402,7 +402,10 @@ def _class_test_of_rows(scored: ScoredRows) -> float:
     z, y, w = scored.logits, scored.labels, scored.sample_weight
     expected = scored.tally.classes.confidence.sum(axis=1)
     most_frequent = np.argsort(-expected, kind="stable")[: max(_MAX_CLASS_PROBS // max(len(z), 1), 1)]
-    log_total, p_values = log_sum_exp(z), []
+    predicted = scored.rows.predicted.astype(np.intp)
+    # ln Σ exp(z) from the scores of the rows: another pass over all logits would take as long as the first.
+    log_total = z[np.arange(len(z)), predicted].astype(np.float64) - np.log(scored.rows.confidence)
+    p_values = []
     weight = np.ones(len(z)) if w is None else w
     weight = weight * (weight.sum() / (weight @ weight)) if len(z) else weight  # in rows of equal weight
     for k in most_frequent if len(expected) > 2 else [1]:
