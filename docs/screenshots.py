@@ -41,7 +41,7 @@ def main() -> None:
         save(page, "page")
         page.goto(f"{address}/monitor")
         page.click("[data-do=example]:visible")
-        page.wait_for_selector(".js-plotly-plot", timeout=LIMIT)
+        page.wait_for_selector("#charts[data-drawn]", timeout=LIMIT)
         save(page, "monitor")
         browser.close()
 
