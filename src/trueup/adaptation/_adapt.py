@@ -182,8 +182,11 @@ def _make_candidates(
     weights = None if reference is None else _reference_weights(network, reference, temperature)
     shift = input_shift_test(network, augment=context.augment, seed=context.seed, reference=reference, weights=weights)
     kind = "batch-norm statistics" if has_batch_norm else "inputs of the normalisation layers"
-    home = f"those of {shift.n_reference:.0f}"
-    home = f"{home} reference inputs" if reference is not None else f"the stored ones, counted as {home} inputs"
+    home = (
+        f"the stored ones, counted as those of {shift.n_reference:.0f} inputs"
+        if reference is None
+        else f"those of {len(reference.labels)} reference inputs"
+    )
     if not shift.n_reference:
         return candidates, "no batch-norm layer takes one row per sample, so an input shift cannot be tested", shift
     if shift.p_value >= SHIFT_SIGNIFICANCE:

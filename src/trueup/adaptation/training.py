@@ -174,21 +174,25 @@ def lower_entropy(
     before = samples.logits(start.before)
     first = mean_prediction(before, temperature)
     home = first if home is None else home
-    log_home, running = torch.from_numpy(np.log(np.maximum(home, MIN_SHARE))), torch.from_numpy(first)
+    log_home, mean = torch.from_numpy(np.log(np.maximum(home, MIN_SHARE))), torch.from_numpy(first)
+    sums = torch.zeros_like(mean)
 
     def loss(z: Tensor, labels: Tensor, rows: Tensor) -> Tensor:
         log_p = torch.log_softmax(z / temperature, dim=1)
         p = log_p.exp()
         entropies = -(p * log_p.masked_fill(torch.isinf(log_p), 0.0)).sum(dim=1)  # masked classes do not count
-        # The slope of Σ_k m_k ln(m_k/h_k) by m, with m a running mean of the predictions.
-        running.mul_(MEAN_MEMORY).add_(p.detach().mean(dim=0).to(running), alpha=1 - MEAN_MEMORY)
-        slope = (running.clamp(min=MIN_SHARE).log() - log_home).to(p)
+        sums.add_(p.detach().sum(dim=0).to(sums))
+        # The slope of Σ_k m_k ln(m_k/h_k) by m, with m a running mean of the predictions in earlier steps.
+        slope = (mean.clamp(min=MIN_SHARE).log() - log_home).to(p)
         return torch.where(entropies.detach() < MAX_ENTROPY * np.log(z.shape[1]), entropies, 0.0) + p @ slope
 
     optimiser = torch.optim.Adam(trained, lr=ENTROPY_RATE)
     for epoch in range(1 if start.changed else ENTROPY_EPOCHS):
         order = torch.from_numpy(random_order(len(network.labels), [seed, epoch]))
-        _run_epoch(samples, start.before, trained, optimiser, torch.split(order, ENTROPY_BATCH), loss)
+        for part in torch.split(order, ENTROPY_BATCH):
+            sums.zero_()
+            _run_epoch(samples, start.before, trained, optimiser, [part], loss)
+            mean.mul_(MEAN_MEMORY).add_(all_reduce_sum(sums), alpha=(1 - MEAN_MEMORY) / len(part))  # of all ranks
     after = samples.logits(start.before)
     growth = _divergence(mean_prediction(after, temperature), home) - _divergence(first, home)
     if not growth <= MAX_DRIFT:
