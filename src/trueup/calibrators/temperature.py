@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -286,6 +286,7 @@ def inverse_temperature(z: np.ndarray, y: np.ndarray, w: np.ndarray | None = Non
     Newton's method runs on a subsample, then on all rows with fast arithmetic, then exactly. With `smooth` the labels
     are smoothed by ε = smooth/(n + smooth), which makes the best 1/T finite even where every prediction is correct.
     """
+    z, y, w = _as_arrays(z, y, w)
     scale = scale_of(z)
     if scale == 0:  # constant rows: every T has the same loss
         return 1.0, Certificate("converged", 0.0, 0, 0, float(np.mean(np.log(count_options(z)))))
@@ -423,6 +424,7 @@ def brier_inverse_temperature(z: np.ndarray, y: np.ndarray, w: np.ndarray | None
     The score may have several local minima. A grid over a subsample finds the deepest, and Newton's method refines it
     on all rows.
     """
+    z, y, w = _as_arrays(z, y, w)
     every = max(1, len(z) // _SUBSAMPLE)
     subsample = z[::every], y[::every]
     subsample_weight = None if w is None else w[::every]
@@ -448,6 +450,7 @@ def focal_inverse_temperature(
     The loss need not be convex in 1/T. A coarse grid around the likelihood's optimum, or around `near`, brackets the
     minimum, and Newton's method refines it.
     """
+    z, y, w = _as_arrays(z, y, w)
     beta, certificate = inverse_temperature(z, y, w)
     if certificate.status == "bound" or not scale_of(z):
         return beta, certificate
@@ -562,3 +565,8 @@ def shifted_chunks(
         double = z[rows].astype(np.float64)
         shifted = np.maximum(double - double.max(axis=1, keepdims=True), MASKED_LOGIT)
         yield shifted, y[rows, None], share[rows, None]
+
+
+def _as_arrays(z: Any, y: Any, w: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Return checked arrays as NumPy arrays; networks are fitted on tensors."""
+    return to_array(z, "logits"), to_array(y, "labels"), None if w is None else to_array(w, "sample_weight")

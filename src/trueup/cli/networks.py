@@ -105,7 +105,7 @@ class Search:
     mean: str | None = o.option("X,X,X", "Mean that was subtracted from pixels to make `inputs`, one per channel.")
     std: str | None = o.option("X,X,X", "Standard deviation by which they were then divided.")
     no_crop: bool = o.switch("Do not augment with shifted crops, for a network trained without them.")
-    budget: float | None = o.option("N", "Stop trying input maps after this many forward passes (default 70.0).")
+    budget: float | None = o.option("N", "Stop trying input maps after this many forward passes (default 55.0).")
 
 
 @dataclass(frozen=True)
