@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gzip
+import json
 import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from tempfile import TemporaryDirectory
 from time import process_time
 from typing import Any
@@ -134,9 +136,17 @@ def count_verdicts() -> str:
     return "\n".join(lines)
 
 
-def costs(study: str) -> str:
-    """Make a table of what each preset of a study costs, and how many of its runs are stored."""
+def fitted(run: str) -> str:
+    """Return the mean accuracy in percent of cross-entropy on its training samples, from the stored rows."""
+    with gzip.open(TABLES / run / ROWS, "rt", encoding="utf-8") as file:
+        rows = [row for line in file for row in json.loads(line)["rows"] if row["loss"] == "cross_entropy"]
+    return f"{100 * mean(row['train_accuracy'] for row in rows):.1f}"
+
+
+def costs(study: str, prefix: str = "") -> str:
+    """Make a table of what each preset of a study costs whose name begins with `prefix`."""
     known = [line for line in read(TABLES / COSTS) if line["study"] == study and line["flops"]]
+    known = [line for line in known if line["preset"].startswith(prefix)]
     lines = ["| preset | data | runs | hours on a GPU | hours on one core |", "|:--|:--|--:|--:|--:|"]
     for line in known:
         cells = [f"`{line['preset']}`", line["data"], line["runs"], line["GPU hours"], line["core hours"]]
@@ -162,7 +172,7 @@ def assemble() -> dict[str, str]:
     """Render every template; return name of the page → text."""
     loader = FileSystemLoader(PAPERS)
     environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
-    helpers = (value, count, beside, difference, fact, claims, count_verdicts, costs, rate, seconds)
+    helpers = (value, count, beside, difference, fact, fitted, claims, count_verdicts, costs, rate, seconds)
     environment.globals |= {function.__name__: function for function in helpers}
     names = sorted(path.name for path in PAPERS.glob("*.md.j2"))
     return {name.removesuffix(".j2"): environment.get_template(name).render() for name in names}
@@ -235,10 +245,10 @@ def draw_figures(folder: Path) -> list[Path]:
     _legend(figure, axes[0])
     drawn["clamping-shift"] = figure
 
-    names = {"newsgroups20": "20Newsgroups", "digits": "digits", "trec": "trec"}
-    names |= {"fashion_mnist": "fashion_mnist", "cifar10": "CIFAR-10"}
-    titles = {"newsgroups20": "20 newsgroups", "digits": "digits", "trec": "TREC"}
-    titles |= {"fashion_mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+    names = {"newsgroups20": "20Newsgroups", "digits": "digits", "trec-pooled": "trec"}
+    names |= {"fashion_mnist-fitted": "fashion_mnist", "cifar10": "CIFAR-10"}
+    titles = {"newsgroups20": "20 newsgroups", "digits": "digits", "trec-pooled": "TREC, pooled"}
+    titles |= dict.fromkeys(("fashion_mnist", "fashion_mnist-fitted"), "Fashion-MNIST") | {"cifar10": "CIFAR-10"}
     figure, axes = panels(1, len(names), height=2.6)
     figure.set_size_inches(10.0, 2.8)
     for index, (ax, (data, group)) in enumerate(zip(axes, names.items(), strict=True)):
