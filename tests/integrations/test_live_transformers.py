@@ -139,7 +139,7 @@ def test_what_the_network_has_is_had_through_it(bert, tokenizer, texts):
     assert not hasattr(calibrated, "no_such_thing")
     with pytest.raises(AttributeError, match="'BertForSequenceClassification' object has no attribute 'no_such_thing'"):
         _ = calibrated.no_such_thing
-    with pytest.raises(AttributeError, match="leave out the calibrator"):
+    with pytest.raises(AttributeError, match="omit the calibrator"):
         _ = calibrated.push_to_hub
     assert set(calibrated.state_dict()) == {f"model.{k}" for k in bert.state_dict()} | {"calibrator.temperature"}
     inputs = tokenizer(texts[:2], return_tensors="pt", padding=True)

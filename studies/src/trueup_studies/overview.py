@@ -40,7 +40,8 @@ def list_presets(data_dir: str | None = None) -> list[Preset]:
     """Return every preset of every study, with its files and cost.
 
     >>> [preset.preset for preset in list_presets("/nowhere") if preset.study == "rethinking"]
-    ['digits', 'fashion_mnist', 'cifar10', 'trec', 'newsgroups20', 'paper', 'paper-resnet110']
+    ['digits', 'fashion_mnist', 'cifar10', 'trec', 'newsgroups20', 'fashion_mnist-fitted', 'trec-pooled', 'digits-30',
+     'paper', 'paper-resnet110']
     """
     lines, rate = [], measure_rate() * count_cores()
     for name in STUDIES:
