@@ -28,6 +28,7 @@ WARNINGS = {
     "trackers.md": ["ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning"],
     "lightning.md": ["ignore"],  # its advice on workers and loggers
     "onnx.md": ["ignore:.*LeafSpec:FutureWarning", "ignore::DeprecationWarning"],  # torch's exporter, of itself
+    "auto.md": ["ignore:class 2 is"],
     "forest.md": ["ignore:.*exact zeros among"],
     "stated-confidence.md": ["ignore:.*confidences are exactly 0 or 1", "ignore:.*rows were left out"],
 }
