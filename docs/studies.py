@@ -14,6 +14,7 @@ import csv
 import gzip
 import json
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,10 +26,15 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 DOCS = Path(__file__).parent
+sys.path.append(str(DOCS.parent / "benchmarks"))
+from measured import made_from  # noqa: E402
+
 TABLES = DOCS / "studies"
 PAPERS = DOCS / "papers"
 IMAGES = DOCS / "images" / "papers"
 COSTS, SECONDS = "costs.csv", "clue-seconds.csv"
+ORIGIN = "made-from.txt"
+"""File in docs/studies with the last line of every page, the version and the commit; those of runs are in run.csv."""
 ROWS = "cells.jsonl.gz"
 LARGEST = 2**20
 """Largest file of rows in bytes; larger ones, those of the post-hoc study, are quick to compute again."""
@@ -175,7 +181,8 @@ def assemble() -> dict[str, str]:
     helpers = (value, count, beside, difference, fact, fitted, claims, count_verdicts, costs, rate, seconds)
     environment.globals |= {function.__name__: function for function in helpers}
     names = sorted(path.name for path in PAPERS.glob("*.md.j2"))
-    return {name.removesuffix(".j2"): environment.get_template(name).render() for name in names}
+    origin = (TABLES / ORIGIN).read_text(encoding="utf-8")
+    return {name.removesuffix(".j2"): f"{environment.get_template(name).render()}\n{origin}" for name in names}
 
 
 def _dots(ax: Any, names: Sequence[str], series: dict[str, list[tuple[float, float]]], label: str) -> None:
@@ -436,6 +443,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen.seconds:
         measure_seconds(TABLES / SECONDS)
     draw_figures(IMAGES)
+    (TABLES / ORIGIN).write_text(f"Made from {made_from()}.\n", encoding="utf-8")
     for name, text in assemble().items():
         (PAPERS / name).write_text(text, encoding="utf-8")
 
