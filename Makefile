@@ -38,7 +38,7 @@ lint: $(VENV)/.ready
 	$(VENV)/bin/lint-imports --no-cache
 	$(VENV)/bin/pydoclint --quiet src/trueup
 
-# A wheel and an sdist in dist/, from a clean copy.
+# Wheels and sdists of both distributions in dist/, from a clean copy.
 dist: $(VENV)/.ready
 	$(VENV)/bin/python tests/check_pythons.py --build-only $(OPTIONS)
 

@@ -1,4 +1,4 @@
-"""Build the wheel and the sdist, and try the wheel in a fresh environment of each Python: `make pythons`.
+"""Build both distributions, and try the wheels of trueup in a fresh environment of each Python: `make pythons`.
 
 `--only 3.12` takes one; `--build-only` ends after the build; `--demo` runs `trueup demo` too.
 """
@@ -32,14 +32,14 @@ def copy_tree(folder):
     return folder
 
 
-def build(dist, compilers=(None, "/bin/false")):
+def build(dist, compilers=(None, "/bin/false"), project="."):
     """The sdist and a wheel by each compiler, of which /bin/false is none, from clean copies; their paths."""
     code = "from setuptools import build_meta as b; import sys; getattr(b, sys.argv[1])(sys.argv[2])"
     for kind, compiler in (("build_sdist", None), *(("build_wheel", compiler) for compiler in compilers)):
         with tempfile.TemporaryDirectory() as name:
             tree = copy_tree(Path(name) / "trueup")
             environment = os.environ | ({} if compiler is None else {"CC": compiler})
-            run(sys.executable, "-c", code, kind, dist, cwd=tree, env=environment, stdout=subprocess.DEVNULL)
+            run(sys.executable, "-c", code, kind, dist, cwd=tree / project, env=environment, stdout=subprocess.DEVNULL)
     return sorted(dist.iterdir())
 
 
@@ -84,7 +84,7 @@ def main():
     shutil.rmtree(dist, ignore_errors=True)
     dist.mkdir()
     made = build(dist)
-    print(*(f"dist/{path.name}" for path in made), sep="\n")
+    print(*(f"dist/{path.name}" for path in build(dist, compilers=[None], project="studies")), sep="\n")
     if options.build_only:
         return
     results, failed = [], False
