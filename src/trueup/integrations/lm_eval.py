@@ -32,7 +32,7 @@ _TARGETS = ("label", "gold", "answer", "target")
 
 def process_results(
     doc: Mapping[str, Any], results: Sequence[tuple[float, bool]], *, target: str | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the item of a question for each metric; the `process_results` of a multiple-choice task.
 
     Parameters
@@ -47,7 +47,7 @@ def process_results(
 
     Returns
     -------
-    dict[str, Any]
+    dict[str, object]
         For ece, nll and brier, log-likelihoods and the right option. `acc` is 0 or 1.
 
     Examples
@@ -65,7 +65,7 @@ def process_results(
     return dict.fromkeys(("ece", "nll", "brier"), item) | {"acc": float(np.argmax(scores) == item[1])}
 
 
-def results_of(target: str) -> Callable[..., dict[str, Any]]:
+def results_of(target: str) -> Callable[..., dict[str, object]]:
     """Return `process_results` for tasks whose right option is in another field.
 
     Parameters
